@@ -1,0 +1,64 @@
+# Everything a contributor runs. `make help` lists the targets. Continuous integration runs `make test` and nothing else.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Test processes, each with one compute thread: more would only take turns on the same cores.
+CORES   := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
+PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
+
+DEMO_MODEL  ?= smollm2
+DEMO_TOKENS ?= 96
+DEMO_PROMPT ?= Copy this list twice: red apple, green pear, yellow plum, blue grape. List:
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test quick test-gpu lint format types demo figures clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install the package with its test tools
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' must be Python 3.11 or newer; install one and run: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' lacks the venv module; on Debian or Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@touch $@
+
+test: lint types ## everything CI runs: format, lint, types, tests
+	$(PYTEST) -m 'not gpu and not soak'
+
+quick: $(STAMP) ## the inner loop: lint and the fast tests, about a minute
+	@$(BIN)/ruff check --quiet .
+	$(PYTEST) -q -x -m 'not gpu and not soak and not slow and not network'
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(STAMP) ## ruff: rules and format, no changes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## ruff: apply fixes and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## mypy
+	$(BIN)/mypy
+
+demo: $(STAMP) ## generate from the built-in model with n-gram speculation
+	$(BIN)/verifypd pull $(DEMO_MODEL)
+	$(BIN)/verifypd generate --model $(DEMO_MODEL) --draft ngram --temperature 0 --max-tokens $(DEMO_TOKENS) '$(DEMO_PROMPT)'
+
+figures: $(STAMP) ## draw the pictures of the documentation again
+	$(BIN)/python docs/images/draw.py
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

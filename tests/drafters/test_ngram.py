@@ -1,0 +1,48 @@
+"""Prompt look-up on the device and its index on the host agree with a plain search."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifypd.drafters.ngram import NgramIndex, look_up
+
+
+def search(tokens: list[int], shortest: int, longest: int, depth: int) -> list[int] | None:
+    """Longest, then latest earlier match; a draft that reaches the end goes on with itself."""
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if size <= len(tokens) and tokens[end - size : end] == tokens[-size:]:
+                text = list(tokens)
+                for step in range(depth):
+                    text.append(text[end + step])
+                return text[-depth:]
+    return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2))
+def test_matches_a_plain_search(rows: list[list[int]], shortest: int, extra: int) -> None:
+    width = max(map(len, rows)) + 3
+    tokens = torch.full((len(rows), width), 9)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.tensor(row)
+    lengths = torch.tensor([len(row) for row in rows])
+    drafts, found = look_up(tokens, lengths, shortest, shortest + extra, 5)
+    for i, row in enumerate(rows):
+        expected = search(row, shortest, shortest + extra, 5)
+        assert bool(found[i]) == (expected is not None)
+        if expected is not None:
+            assert drafts[i].tolist() == expected
+        index = NgramIndex(shortest)
+        for end in range(1, len(row) + 1):
+            index.extend(row[:end])
+        assert index.matches == (expected is not None)
+
+
+def test_a_repetition_of_any_period_is_drafted_whole() -> None:
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 0, 0]])
+    drafts, found = look_up(tokens, torch.tensor([6]), 2, 4, 7)
+    assert found.tolist() == [True]
+    assert drafts.tolist() == [[5, 6, 7, 5, 6, 7, 5]]

@@ -1,0 +1,34 @@
+"""Verifier and draft folders for engine tests, and what plain greedy decoding of the verifier gives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models.checkpoints import reference_logits
+
+
+def noisy_copy(folder: Path, to: Path, noise: float, seed: int = 1) -> Path:
+    """A draft for `folder`: the same weights with noise, so that some drafts stand and some do not."""
+    shutil.copytree(folder, to)
+    generator = torch.Generator().manual_seed(seed)
+    for path in to.glob("*.safetensors"):
+        weights = load_file(path)
+        for name, weight in weights.items():
+            if weight.dim() == 2:
+                scale = noise * weight.std()
+                weights[name] = weight + scale * torch.randn(weight.shape, generator=generator)
+        save_file(weights, path, metadata={"format": "pt"})
+    return to
+
+
+def assert_greedy(folder: Path, prompt: list[int], output: list[int], slack: float = 0.0) -> None:
+    """Every output token is transformers' argmax after the tokens before it: by induction, its greedy text."""
+    logits = reference_logits(folder, [*prompt, *output])[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+    behind = logits.max(1).values - chosen
+    wrong = (behind > slack).nonzero()
+    assert not len(wrong), f"output {int(wrong[0])} of {len(output)} is {behind[wrong[0]].item():.2e} behind the maximum"

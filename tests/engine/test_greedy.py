@@ -1,0 +1,125 @@
+"""Greedy text equals transformers' greedy text, token for token, whatever the drafter and the schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.pairs import assert_greedy, noisy_copy
+from tests.models.checkpoints import FAMILIES, VOCAB, tiny
+from verifypd import LLM, SamplingParams
+
+TOKENS = 200
+LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
+DRAFTERS = ("none", "ngram", "model")
+CALM: dict[str, Any] = {"prefix_cache": False}
+STORMY: dict[str, Any] = {"prefill_chunk": 11, "draft_chunk": 13, "preempt_every": 3, "late_tickets": True}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    made: dict[str, tuple[Path, Path]] = {}
+    for family in FAMILIES:
+        base = tmp_path_factory.mktemp(family)
+        verifier = tiny(family, base / "verifier")
+        made[family] = (verifier, noisy_copy(verifier, base / "draft", 0.05))
+    return made
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Random ids, with a stretch that repeats so that n-grams match; every second pair shares a prefix."""
+    made = []
+    for i in range(count):
+        length = LENGTHS[i % len(LENGTHS)]
+        ids = [3 + (seed * 31 + (i // 2) * 17 + j * j * 7) % (VOCAB - 3) for j in range(length)]
+        made.append((ids[: length // 2] * 2 + ids)[:length] if length > 8 else ids)
+    return made
+
+
+def run(folders: tuple[Path, Path], drafter: str, many: list[list[int]], tokens: int = TOKENS, **settings: Any) -> Any:
+    verifier, draft = folders
+    named = {"none": None, "ngram": "ngram", "model": str(draft)}[drafter]
+    arch = "plain" if drafter == "none" else "unified"
+    options = {"dtype": "float32", "max_draft": 4, "max_model_len": 250, "batch_size": 16, "kv_memory": "64MB"}
+    with LLM(str(verifier), draft=named, arch=arch, **{**options, **settings}) as llm:
+        outputs = llm.generate(many, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
+        llm.engine.check()
+        stats = llm.engine.stats
+    return [output.outputs[0].token_ids for output in outputs], stats, outputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_family_alone_and_in_a_crowd(folders: dict[str, tuple[Path, Path]], family: str, drafter: str) -> None:
+    verifier = folders[family][0]
+    [alone], stats, _ = run(folders[family], drafter, prompts(1, seed=5), **CALM)
+    assert len(alone) == TOKENS
+    assert_greedy(verifier, prompts(1, seed=5)[0], alone)
+    if drafter != "none":
+        assert stats.drafted and stats.accepted, "speculation must really have happened"
+    crowd, stats, _ = run(folders[family], drafter, prompts(16), **STORMY)
+    for prompt, output in zip(prompts(16), crowd, strict=True):
+        assert len(output) == TOKENS
+        assert_greedy(verifier, prompt, output)
+    assert stats.preemptions > 10
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("chunk", [5, 256])
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("preempt", [0, 4])
+@pytest.mark.parametrize("late", [False, True])
+def test_every_schedule(
+    folders: dict[str, tuple[Path, Path]], drafter: str, chunk: int, prefix: bool, preempt: int, late: bool
+) -> None:
+    many = prompts(6, seed=2)
+    settings = {"prefill_chunk": chunk, "prefix_cache": prefix, "preempt_every": preempt, "late_tickets": late}
+    texts, _, _ = run(folders["llama3"], drafter, many, tokens=60, batch_size=4, **settings)
+    for prompt, output in zip(many, texts, strict=True):
+        assert_greedy(folders["llama3"][0], prompt, output)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_pool_too_small_for_all_preempts_and_loses_nothing(folders: dict[str, tuple[Path, Path]], late: bool) -> None:
+    many = prompts(8)
+    texts, stats, outputs = run(folders["llama"], "model", many, tokens=150, kv_memory=700_000, late_tickets=late)
+    assert stats.preemptions
+    assert sum(output.metrics.preemptions for output in outputs) == stats.preemptions
+    for prompt, output in zip(many, texts, strict=True):
+        assert len(output) == 150
+        assert_greedy(folders["llama"][0], prompt, output)
+
+
+def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: dict[str, tuple[Path, Path]]) -> None:
+    verifier, draft = folders["qwen3"]
+    prompt = prompts(13)[12]
+    with LLM(str(verifier), draft=str(draft), dtype="float32", max_draft=3, kv_memory="64MB") as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        [first] = llm.generate([prompt], params)
+        [second] = llm.generate([prompt], params)
+        assert first.metrics.cached_tokens == 0
+        assert second.metrics.cached_tokens == 32  # 40 tokens: two full blocks of 16
+        assert second.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_self_draft_is_accepted(folders: dict[str, tuple[Path, Path]]) -> None:
+    verifier, _ = folders["llama"]
+    many = prompts(4)
+    texts, stats, outputs = run((verifier, verifier), "model", many, tokens=101)
+    assert stats.acceptance_rate >= 0.98
+    for output in outputs:
+        assert output.metrics.mean_accepted_length >= 0.98 * 5
+
+
+def test_speculation_can_be_switched_off_and_shortened_per_request(folders: dict[str, tuple[Path, Path]]) -> None:
+    verifier, _ = folders["llama"]
+    base = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
+    params = [SamplingParams(**base), SamplingParams(**base, speculation=False), SamplingParams(**base, max_draft=1)]
+    with LLM(str(verifier), draft=str(verifier), dtype="float32", max_draft=4, kv_memory="64MB") as llm:
+        full, off, short = llm.generate([prompts(4)[3]] * 3, params)
+    assert off.metrics.drafted == 0 and off.metrics.mean_accepted_length == 1.0
+    assert len(short.metrics.drafted_per_position) == 1
+    assert len(full.metrics.drafted_per_position) == 4
+    assert full.outputs[0].token_ids == off.outputs[0].token_ids == short.outputs[0].token_ids

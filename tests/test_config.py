@@ -1,0 +1,64 @@
+"""Settings are checked at birth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verifypd.config import EngineConfig
+from verifypd.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"arch": "magic"}, "plain, unified"),
+        ({"controller": "x"}, "fixed"),
+        ({"max_draft": -1}, "--max-draft"),
+        ({"max_draft": True}, "--max-draft"),
+        ({"batch_size": 0}, "--batch-size"),
+        ({"queue_factor": 2.5}, "1..2"),
+        ({"dtype": "int4"}, "float32"),
+        ({"quantization": "int3"}, "int8"),
+        ({"kv_memory": "many"}, "2GB"),
+        ({"placement": "prefill=moon"}, "fused"),
+        ({"placement": "kitchen=fused"}, "lanes are"),
+        ({"workers": 3}, "baseline"),
+        ({"verify_batch": 3}, "pdv"),
+        ({"synthetic_acceptance": "1.5"}, "0..1"),
+        ({"synthetic_acceptance": "a,b"}, "0..1"),
+        ({"ngram_min": 5, "ngram_max": 3}, "--ngram-max"),
+        ({"max_model_len": 1}, "--max-model-len"),
+    ],
+)
+def test_refuses_in_one_line_that_says_what_to_do(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**settings)
+    assert word in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_draft'"):
+        EngineConfig.from_kwargs(max_drafts=3)
+
+
+def test_every_setting_explains_itself() -> None:
+    for name, field in EngineConfig.__dataclass_fields__.items():
+        assert field.metadata.get("help"), name
+
+
+@pytest.mark.parametrize(
+    ("given", "alphas"),
+    [(None, None), (0.8, (0.8,)), ("0.8", (0.8,)), ("0.3,0.9", (0.3, 0.9)), ([0.1, 0.2], (0.1, 0.2)), ("drift:a.json", "a.json")],
+)
+def test_synthetic_acceptance_forms(given: Any, alphas: Any) -> None:
+    assert EngineConfig(synthetic_acceptance=given).alphas == alphas
+
+
+def test_none_means_no_drafter() -> None:
+    assert EngineConfig(draft="none").draft is None
+
+
+def test_slots_hold_the_batch_and_the_queue() -> None:
+    assert EngineConfig(batch_size=10, queue_factor=1.25).slots == 13

@@ -1,0 +1,120 @@
+"""What a user installs and what a contributor runs: metadata, declared dependencies, wheel contents, links."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import verifypd
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+# Import name → distribution, where they differ.
+DISTRIBUTION = {"huggingface_hub": "huggingface-hub", "pynvml": "nvidia-ml-py", "zmq": "pyzmq"}
+# Parts of the package that may also import what an extra declares.
+EXTRA_OF = {"server": ["server", "gpu", "ray"], "bench": ["bench", "gpu"], "metrics": ["server", "gpu"]}
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9_.-]+", requirement)
+    assert match, requirement
+    return re.sub(r"[-_.]+", "-", match.group()).lower()
+
+
+def third_party_imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return {name for name in found if name not in sys.stdlib_module_names and name not in ("verifypd", "__future__")}
+
+
+def test_every_import_is_declared():
+    core = {name_of(requirement) for requirement in PROJECT["project"]["dependencies"]}
+    undeclared = []
+    for path in sorted((ROOT / "verifypd").rglob("*.py")):
+        part = path.relative_to(ROOT / "verifypd").parts[0].removesuffix(".py")
+        allowed = core.union(*({name_of(r) for r in EXTRAS[extra]} for extra in EXTRA_OF.get(part, [])))
+        for name in third_party_imports(path):
+            # triton comes with CUDA builds of torch and is never declared
+            if name != "triton" and name_of(DISTRIBUTION.get(name, name)) not in allowed:
+                undeclared.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert undeclared == []
+
+
+def test_requirements_are_ranges():
+    everything = PROJECT["project"]["dependencies"] + [r for extra in EXTRAS.values() for r in extra]
+    assert [r for r in everything if "==" in r or "@" in r] == []
+    assert "triton" not in {name_of(r) for r in everything}
+    assert "torch>=2.10,<2.14" in everything  # an open end resolves to gigabytes nobody asked for
+
+
+def test_extras():
+    assert set(EXTRAS) == {"test", "server", "gpu", "ray", "bench"}
+
+
+def test_version_has_one_source():
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "verifypd/__init__.py"
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(rf"^version: {re.escape(verifypd.__version__)}$", citation, re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {verifypd.__version__}" in changelog
+
+
+def test_entry_point_exists():
+    module, _, function = PROJECT["project"]["scripts"]["verifypd"].partition(":")
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_wheel_holds_the_package(tmp_path):
+    builder = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    wheel = next(builder.build(directory=str(tmp_path), versions=["standard"]))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    source = {
+        f"verifypd/{path.relative_to(ROOT / 'verifypd').as_posix()}" for path in (ROOT / "verifypd").rglob("*.py")
+    }
+    assert source <= names
+    assert {"verifypd/py.typed", "verifypd/kernels/native.c"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_ci_runs_what_a_contributor_runs():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "make test" in script.read_text(encoding="utf-8")
+    assert "run: .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_test_checks_everything():
+    plan = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for tool in ("ruff check", "ruff format --check", "mypy", "pytest"):
+        assert tool in plan
+
+
+def test_links_in_the_documentation_lead_somewhere():
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+        for target in targets:
+            path = target.partition("#")[0]
+            if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
+                broken.append(f"{page.relative_to(ROOT)} → {target}")
+    assert broken == []

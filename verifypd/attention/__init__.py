@@ -1,0 +1,7 @@
+"""Attention of ragged spans over a paged cache: one protocol, several backends. Knows nothing of models or scheduling."""
+
+from __future__ import annotations
+
+from verifypd.attention.base import AttentionBackend, PassLayout, available_backends, backend
+
+__all__ = ["AttentionBackend", "PassLayout", "available_backends", "backend"]

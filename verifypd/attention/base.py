@@ -1,0 +1,152 @@
+"""What every attention backend sees of one model pass, and which backends there are.
+
+Knows rows, spans and blocks; nothing of models, requests or who owns a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from verifypd.errors import ConfigError
+from verifypd.kv.pool import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class PassLayout:
+    """Where the rows of one model pass sit. Shapes are host-known, positions live on the device.
+
+    A span is a run of consecutive positions of one slot: a prefill chunk, a plain decode token or a verify span.
+    """
+
+    span_rows: tuple[int, ...]  # R host ints, rows of each span
+    contexts: tuple[int, ...]  # R host ints, upper bound on the context of each span, tokens (its own rows included)
+    max_context: int  # host upper bound on the context of any span, tokens
+    row_offsets: Tensor  # [R+1] int64, first row of each span
+    row_span: Tensor  # [N] int64, span of each row
+    slots: Tensor  # [R] int64
+    starts: Tensor  # [R] int64, absolute position of a span's first row; may be negative (those rows are void)
+    positions: Tensor  # [N] int64, = max(start + j, 0)
+    write_index: Tensor  # [N] int64, block * block_size + offset in the pool
+    block_table: Tensor  # [S, max_blocks] int32, whole table, indexed by slot
+    block_size: int
+
+    @classmethod
+    def build(
+        cls,
+        span_rows: Sequence[int],
+        contexts: Sequence[int],
+        slots: Tensor,
+        starts: Tensor,
+        block_table: Tensor,
+        block_size: int,
+    ) -> PassLayout:
+        """The layout of spans whose slots and starts live on the device; shapes come from host ints, nothing waits.
+
+        Void rows (negative position) write to the null block, block 0.
+        """
+        device = starts.device
+        counts = torch.tensor(span_rows, dtype=torch.int64)
+        offsets = torch.zeros(len(span_rows) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        row_span = torch.repeat_interleave(torch.arange(len(span_rows)), counts)
+        within = torch.arange(len(row_span)) - offsets[row_span]
+        if device.type != "cpu":
+            offsets, row_span, within = (t.to(device, non_blocking=True) for t in (offsets, row_span, within))
+        raw = starts[row_span] + within
+        positions = raw.clamp_min(0)
+        blocks = block_table[slots[row_span], positions // block_size].to(torch.int64)
+        write_index = torch.where(raw < 0, 0, blocks * block_size + positions % block_size)
+        return cls(
+            span_rows=tuple(span_rows),
+            contexts=tuple(contexts),
+            max_context=max(contexts, default=0),
+            row_offsets=offsets,
+            row_span=row_span,
+            slots=slots,
+            starts=starts,
+            positions=positions,
+            write_index=write_index,
+            block_table=block_table,
+            block_size=block_size,
+        )
+
+    @property
+    def rows(self) -> int:
+        """N, rows of the pass."""
+        return int(self.row_span.shape[0])
+
+    @property
+    def spans(self) -> int:
+        """R, spans of the pass."""
+        return len(self.span_rows)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the longest span."""
+        return max(self.span_rows, default=0)
+
+    @property
+    def context(self) -> Tensor:
+        """[R] int64, tokens each span's last row may see: starts + rows of the span."""
+        return self.starts + self.row_offsets.diff()
+
+
+class AttentionBackend(Protocol):
+    """Attention of ragged spans over a paged cache."""
+
+    name: str
+
+    def prepare(self, layout: PassLayout) -> Any:
+        """What all layers of one pass share; called once per pass."""
+        ...
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: LayerCache,
+        layout: PassLayout,
+        prepared: Any,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """q [N, Hq, D], k and v [N, Hkv, D], q and k already rotated -> [N, Hq, D].
+
+        Writes k and v at write_index, then attends each row to the positions <= its own (and > its own - window).
+        Void rows come out finite and mean nothing.
+        """
+        ...
+
+
+def available_backends(device: torch.device | str = "cpu") -> list[str]:
+    """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
+    from verifypd.kernels import build
+
+    if torch.device(device).type == "cpu" and build.library() is not None:
+        return ["native", "torch"]
+    return ["torch"]
+
+
+def backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:
+    """The backend called `name`; "auto" takes the preferred one of the device."""
+    available = available_backends(device)
+    chosen = available[0] if name == "auto" else name
+    if chosen not in available:
+        raise ConfigError(
+            f"attention backend {name!r} does not run on {device} here; use one of: {', '.join(['auto', *available])}"
+        )
+    if chosen == "native":
+        from verifypd.attention.native import NativeAttention
+
+        return NativeAttention()
+    from verifypd.attention.torch import TorchAttention
+
+    return TorchAttention()

@@ -1,0 +1,171 @@
+"""Engine settings: frozen, checked at birth, the one source of CLI flags. Knows nothing of tensors or files."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from verifypd.errors import ConfigError
+
+ARCHITECTURES = ("plain", "unified")
+CONTROLLERS = ("fixed",)
+LANES = ("prefill", "decode", "verify")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+# settings that only an architecture of this name reads; giving one to another architecture is an error, not a no-op
+_BELONGS = {"workers": "baseline", "verify_batch": "pdv", "verify_wait_ms": "pdv", "lane_weights": "pdv"}
+
+
+def setting(default: Any, help: str, **extra: Any) -> Any:
+    """A field with the help text and argparse hints the CLI shows."""
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine needs to start."""
+
+    model: str = setting("smollm2", "verifier: a built-in name, a Hugging Face folder, a GGUF file or a hub id")
+    draft: str | None = setting("ngram", "drafter: a path or name of a draft model, 'ngram', or 'none'")
+    arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
+    controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
+    max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
+    acceptance: str = setting("rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled"))
+    synthetic_acceptance: str | float | tuple[float, ...] | None = setting(
+        None, "accept drafts by chance: one value, a comma-separated list (one a request), or drift:FILE; text is meaningless"
+    )
+    batch_size: int = setting(32, "requests in one verifier pass")
+    verify_batch: int | None = setting(None, "requests a verify batch waits for (pdv)")
+    verify_wait_ms: float | None = setting(None, "longest wait for a full verify batch, ms (pdv)")
+    workers: int | None = setting(None, "requests that share the device, each at batch 1 (baseline)")
+    queue_factor: float = setting(1.2, "admitted requests at most this many times the batch size, 1.0 to 2.0")
+    lane_weights: str | None = setting(None, "relative lane weights, e.g. prefill=1,verify=2,decode=4 (pdv)")
+    slo_ttft: float = setting(500.0, "target for the first token, ms")
+    slo_tpot: float = setting(15.0, "target per output token, ms")
+    placement: str = setting("fused", "where lanes run, e.g. prefill=fused; this version knows 'fused'")
+    dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
+    quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
+    load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
+    kv_memory: str | int | None = setting(None, "memory for both models' KV blocks, e.g. 2GB (default: by device)")
+    max_model_len: int | None = setting(None, "longest prompt + output, tokens (default: the model's, 8192 at most)")
+    batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
+    record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
+    block_size: int = setting(16, "tokens in a KV block")
+    prefill_chunk: int = setting(256, "prompt tokens one pass takes beside the running requests")
+    draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
+    prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
+    device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
+    attention: str = setting("auto", "attention backend", choices=("auto", "torch", "native"))
+    kernels: str = setting("auto", "CPU kernels: native needs a C compiler once", choices=("auto", "torch", "native"))
+    seed: int | None = setting(None, "makes requests without a seed repeatable from run to run")
+    hf_token: str | None = setting(None, "token for gated hub models (default: $HF_TOKEN or .env)", secret=True)
+    revision: str | None = setting(None, "hub revision of the verifier")
+    ngram_max: int = setting(4, "longest suffix the n-gram drafter looks up")
+    ngram_min: int = setting(2, "shortest suffix the n-gram drafter looks up")
+    late_tickets: bool = setting(False, "deliver every verdict one step late (tests the asynchronous contract)", hidden=True)
+    preempt_every: int = setting(0, "preempt a request every N steps (tests)", hidden=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draft", None if self.draft in (None, "none", "") else self.draft)
+        for name in ("arch", "controller", "acceptance", "dtype", "quantization", "load_format", "attention", "kernels"):
+            self._check_choice(name)
+        self._check_range("max_draft", 0, 64)
+        self._check_range("batch_size", 1, 4096)
+        self._check_range("queue_factor", 1.0, 2.0)
+        self._check_range("block_size", 1, 1024)
+        self._check_range("prefill_chunk", 1, 1 << 20)
+        self._check_range("draft_chunk", 2, 1 << 20)
+        self._check_range("slo_ttft", 0.0, math.inf)
+        self._check_range("slo_tpot", 0.0, math.inf)
+        self._check_range("ngram_min", 1, 16)
+        self._check_range("ngram_max", self.ngram_min, 16)
+        if self.max_model_len is not None:
+            self._check_range("max_model_len", 2, 1 << 24)
+        for name, arch in _BELONGS.items():
+            if getattr(self, name) is not None and self.arch != arch:
+                raise ConfigError(f"{flag(name)} belongs to --arch {arch}; leave it out with --arch {self.arch}")
+        self._check_placement()
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory, "kv_memory")
+        self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once
+
+    def _check_choice(self, name: str) -> None:
+        choices = next(f for f in fields(self) if f.name == name).metadata["choices"]
+        value = getattr(self, name)
+        if value not in choices and not (value is None and name == "quantization"):
+            raise ConfigError(f"{flag(name)} {value!r} is not known; choose from {', '.join(choices)}")
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+
+    def _check_placement(self) -> None:
+        for part in self.placement.split(","):
+            lane, _, where = part.rpartition("=")
+            if lane and lane not in LANES:
+                raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
+            if where != "fused":
+                raise ConfigError(f"--placement: {where!r} is not known; this version runs every lane 'fused'")
+
+    @property
+    def slots(self) -> int:
+        """Requests that may hold a slot at once: the batch and the queue kept ready for it."""
+        return math.ceil(self.batch_size * self.queue_factor)
+
+    @property
+    def alphas(self) -> tuple[float, ...] | str | None:
+        """Synthetic acceptance: values used in turn by arriving requests, the path of a drift file, or None."""
+        value = self.synthetic_acceptance
+        if value is None:
+            return None
+        if isinstance(value, str) and value.startswith("drift:"):
+            return value.removeprefix("drift:")
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, tuple | list) else [value]
+        try:
+            numbers = tuple(float(part) for part in parts)
+        except (TypeError, ValueError):
+            numbers = ()
+        if not numbers or not all(0.0 <= number <= 1.0 for number in numbers):
+            raise ConfigError(f"--synthetic-acceptance {value!r}: give a number in 0..1, a list of them, or drift:FILE")
+        return numbers
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All setting names."""
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build from keyword arguments; a name that is not a setting is refused with the nearest one."""
+        from difflib import get_close_matches
+
+        for name in kwargs:
+            if name not in cls.names():
+                near = get_close_matches(name, cls.names(), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"unknown setting {name!r}{hint}")
+        return cls(**kwargs)
+
+
+def flag(name: str) -> str:
+    """The CLI flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def parse_bytes(value: str | int, name: str = "value") -> int:
+    """Bytes from `2GB`, `512MiB`, `1.5g` or a plain number."""
+    if isinstance(value, int):
+        number, unit = float(value), ""
+    else:
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?\s*", value.lower())
+        if not match:
+            raise ConfigError(f"{flag(name)} {value!r}: give a size such as 2GB or 512MiB")
+        number, unit = float(match[1]), match[2]
+        base = 1024 if match[3] or not value.lower().rstrip().endswith("b") else 1000
+        number *= base ** " kmgt".index(unit or " ")
+    if number <= 0:
+        raise ConfigError(f"{flag(name)} {value!r} must be positive")
+    return int(number)

@@ -1,0 +1,45 @@
+"""What the engine asks of a drafter. Knows slots and requests; nothing of scheduling or of other drafters."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from verifypd.attention.base import PassLayout
+from verifypd.batch import DraftBatch
+from verifypd.request import Request
+
+
+class Drafter(Protocol):
+    """Proposes tokens for slots.
+
+    Launching is asynchronous: `launch` reads token ids and lengths from the slots' device tensors and writes `drafts`,
+    `draft_lens` and, unless `point_mass`, the distribution each token was drawn from. What may depend on a drawn token
+    is decided there and nowhere else; `promise` sees confirmed tokens only.
+    """
+
+    name: str
+    has_cache: bool  # keeps KV of its own, which may lag behind the verifier's
+    point_mass: bool  # proposes with certainty: q is one at the token and needs no tensor
+    reads_hidden: bool  # wants the verifier's hidden states after each pass
+
+    def launch(self, batch: DraftBatch) -> None:
+        """Write the drafts of these spans."""
+        ...
+
+    def promise(self, request: Request) -> int:
+        """How many tokens it expects to be able to propose for a request next; 0: not worth asking."""
+        ...
+
+    def observe(self, request: Request) -> None:
+        """Tokens of the request were confirmed (host side)."""
+        ...
+
+    def read_hidden(self, hidden: Tensor, layout: PassLayout) -> None:
+        """Hidden states [N, hidden] of a verifier pass, for drafters that read them."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request has left."""
+        ...

@@ -1,0 +1,95 @@
+"""Drafting with a small model that has a paged cache of its own. Knows slots and runners; nothing of scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import PassLayout
+from verifypd.batch import DraftBatch, DraftSpan
+from verifypd.request import Request
+from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
+from verifypd.runtime.runner import ModelRunner
+from verifypd.sampling.sampler import propose
+from verifypd.sampling.state import SamplingState
+
+
+class ModelDrafter:
+    """Runs the draft model token by token for all spans at once; the loop costs the longest draft."""
+
+    name = "model"
+    has_cache = True
+    point_mass = False
+    reads_hidden = False
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        slots: Slots,
+        sampling: SamplingState,
+        draft_q: Tensor,
+        vocab_map: Tensor | None = None,
+        temperature_scale: Tensor | None = None,
+    ) -> None:
+        self.runner = runner
+        self.slots = slots
+        self.sampling = sampling
+        self.draft_q = draft_q  # [slots, max_draft, vocab of the verifier]
+        self.vocab_map = vocab_map  # [draft vocab] -> verifier ids; None: the ids are the same
+        self.temperature_scale = temperature_scale  # [slots], the drafter's temperature relative to the request's
+
+    @torch.inference_mode()
+    def launch(self, batch: DraftBatch) -> None:
+        """Catch up with the confirmed tokens, then draft: each step reads the token the step before wrote."""
+        catching = [span for span in batch.spans if span.rows]
+        layout = catch_up_layout(catching, self.slots, self.runner.tables)
+        ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
+        hidden = self.runner.forward(ids, layout)
+        drafting = [span for span in catching if span.drafts]
+        if not drafting:
+            return
+        ends, end = [], -1
+        for span in catching:
+            end += span.rows
+            if span.drafts:
+                ends.append(end)
+        index = host_tensor([span.slot for span in drafting], self.slots.device)
+        self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
+        self._draw(hidden[host_tensor(ends, self.slots.device)], drafting, index, 0)
+        for depth in range(1, max(span.drafts for span in drafting)):
+            drafting = [span for span in drafting if span.drafts > depth]
+            index = host_tensor([span.slot for span in drafting], self.slots.device)
+            layout = draft_layout(drafting, index, depth, self.slots, self.runner.tables)
+            hidden = self.runner.forward(self.slots.drafts[index, depth - 1], layout)
+            self._draw(hidden, drafting, index, depth)
+
+    def _draw(self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int) -> None:
+        """Draw the token at `depth` for each span and keep the distribution it was drawn from."""
+        propose(
+            self.runner.logits(hidden),
+            index,
+            tuple(span.slot for span in spans),
+            depth,
+            self.sampling,
+            self.slots.tokens,
+            self.slots.lengths,
+            self.slots.drafts,
+            self.draft_q,
+            vocab_map=self.vocab_map,
+            temperature_scale=self.temperature_scale,
+        )
+
+    def promise(self, request: Request) -> int:
+        """As many as are asked for."""
+        return self.draft_q.shape[1]
+
+    def observe(self, request: Request) -> None:
+        """Nothing to note: the tokens are on the device."""
+
+    def read_hidden(self, hidden: Tensor, layout: PassLayout) -> None:
+        """Not read."""
+
+    def forget(self, request: Request) -> None:
+        """Nothing is kept by request."""

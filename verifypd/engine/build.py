@@ -1,0 +1,234 @@
+"""From settings to a running engine: loads models, makes the memory budget, wires the parts. Used once, at start."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from verifypd import kernels as kernel_sets
+from verifypd.attention.base import backend
+from verifypd.config import EngineConfig, parse_bytes
+from verifypd.control.architectures import make_architecture
+from verifypd.control.controller import FixedController
+from verifypd.drafters.base import Drafter
+from verifypd.drafters.model import ModelDrafter
+from verifypd.drafters.ngram import NgramDrafter
+from verifypd.engine.engine import Engine
+from verifypd.engine.memory import PagedPool, RequestMemory
+from verifypd.errors import ConfigError, TokenizerError
+from verifypd.kernels.base import Kernels
+from verifypd.kv.blocks import BlockPool
+from verifypd.kv.budget import Budget, plan_budget
+from verifypd.kv.pool import KVCache, block_bytes
+from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.verify import VerifyLane
+from verifypd.models.base import Model
+from verifypd.models.config import ModelSource
+from verifypd.models.hub import resolve
+from verifypd.models.loader import load_model
+from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.runtime.runner import ModelRunner
+from verifypd.sampling.state import SamplingState
+from verifypd.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_LEN = 8192
+DEFAULT_CPU_KV = 1 << 30  # bytes
+GPU_SHARE = 0.9  # of the device's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A ready engine and what its callers need beside it."""
+
+    engine: Engine
+    tokenizer: Tokenizer | None  # None: the source has shapes only
+    budget: Budget
+
+
+def build(config: EngineConfig) -> Built:
+    """Everything the settings ask for, or one clear error."""
+    device = pick_device(config.device)
+    kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
+    dtype = pick_dtype(config.dtype, device, kernels)
+    source = resolve(
+        config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision
+    )
+    draft_source = None
+    if config.draft not in (None, "ngram") and config.arch != "plain":
+        draft_source = resolve(config.draft, load_format=config.load_format, hf_token=config.hf_token)
+    tokenizer = read_tokenizer(source)
+    if draft_source is not None:
+        check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
+
+    max_len = min(config.max_model_len or DEFAULT_MAX_LEN, source.config.max_position)
+    if config.max_model_len and config.max_model_len > source.config.max_position:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is past the model's {source.config.max_position} tokens"
+        )
+    capacity = max_len + config.max_draft + 2
+    base = process_bytes()
+    model = _load(config, source, dtype, device, kernels, capacity)
+    draft = _load(config, draft_source, dtype, device, kernels, capacity) if draft_source else None
+    budget = make_budget(config, model, draft, base, max_len, capacity)
+    log.info("%s on %s, %s weights, %s kernels; %s", source.name, device, str(dtype).removeprefix("torch."), kernels.name, budget)
+    vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
+    return Built(_wire(config, model, draft, budget, vocab, max_len, capacity), tokenizer, budget)
+
+
+def _load(
+    config: EngineConfig, source: ModelSource, dtype: torch.dtype, device: torch.device, kernels: Kernels, length: int
+) -> Model:
+    return load_model(
+        source,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        load_format=config.load_format,
+        int8=config.quantization == "int8",
+        max_model_len=length,
+    )
+
+
+def _wire(
+    config: EngineConfig, model: Model, draft: Model | None, budget: Budget, vocab: int, max_len: int, capacity: int
+) -> Engine:
+    device = model.device
+    attention = backend(config.attention, device)
+    slots = Slots(config.slots, capacity, config.max_draft, device)
+    sampling = SamplingState(config.slots, vocab, config.max_draft, device)
+    runner, pool = _paged(config, model, budget, capacity, attention)
+    drafters: dict[str, Drafter] = {}
+    draft_pool, draft_q = None, None
+    if config.arch != "plain" and config.max_draft:
+        if draft is not None:
+            draft_runner, draft_pool = _paged(config, draft, budget, capacity, attention)
+            draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
+            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q)
+        elif config.draft == "ngram":
+            drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft)
+    return Engine(
+        config,
+        architecture=make_architecture(config.arch, FixedController(config.max_draft)),
+        memory=RequestMemory(pool, draft_pool, capacity),
+        slots=slots,
+        sampling=sampling,
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q),
+        decode=DecodeLane(drafters),
+        eos_ids=model.config.eos_ids,
+        max_model_len=max_len,
+    )
+
+
+def _paged(config, model, budget, capacity, attention):  # type: ignore[no-untyped-def]
+    shape = model.config
+    cache = KVCache(
+        shape.layers, budget.blocks, config.block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, model.device
+    )
+    tables = BlockTables(config.slots, capacity, config.block_size, model.device)
+    blocks = BlockPool(budget.blocks, config.block_size, config.prefix_cache)
+    return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)
+
+
+def make_budget(
+    config: EngineConfig, model: Model, draft: Model | None, base: int, max_len: int, capacity: int
+) -> Budget:
+    """Count everything that will be allocated, then give the rest, or what was asked for, to KV blocks."""
+    vocab = model.config.vocab_size
+    spans = config.batch_size * (config.max_draft + 1 if config.arch != "plain" else 1)
+    parts = [("process", base), ("verifier weights", model.weight_bytes)]
+    if draft is not None:
+        parts.append(("draft weights", draft.weight_bytes))
+        parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
+    rows = spans + config.prefill_chunk
+    width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
+    parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
+    verifier_block = _block_bytes(model, config.block_size)
+    draft_block = _block_bytes(draft, config.block_size) if draft else 0
+    request_blocks = -(-capacity // config.block_size) + 1
+    if config.kv_memory is not None:
+        kv_bytes = parse_bytes(config.kv_memory, "kv_memory")
+    elif model.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(model.device)
+        kv_bytes = int(free - (1 - GPU_SHARE) * total - sum(size for name, size in parts if "weights" not in name))
+    else:
+        kv_bytes = max(DEFAULT_CPU_KV, request_blocks * (verifier_block + draft_block))
+        kv_bytes = min(kv_bytes, available_bytes() // 2)
+    return plan_budget(
+        parts=tuple(parts),
+        kv_bytes=kv_bytes,
+        block_size=config.block_size,
+        verifier_block_bytes=verifier_block,
+        draft_block_bytes=draft_block,
+        request_tokens=capacity,
+        max_model_len=max_len,
+        most_tokens=config.slots * (capacity + config.block_size),
+    )
+
+
+def _block_bytes(model: Model, block_size: int) -> int:
+    shape = model.config
+    return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, model.activation_dtype)
+
+
+def read_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """The tokenizer that comes with a model; None where only its shape is known."""
+    return Tokenizer.from_folder(source.folder) if source.folder is not None else None
+
+
+def check_pair(
+    verifier: ModelSource, tokenizer: Tokenizer | None, draft: ModelSource, draft_tokenizer: Tokenizer | None
+) -> None:
+    """Refuse a draft whose token ids mean something else; padded vocabulary sizes may differ."""
+    if tokenizer is None or draft_tokenizer is None:
+        if draft.config.vocab_size > verifier.config.vocab_size:
+            raise TokenizerError(f"{draft.name} has more tokens than {verifier.name}: they are not a pair")
+        return
+    difference = tokenizer.difference(draft_tokenizer)
+    if difference:
+        raise TokenizerError(f"{draft.name} cannot draft for {verifier.name}: {difference}; use a draft of its family")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device to run on."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name!r} is not known; use cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: PyTorch sees no CUDA device; use --device cpu")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype:
+    """auto: bfloat16 where it is fast (a GPU, our own CPU kernels, a CPU with bf16 instructions), else float32."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cuda" or kernels.name == "native" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+def process_bytes() -> int:
+    """Resident bytes of this process now."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 0
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Bytes this machine can still give."""
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

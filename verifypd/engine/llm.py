@@ -1,0 +1,311 @@
+"""The offline API: prompts in, texts out, in the names and shapes of vLLM's `LLM`. Knows text; nothing of tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from verifypd.config import EngineConfig
+from verifypd.engine.build import build
+from verifypd.engine.output import TextOutput
+from verifypd.errors import ConfigError, RequestError
+from verifypd.request import Logprob, Request, RequestMetrics, RequestOutput, SamplingParams
+from verifypd.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model and an engine in this process.
+
+    >>> with LLM("smollm2", draft="ngram") as llm:
+    ...     [output] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
+    """
+
+    def __init__(self, model: str = "smollm2", draft: str | None = "ngram", **settings: Any) -> None:
+        """`settings` are those of EngineConfig; a name that is not one is refused."""
+        self.config = EngineConfig.from_kwargs(model=model, draft=draft, **settings)
+        built = build(self.config)
+        self.engine = built.engine
+        self.tokenizer = built.tokenizer
+        self.budget = built.budget
+        self._seeds = random.Random(self.config.seed) if self.config.seed is not None else random.SystemRandom()
+        self._count = 0  # requests made so far
+        self._jobs: dict[int, _Job] = {}  # request order -> its job
+        self._closed = False
+
+    # -- prompts ------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs are in the order of the prompts."""
+        many = _as_list(prompts)
+        jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
+        try:
+            while not all(job.finished for job in jobs):
+                self._step()
+        except BaseException:
+            self._drop(jobs)
+            raise
+        return [job.output() for job in jobs]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The output so far, each time it has grown; closing the iterator aborts the request."""
+        [job] = self._submit([prompt], [sampling_params or SamplingParams()])
+        try:
+            while not job.finished:
+                if any(order in job.orders for order in self._step()):
+                    yield job.output()
+        finally:
+            self._drop([job])
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template."""
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [self.render(c, add_generation_prompt, **template_arguments) for c in conversations]
+        return self.generate(prompts, sampling_params)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
+    ) -> Iterator[RequestOutput]:
+        """As `stream`, for a conversation."""
+        yield from self.stream(self.render(messages, True, **template_arguments), sampling_params)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **arguments: Any) -> list[int]:
+        """Token ids of a conversation. The template writes its own special tokens, so none are added."""
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(
+            [dict(m) for m in messages], add_generation_prompt=add_generation_prompt, **arguments
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The verifier's tokenizer."""
+        if self.tokenizer is None:
+            raise ConfigError(f"{self.config.model} has no tokenizer here: give prompts as token ids")
+        return self.tokenizer
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Abort what runs and free everything. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Job]:
+        """Make and queue the requests of all prompts, or of none when one is invalid."""
+        if self._closed:
+            raise ConfigError("this LLM was shut down; make a new one")
+        jobs = [self._job(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        added: list[_Job] = []
+        try:
+            for job in jobs:
+                added.append(job)
+                for text in job.texts:
+                    self.engine.add(text.request)
+                    self._jobs[text.request.order] = job
+        except RequestError:
+            self._drop(added)
+            raise
+        return jobs
+
+    def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        text, ids = self._encode(prompt)
+        self._check(params)
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        limit = self.engine.max_model_len
+        longest = limit if params.max_tokens is None else min(limit, len(ids) + params.max_tokens)
+        arrival = self.engine.clock()
+        name = str(self._count)
+        bad_words = self._bad_words(params.bad_words or ())
+        texts = []
+        for choice in range(params.n):
+            request = Request(
+                name,
+                ids,
+                params,
+                seed=seed,
+                choice=choice,
+                max_length=longest,
+                arrival=arrival,
+                order=self._count,
+                bad_words_ids=bad_words,
+            )
+            self._count += 1
+            texts.append(TextOutput(request, self.tokenizer))
+        return _Job(name, text, ids, texts, self.tokenizer)
+
+    def _check(self, params: SamplingParams) -> None:
+        vocab = self.engine.sampling.vocab
+        given = {
+            "logit_bias": params.logit_bias or {},
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "stop_token_ids": params.stop_token_ids or (),
+        }
+        for name, ids in given.items():
+            bad = next((token for token in ids if not 0 <= token < vocab), None)
+            if bad is not None:
+                raise RequestError(f"{name}: token id {bad} is outside the vocabulary of {vocab}", param=name)
+        if params.stop_strings and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids", param="stop")
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise RequestError("a prompt mapping holds 'prompt' or 'prompt_token_ids'", param="prompt")
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            return self._encode(str(prompt["prompt"]))
+        ids = list(prompt)
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise RequestError("a prompt is a string or a list of token ids", param="prompt")
+        return None, ids
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of each bad word, at the start of a text and after a space."""
+        if not words:
+            return ()
+        tokenizer = self.get_tokenizer()
+        forms = {form for word in words for form in (word, " " + word.lstrip())}
+        return tuple(sorted({tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms}))
+
+    def _step(self) -> list[int]:
+        """One engine step; returns the orders of requests whose output grew or ended."""
+        news = self.engine.step()
+        for request in news:
+            job = self._jobs.get(request.order)
+            if job is None:
+                continue
+            text = job.texts[request.choice]
+            if text.update():
+                self.engine.finish(request, "stop", text.stopped_by)
+            if request.finished:
+                self._jobs.pop(request.order, None)
+        return [request.order for request in news]
+
+    def _drop(self, jobs: Sequence[_Job]) -> None:
+        """Abort what is left of these jobs and free their slots."""
+        for job in jobs:
+            for text in job.texts:
+                self.engine.finish(text.request)
+                self._jobs.pop(text.request.order, None)
+        while self.engine.busy and not self._jobs:
+            self.engine.step()
+
+
+class _Job:
+    """One prompt and its choices."""
+
+    def __init__(
+        self, name: str, prompt: str | None, ids: list[int], texts: list[TextOutput], tokenizer: Tokenizer | None
+    ) -> None:
+        self.name = name
+        self.prompt = prompt
+        self.ids = ids
+        self.texts = texts
+        self.tokenizer = tokenizer
+        self.orders = {text.request.order for text in texts}
+
+    @property
+    def finished(self) -> bool:
+        return all(text.request.finished for text in self.texts)
+
+    def output(self) -> RequestOutput:
+        first = self.texts[0].request
+        outputs = [text.completion() for text in self.texts]
+        if self.tokenizer is not None:
+            for output in outputs:
+                output.logprobs = _named(output.logprobs, self.tokenizer)
+        prompt_logprobs = first.prompt_logprobs
+        if self.tokenizer is not None and prompt_logprobs is not None:
+            prompt_logprobs = [None, *(_named(prompt_logprobs[1:], self.tokenizer) or [])]
+        return RequestOutput(
+            request_id=self.name,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.ids),
+            outputs=outputs,
+            finished=self.finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=_merged([text.request.metrics for text in self.texts]),
+        )
+
+
+def _named(entries: Any, tokenizer: Tokenizer) -> list[dict[int, Logprob]] | None:
+    """The same logprobs with each token's text."""
+    if entries is None:
+        return None
+    return [
+        {token: Logprob(e.logprob, e.rank, tokenizer.decode([token], skip_special_tokens=False)) for token, e in row.items()}
+        for row in entries
+    ]
+
+
+def _merged(parts: list[RequestMetrics]) -> RequestMetrics:
+    """Metrics of a prompt over all its choices."""
+    if len(parts) == 1:
+        return parts[0]
+    merged = RequestMetrics(arrival_time=parts[0].arrival_time)
+    firsts = [p.first_token_time for p in parts if p.first_token_time is not None]
+    merged.first_token_time = min(firsts, default=None)
+    ends = [p.finished_time for p in parts]
+    merged.finished_time = None if None in ends else max(e for e in ends if e is not None)
+    for part in parts:
+        merged.spans += part.spans
+        merged.passes += part.passes
+        merged.drafted += part.drafted
+        merged.accepted += part.accepted
+        merged.emitted += part.emitted
+        merged.preemptions += part.preemptions
+        merged.cached_tokens += part.cached_tokens
+        merged.drafted_per_position = _added(merged.drafted_per_position, part.drafted_per_position)
+        merged.accepted_per_position = _added(merged.accepted_per_position, part.accepted_per_position)
+    return merged
+
+
+def _added(a: list[int], b: list[int]) -> list[int]:
+    width = max(len(a), len(b))
+    return [sum(pair) for pair in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several: a string, a mapping or a list of ints is one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    many: Any = list(prompts)
+    if many and all(isinstance(item, int) for item in many):
+        return [many]
+    return many  # type: ignore[no-any-return]
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
+    return list(params)

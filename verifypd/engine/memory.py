@@ -1,0 +1,92 @@
+"""KV blocks of requests over both models' pools. Knows requests, pools and tables; nothing of plans or models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verifypd.kv.blocks import BlockPool
+from verifypd.kv.prefix import PrefixDigests
+from verifypd.request import Request
+from verifypd.runtime.inputs import BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPool:
+    """Block ownership on the host and the block table on the device, of one model."""
+
+    blocks: BlockPool
+    tables: BlockTables
+
+
+class RequestMemory:
+    """Reserves, shares and returns blocks in all pools at once: a request has room in both models or in none."""
+
+    def __init__(self, verifier: PagedPool, draft: PagedPool | None, capacity: int) -> None:
+        self.verifier = verifier
+        self.draft = draft
+        self.capacity = capacity  # tokens one request may reserve
+        self._pools = [verifier] if draft is None else [verifier, draft]
+        self._digests: dict[int, PrefixDigests] = {}
+
+    def admit(self, request: Request, slot: int, spare: int) -> bool:
+        """Give a waiting request room for its known tokens and the next one, keeping `spare` blocks for those running.
+
+        Sets `computed` and `draft_lag` to what the prefix caches hold.
+        """
+        known = len(request.tokens)
+        digests = self._prefix(request, known - 1)
+        for pool in self._pools:
+            shared, idle = pool.blocks.matching(self._usable(request, pool, digests))
+            if pool.blocks.blocks_for(known + 1) - shared + spare > pool.blocks.available - idle:
+                return False
+        cached = []
+        for pool in self._pools:
+            shared = pool.blocks.adopt(request.order, self._usable(request, pool, digests))
+            pool.blocks.reserve(request.order, known + 1)
+            pool.tables.write(slot, pool.blocks.held[request.order])
+            cached.append(shared * pool.blocks.block_size)
+        request.computed = cached[0]
+        request.metrics.cached_tokens = max(request.metrics.cached_tokens, cached[0])
+        request.draft_lag = known - cached[-1] if self.draft else 0
+        return True
+
+    def reserve(self, request: Request, tokens: int) -> bool:
+        """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
+        tokens = min(tokens, self.capacity)
+        if not all(pool.blocks.can_reserve(request.order, tokens) for pool in self._pools):
+            return False
+        for pool in self._pools:
+            if pool.blocks.reserve(request.order, tokens):
+                assert request.slot is not None
+                pool.tables.write(request.slot, pool.blocks.held[request.order])
+        return True
+
+    def commit(self, request: Request, computed: int) -> None:
+        """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
+        blocks = self.verifier.blocks
+        blocks.commit(request.order, self._prefix(request, computed))
+        if self.draft is not None:
+            valid = min(len(request.tokens), request.length_floor - request.draft_lag)
+            self.draft.blocks.commit(request.order, self._prefix(request, valid))
+
+    def release(self, request: Request) -> None:
+        """Return everything; the request may come back later."""
+        for pool in self._pools:
+            pool.blocks.release(request.order)
+        self._digests.pop(request.order, None)
+
+    def check(self) -> None:
+        """Prove that no block is lost or owned twice."""
+        for pool in self._pools:
+            pool.blocks.check()
+
+    def _prefix(self, request: Request, tokens: int) -> list[bytes]:
+        blocks = self.verifier.blocks
+        if not blocks.prefix_cache:
+            return []
+        digests = self._digests.setdefault(request.order, PrefixDigests(blocks.block_size))
+        return digests.upto(request.tokens, max(0, tokens) // blocks.block_size)
+
+    def _usable(self, request: Request, pool: PagedPool, digests: list[bytes]) -> list[bytes]:
+        """Prompt logprobs need every row of the verifier, so such a request takes no prefix from its cache."""
+        return [] if pool is self.verifier and request.prompt_logprobs is not None else digests

@@ -1,0 +1,46 @@
+"""Writes what the engine did, one JSON object a line, to DIR/steps.jsonl. Knows plans and verdicts; decides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from verifypd.batch import Verdict, VerifyBatch
+from verifypd.control.snapshot import Plan
+from verifypd.errors import ConfigError
+
+
+class Recorder:
+    """Appends a line for each plan and each absorbed batch. Token ids are not written."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._file = (Path(folder) / "steps.jsonl").open("w")
+        except OSError as error:
+            raise ConfigError(f"--record {folder}: {error.strerror}; give a folder that can be written") from None
+
+    def plan(self, step: int, time: float, plan: Plan) -> None:
+        """A plan that was launched."""
+        draft = [asdict(span) for span in plan.draft.spans] if plan.draft else []
+        verify = [asdict(span) for span in plan.verify.spans] if plan.verify else []
+        self._write({"event": "plan", "step": step, "time": time, "draft": draft, "verify": verify})
+
+    def verdicts(self, time: float, batch: VerifyBatch, verdicts: Sequence[Verdict | None]) -> None:
+        """A batch that was absorbed."""
+        rows = [
+            {"slot": v.slot, "drafted": v.drafted, "accepted": v.accepted, "tokens": len(v.tokens), "finish": v.finish}
+            for v in verdicts
+            if v is not None
+        ]
+        self._write({"event": "verdicts", "time": time, "rows": batch.rows, "verdicts": rows})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()

@@ -1,0 +1,683 @@
+/* CPU kernels: linear layers, norms, gated activations, rotary embedding and paged attention.
+ *
+ * Portable C with GCC/Clang vector extensions; the vector width follows the compiler's target. Knows raw pointers and
+ * strides (in elements) only; callers own every buffer and have checked shapes and dtypes.
+ *
+ * Every result of one row is summed in an order that depends on nothing but that row and the weights: one vector
+ * accumulator per dot product, lanes folded at the end, whatever the tile. So results do not depend, to the bit, on how
+ * many rows a call has or on the number of threads.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
+#if defined(__AVX__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VL 16   /* floats of a vector */
+#define MAXM 6  /* rows of a register tile: MAXM * 4 accumulators + 5 operands fit 32 registers */
+#elif defined(__AVX__)
+#define VL 8
+#define MAXM 3  /* 16 registers */
+#else
+#define VL 4
+#ifndef MAXM
+#define MAXM 6
+#endif
+#endif
+#define MAXO 8
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+typedef int8_t vb __attribute__((vector_size(VL)));
+typedef float f4 __attribute__((vector_size(16)));
+
+enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
+
+typedef uint16_t bf16;  /* bits of a bfloat16 */
+typedef struct { uint16_t bits; } f16;
+
+/* ---- loads, stores, folds ------------------------------------------------------------------------------------- */
+
+INLINE vf splat(float s) { return s - (vf){0}; }
+INLINE vf load_f32(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store_f32(float *p, vf v) { memcpy(p, &v, sizeof v); }
+
+INLINE vf load_bf16(const bf16 *p) {
+#if defined(__aarch64__) && VL == 4 /* GCC 12 takes the conversion apart lane by lane */
+    return (vf)vshll_n_u16(vld1_u16(p), 16);
+#else
+    vh h; memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
+}
+
+INLINE float one_bf16(bf16 b) { uint32_t u = (uint32_t)b << 16; float f; memcpy(&f, &u, 4); return f; }
+
+INLINE bf16 to_bf16(float f) {  /* round to nearest even; NaN stays NaN */
+    uint32_t u; memcpy(&u, &f, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return (bf16)((u >> 16) | 64);
+    return (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+INLINE float one_f16(f16 h) {
+#ifdef __aarch64__
+    __fp16 x; memcpy(&x, &h, 2); return (float)x;
+#elif defined(__F16C__)
+    return _cvtsh_ss(h.bits);
+#else
+    uint32_t s = (uint32_t)(h.bits & 0x8000) << 16, e = (h.bits >> 10) & 31, m = h.bits & 1023, u;
+    if (e == 31) u = s | 0x7f800000 | m << 13;
+    else if (e) u = s | (e + 112) << 23 | m << 13;
+    else { float f = (float)m * 0x1p-24f; memcpy(&u, &f, 4); u |= s; }
+    float f; memcpy(&f, &u, 4); return f;
+#endif
+}
+
+INLINE f16 to_f16(float f) {
+    f16 h;
+#ifdef __aarch64__
+    __fp16 x = (__fp16)f; memcpy(&h, &x, 2);
+#elif defined(__F16C__)
+    h.bits = (uint16_t)_cvtss_sh(f, 0);
+#else
+    uint32_t u; memcpy(&u, &f, 4);
+    uint32_t s = (u >> 16) & 0x8000, a = u & 0x7fffffff;
+    if (a >= 0x7f800000) h.bits = (uint16_t)(s | 0x7c00 | (a > 0x7f800000 ? 512 : 0));
+    else if (a >= 0x477ff000) h.bits = (uint16_t)(s | 0x7c00);
+    else if (a >= 0x38800000) h.bits = (uint16_t)(s | ((a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13));
+    else { float g; memcpy(&g, &a, 4); g = g * 0x1p24f; h.bits = (uint16_t)(s | (uint32_t)lrintf(g)); }
+#endif
+    return h;
+}
+
+INLINE vf load_f16(const f16 *p) {
+#if defined(__aarch64__) && VL == 4
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+#elif defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && VL == 8
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vf v; for (int i = 0; i < VL; i++) v[i] = one_f16(p[i]); return v;
+#endif
+}
+
+INLINE vf load_i8(const int8_t *p) {
+#if defined(__aarch64__) && VL == 4
+    int32_t four; memcpy(&four, p, 4);
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+#else
+    vb b; memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+
+INLINE float one_f32(float f) { return f; }
+INLINE float one_i8(int8_t b) { return (float)b; }
+INLINE float to_f32(float f) { return f; }
+
+/* Lanes of v folded to four, always halves onto halves. */
+INLINE f4 fold(vf v) {
+#if VL == 4
+    return v;
+#elif VL == 8
+    f4 h[2]; memcpy(h, &v, sizeof v); return h[0] + h[1];
+#else
+    f4 h[4]; memcpy(h, &v, sizeof v); return (h[0] + h[2]) + (h[1] + h[3]);
+#endif
+}
+
+INLINE float sum4(f4 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+INLINE float sum(vf v) { return sum4(fold(v)); }
+
+/* Four sums at once, each in the order of sum4. */
+INLINE f4 sums(f4 a, f4 b, f4 c, f4 d) {
+#ifdef __aarch64__
+    return (f4)vpaddq_f32(vpaddq_f32((float32x4_t)a, (float32x4_t)b), vpaddq_f32((float32x4_t)c, (float32x4_t)d));
+#else
+    return (f4){sum4(a), sum4(b), sum4(c), sum4(d)};
+#endif
+}
+
+INLINE float largest(vf v) {
+    float m = v[0];
+    UNROLL for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+INLINE vf pick(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+/* exp to about 1 ulp; below -87 exactly 0, so -inf drops out. */
+INLINE vf vexp(vf x) {
+    const vf magic = splat(0x1.8p23f);
+    vi low = x < splat(-87.0f);
+    x = pick(x > splat(88.0f), splat(88.0f), x);
+    x = pick(low, splat(0.0f), x);
+    vf n = x * splat(0x1.715476p+0f) + magic;
+    vi e = (vi)n << 23;
+    n -= magic;
+    vf r = x - n * splat(0x1.62e400p-1f);
+    r = r - n * splat(0x1.7f7d1cp-20f);
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    return pick(low, splat(0.0f), (vf)((vi)p + e));
+}
+
+INLINE vf vtanh(vf x) {
+    vi sign = (vi)x & (int32_t)0x80000000;
+    vf a = (vf)((vi)x & 0x7fffffff);
+    a = pick(a > splat(20.0f), splat(20.0f), a);
+    vf big = splat(1.0f) - splat(2.0f) / (vexp(a + a) + splat(1.0f));
+    vf s = a * a;
+    vf p = splat(0x1.664f48p-6f);           /*  62/2835 */
+    p = p * s - splat(0x1.ba1ba2p-5f);      /* -17/315  */
+    p = p * s + splat(0x1.111112p-3f);      /*   2/15   */
+    p = p * s - splat(0x1.555556p-2f);      /*  -1/3    */
+    vf small = p * s * a + a;
+    return (vf)((vi)pick(a < splat(0.25f), small, big) | sign);
+}
+
+/* ---- register tiles: M rows of x times O rows of w ------------------------------------------------------------ */
+
+#ifndef LINE
+#define LINE(WT) (16)
+#endif
+#ifndef FENCED
+#define FENCED 16
+#endif
+#ifndef PREFETCH
+#define PREFETCH(p)
+#endif
+#define STEP(LOAD, k)                                                                                               \
+    {                                                                                                               \
+        if (M * O >= FENCED) __asm__ volatile("" ::: "memory"); /* keeps loads of later steps out of the registers */ \
+        vf b[MAXO];                                                                                                 \
+        UNROLL for (int o = 0; o < O; o++) b[o] = LOAD(w + o * ws + (k));                                           \
+        UNROLL for (int m = 0; m < M; m++) {                                                                        \
+            vf a = load_f32(x + m * xs + (k));                                                                      \
+            UNROLL for (int o = 0; o < O; o++) acc[m][o] += a * b[o];                                               \
+        }                                                                                                           \
+    }
+
+#define DEFINE_TILE(T, WT, LOAD, ONE)                                                                               \
+    INLINE void tile_##T(const int M, const int O, const float *x, ptrdiff_t xs, const WT *w, ptrdiff_t ws,         \
+                         ptrdiff_t K, float *out, ptrdiff_t os) {                                                   \
+        vf acc[MAXM][MAXO];                                                                                         \
+        UNROLL for (int m = 0; m < M; m++) { UNROLL for (int o = 0; o < O; o++) acc[m][o] = splat(0.0f); }          \
+        ptrdiff_t k = 0;                                                                                            \
+        for (; k + LINE(WT) <= K; k += LINE(WT)) {                                                                  \
+            UNROLL for (int o = 0; o < O; o++) PREFETCH(w + o * ws + k);                                            \
+            UNROLL for (int j = 0; j < LINE(WT); j += VL) STEP(LOAD, k + j)                                         \
+        }                                                                                                           \
+        for (; k + VL <= K; k += VL) STEP(LOAD, k)                                                                  \
+        if (k < K) { /* the last K % VL entries, padded with zeros */                                               \
+            vf b[MAXO];                                                                                             \
+            UNROLL for (int o = 0; o < O; o++) {                                                                    \
+                b[o] = splat(0.0f);                                                                                 \
+                for (ptrdiff_t i = k; i < K; i++) b[o][i - k] = ONE(w[o * ws + i]);                                 \
+            }                                                                                                       \
+            UNROLL for (int m = 0; m < M; m++) {                                                                    \
+                vf a = splat(0.0f);                                                                                 \
+                for (ptrdiff_t i = k; i < K; i++) a[i - k] = x[m * xs + i];                                         \
+                UNROLL for (int o = 0; o < O; o++) acc[m][o] += a * b[o];                                           \
+            }                                                                                                       \
+        }                                                                                                           \
+        UNROLL for (int m = 0; m < M; m++) {                                                                        \
+            if (O % 4 == 0) {                                                                                       \
+                UNROLL for (int o = 0; o < O; o += 4) {                                                             \
+                    f4 s = sums(fold(acc[m][o]), fold(acc[m][o + 1]), fold(acc[m][o + 2]), fold(acc[m][o + 3]));    \
+                    memcpy(out + m * os + o, &s, 16);                                                               \
+                }                                                                                                   \
+            } else {                                                                                                \
+                UNROLL for (int o = 0; o < O; o++) out[m * os + o] = sum(acc[m][o]);                                \
+            }                                                                                                       \
+        }                                                                                                           \
+    }                                                                                                               \
+    /* n rows of x (any number) against O rows of w, in tiles of near-equal height. */                              \
+    INLINE void rows_##T(const int O, ptrdiff_t n,  const float *x, ptrdiff_t xs, const WT *w, ptrdiff_t ws,        \
+                          ptrdiff_t K, float *out, ptrdiff_t os) {                                                  \
+        ptrdiff_t tiles = (n + MAXM - 1) / MAXM;                                                                    \
+        for (ptrdiff_t t = 0; t < tiles; t++) {                                                                     \
+            ptrdiff_t from = n * t / tiles, to = n * (t + 1) / tiles;                                               \
+            const float *xt = x + from * xs;                                                                        \
+            float *ot = out + from * os;                                                                            \
+            switch (to - from) {                                                                                    \
+            case 1: tile_##T(1, O, xt, xs, w, ws, K, ot, os); break;                                                \
+            case 2: tile_##T(2, O, xt, xs, w, ws, K, ot, os); break;                                                \
+            case 3: tile_##T(3, O, xt, xs, w, ws, K, ot, os); break;                                                \
+            ROW_CASES(T, O)                                                                                       \
+            }                                                                                                       \
+        }                                                                                                           \
+    }                                                                                                               \
+    static __attribute__((noinline)) void four_##T(ptrdiff_t n, const float *x, ptrdiff_t xs, const WT *w, ptrdiff_t ws, ptrdiff_t K,         \
+                         float *out, ptrdiff_t os) { rows_##T(4, n, x, xs, w, ws, K, out, os); }                    \
+    static __attribute__((noinline)) void single_##T(ptrdiff_t n, const float *x, ptrdiff_t xs, const WT *w, ptrdiff_t ws, ptrdiff_t K,       \
+                           float *out, ptrdiff_t os) { rows_##T(1, n, x, xs, w, ws, K, out, os); }
+
+#if MAXM > 3
+#define ROW_CASES(T, O)                                                                                           \
+            case 4: tile_##T(4, O, xt, xs, w, ws, K, ot, os); break;                                                \
+            case 5: tile_##T(5, O, xt, xs, w, ws, K, ot, os); break;                                                \
+            case 6: tile_##T(6, O, xt, xs, w, ws, K, ot, os); break;
+#else
+#define ROW_CASES(T, O)
+#endif
+
+DEFINE_TILE(f32, float, load_f32, one_f32)
+DEFINE_TILE(bf16, bf16, load_bf16, one_bf16)
+DEFINE_TILE(f16, f16, load_f16, one_f16)
+DEFINE_TILE(i8, int8_t, load_i8, one_i8)
+
+/* ---- linear --------------------------------------------------------------------------------------------------- */
+
+#define TOKEN_BLOCK 96 /* rows of x kept in the second-level cache while weights stream by */
+
+typedef struct {
+    const float *x; ptrdiff_t xs, n, K, out;
+    const void *w; const float *scale; const void *bias; int bias_type;
+    float *y;
+} linear_args;
+
+INLINE float bias_at(const void *bias, int type, ptrdiff_t i) {
+    if (type == F32) return ((const float *)bias)[i];
+    if (type == BF16) return one_bf16(((const bf16 *)bias)[i]);
+    return one_f16(((const f16 *)bias)[i]);
+}
+
+static void finish(const linear_args *a, ptrdiff_t row, ptrdiff_t rows, ptrdiff_t from, ptrdiff_t to) {
+    if (!a->scale && !a->bias) return;
+    for (ptrdiff_t r = row; r < row + rows; r++) {
+        float *y = a->y + r * a->out;
+        if (a->scale) for (ptrdiff_t o = from; o < to; o++) y[o] *= a->scale[o];
+        if (a->bias) for (ptrdiff_t o = from; o < to; o++) y[o] += bias_at(a->bias, a->bias_type, o);
+    }
+}
+
+/* Outputs [from, to). Up to two rows: eight outputs at a time, the weights read once. More: four at a time, and where
+ * several tiles of rows follow, weights are widened to float32 once, in a buffer that stays in the first-level cache. */
+#define DEFINE_LINEAR(T, WT, LOAD, ONE)                                                                             \
+    static void linear_##T(const linear_args *a, ptrdiff_t from, ptrdiff_t to) {                                    \
+        const WT *w = a->w;                                                                                         \
+        const ptrdiff_t K = a->K, out = a->out;                                                                     \
+        float *wide = NULL;                                                                                         \
+        if (sizeof(WT) < 4 && a->n > MAXM) wide = malloc(sizeof(float) * 4 * (size_t)K);                            \
+        for (ptrdiff_t row = 0; row < a->n; row += TOKEN_BLOCK) {                                                   \
+            ptrdiff_t n = a->n - row < TOKEN_BLOCK ? a->n - row : TOKEN_BLOCK, o = from;                            \
+            const float *x = a->x + row * a->xs;                                                                    \
+            float *y = a->y + row * out;                                                                            \
+            if (n == 1) {                                                                                           \
+                for (; o + 8 <= to; o += 8) tile_##T(1, 8, x, a->xs, w + o * K, K, K, y + o, out);                  \
+            } else if (n == 2) {                                                                                    \
+                for (; o + 8 <= to; o += 8) tile_##T(2, 8, x, a->xs, w + o * K, K, K, y + o, out);                  \
+            }                                                                                                       \
+            for (; o + 4 <= to; o += 4) {                                                                           \
+                if (wide && n > MAXM) {                                                                             \
+                    for (ptrdiff_t i = 0; i < 4; i++) {                                                             \
+                        const WT *wi = w + (o + i) * K;                                                             \
+                        ptrdiff_t k = 0;                                                                            \
+                        for (; k + VL <= K; k += VL) store_f32(wide + i * K + k, LOAD(wi + k));                     \
+                        for (; k < K; k++) wide[i * K + k] = ONE(wi[k]);                                            \
+                    }                                                                                               \
+                    four_f32(n, x, a->xs, wide, K, K, y + o, out);                                              \
+                } else {                                                                                            \
+                    four_##T(n, x, a->xs, w + o * K, K, K, y + o, out);                                         \
+                }                                                                                                   \
+            }                                                                                                       \
+            for (; o < to; o++) single_##T(n, x, a->xs, w + o * K, K, K, y + o, out);                             \
+            finish(a, row, n, from, to);                                                                            \
+        }                                                                                                           \
+        free(wide);                                                                                                 \
+    }
+
+DEFINE_LINEAR(f32, float, load_f32, one_f32)
+DEFINE_LINEAR(bf16, bf16, load_bf16, one_bf16)
+DEFINE_LINEAR(f16, f16, load_f16, one_f16)
+DEFINE_LINEAR(i8, int8_t, load_i8, one_i8)
+
+EXPORT void vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, const float *scale,
+                       const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out, int threads) {
+    linear_args a = {x, xs, n, K, out, w, scale, bias, bias_type, y};
+    void (*run)(const linear_args *, ptrdiff_t, ptrdiff_t) =
+        type == F32 ? linear_f32 : type == BF16 ? linear_bf16 : type == F16 ? linear_f16 : linear_i8;
+    if (threads <= 1 || n * K * out < 65536) { run(&a, 0, out); return; }
+    ptrdiff_t chunk = (out / (threads * 4) + 15) / 16 * 16; /* four chunks a thread: a late thread costs little */
+    if (chunk < 16) chunk = 16;
+    ptrdiff_t chunks = (out + chunk - 1) / chunk;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (ptrdiff_t c = 0; c < chunks; c++) run(&a, c * chunk, (c + 1) * chunk < out ? (c + 1) * chunk : out);
+}
+
+/* ---- norms, gates, rotation ------------------------------------------------------------------------------------ */
+
+INLINE vf load_any(const void *p, int type, ptrdiff_t i) {
+    if (type == F32) return load_f32((const float *)p + i);
+    if (type == BF16) return load_bf16((const bf16 *)p + i);
+    return load_f16((const f16 *)p + i);
+}
+
+INLINE void norm_row(const int type, const float *x, const float *r, float *total, const void *w, float *y,
+                     ptrdiff_t H, float eps, float offset) {
+    vf acc = splat(0.0f);
+    ptrdiff_t i = 0;
+    float tail = 0.0f;
+    if (r) {
+        for (; i + VL <= H; i += VL) {
+            vf v = load_f32(x + i) + load_f32(r + i);
+            store_f32(total + i, v);
+            acc += v * v;
+        }
+        for (; i < H; i++) { total[i] = x[i] + r[i]; tail += total[i] * total[i]; }
+        x = total;
+    } else {
+        for (; i + VL <= H; i += VL) { vf v = load_f32(x + i); acc += v * v; }
+        for (; i < H; i++) tail += x[i] * x[i];
+    }
+    float s = 1.0f / sqrtf((sum(acc) + tail) / (float)H + eps);
+    vf vs = splat(s), vo = splat(offset);
+    for (i = 0; i + VL <= H; i += VL) store_f32(y + i, load_f32(x + i) * vs * (load_any(w, type, i) + vo));
+    for (; i < H; i++) y[i] = x[i] * s * (bias_at(w, type, i) + offset);
+}
+
+/* y = norm(x + residual) * (weight + offset), total = x + residual; residual and total may be NULL. */
+EXPORT void vpd_norm(const float *x, ptrdiff_t xs, const float *residual, float *total, const void *w, int type,
+                     float *y, ptrdiff_t n, ptrdiff_t H, float eps, float offset, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n * H > 65536)
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const float *r = residual ? residual + i * H : NULL;
+        float *t = total ? total + i * H : NULL;
+        if (type == F32) norm_row(F32, x + i * xs, r, t, w, y + i * H, H, eps, offset);
+        else if (type == BF16) norm_row(BF16, x + i * xs, r, t, w, y + i * H, H, eps, offset);
+        else norm_row(F16, x + i * xs, r, t, w, y + i * H, H, eps, offset);
+    }
+}
+
+INLINE vf gate(const int gelu, vf g) {
+    if (gelu) {
+        vf inner = splat(0.7978845608028654f) * (g + splat(0.044715f) * g * g * g);
+        return splat(0.5f) * g * (splat(1.0f) + vtanh(inner));
+    }
+    return g / (splat(1.0f) + vexp(-g));
+}
+
+INLINE void gated_row(const int gelu, const float *g, const float *u, float *y, ptrdiff_t I) {
+    ptrdiff_t i = 0;
+    for (; i + VL <= I; i += VL) store_f32(y + i, gate(gelu, load_f32(g + i)) * load_f32(u + i));
+    if (i < I) {
+        vf v = splat(0.0f);
+        for (ptrdiff_t j = i; j < I; j++) v[j - i] = g[j];
+        v = gate(gelu, v);
+        for (ptrdiff_t j = i; j < I; j++) y[j] = v[j - i] * u[j];
+    }
+}
+
+EXPORT void vpd_gated(const float *x, ptrdiff_t xs, float *y, ptrdiff_t n, ptrdiff_t I, int gelu, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n * I > 16384)
+    for (ptrdiff_t i = 0; i < n; i++) {
+        if (gelu) gated_row(1, x + i * xs, x + i * xs + I, y + i * I, I);
+        else gated_row(0, x + i * xs, x + i * xs + I, y + i * I, I);
+    }
+}
+
+INLINE void rotate_row(float *x, const float *c, const float *s, ptrdiff_t half) {
+    ptrdiff_t i = 0;
+    for (; i + VL <= half; i += VL) {
+        vf a = load_f32(x + i), b = load_f32(x + half + i), vc = load_f32(c + i), vs = load_f32(s + i);
+        store_f32(x + i, a * vc - b * vs);
+        store_f32(x + half + i, b * vc + a * vs);
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        x[i] = a * c[i] - b * s[i];
+        x[half + i] = b * c[i] + a * s[i];
+    }
+}
+
+EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t ks, ptrdiff_t Hk, const int64_t *pos,
+                       const float *cos, const float *sin, ptrdiff_t n, ptrdiff_t D, ptrdiff_t half, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n * (Hq + Hk) * D > 65536)
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const float *c = cos + pos[i] * half, *s = sin + pos[i] * half;
+        for (ptrdiff_t h = 0; h < Hq; h++) rotate_row(q + i * qs + h * D, c, s, half);
+        for (ptrdiff_t h = 0; h < Hk; h++) rotate_row(k + i * ks + h * D, c, s, half);
+    }
+}
+
+/* ---- paged attention ------------------------------------------------------------------------------------------- */
+
+#define KEYS 64   /* keys of a softmax step, at absolute positions 64 c .. 64 c + 63 so that every row sums alike */
+#define QUERIES 24 /* query vectors that share the keys and values of a step */
+
+typedef struct {
+    const float *q, *k, *v; ptrdiff_t qs, ks, vs;
+    void *kc, *vc;
+    const int64_t *write_index, *offsets, *slots, *starts;
+    const int32_t *table; ptrdiff_t table_stride, block_size;
+    float *out;
+    ptrdiff_t n, spans, Hq, Hk, D, window; /* window: keys a row sees, its own included; 0: all */
+    float scale, softcap;                  /* softcap 0: none */
+} attend_args;
+
+/* acc[M][D part] = o * rescale + sum over keys of p * v, VECS vectors of D at a time. */
+#define DEFINE_VALUES(T, WT, LOAD)                                                                                  \
+    INLINE void values_##T(const int M, const int VECS, const float *p, const WT *const *v, ptrdiff_t d,            \
+                           ptrdiff_t n, const float *rescale, float *o, ptrdiff_t D) {                              \
+        vf acc[MAXM][16];                                                                                           \
+        UNROLL for (int m = 0; m < M; m++) {                                                                        \
+            UNROLL for (int i = 0; i < VECS; i++)                                                                   \
+                acc[m][i] = load_f32(o + m * D + d + i * VL) * splat(rescale[m]);                                   \
+        }                                                                                                           \
+        for (ptrdiff_t j = 0; j < n; j++) {                                                                         \
+            vf b[16];                                                                                               \
+            UNROLL for (int i = 0; i < VECS; i++) b[i] = LOAD(v[j] + d + i * VL);                                   \
+            UNROLL for (int m = 0; m < M; m++) {                                                                    \
+                vf a = splat(p[m * KEYS + j]);                                                                      \
+                UNROLL for (int i = 0; i < VECS; i++) acc[m][i] += a * b[i];                                        \
+            }                                                                                                       \
+        }                                                                                                           \
+        UNROLL for (int m = 0; m < M; m++) {                                                                        \
+            UNROLL for (int i = 0; i < VECS; i++) store_f32(o + m * D + d + i * VL, acc[m][i]);                     \
+        }                                                                                                           \
+    }                                                                                                               \
+    INLINE void add_values_##T(const int M, const float *p, const WT *const *v, ptrdiff_t n, const float *rescale,  \
+                               float *o, ptrdiff_t D) {                                                             \
+        ptrdiff_t d = 0;                                                                                            \
+        for (; d + 4 * VL <= D; d += 4 * VL) values_##T(M, 4, p, v, d, n, rescale, o, D);                           \
+        for (; d + VL <= D; d += VL) values_##T(M, 1, p, v, d, n, rescale, o, D);                                   \
+        for (; d < D; d++) {                                                                                        \
+            for (int m = 0; m < M; m++) {                                                                           \
+                float s = o[m * D + d] * rescale[m];                                                                \
+                for (ptrdiff_t j = 0; j < n; j++) s += p[m * KEYS + j] * ONE_##T(v[j][d]);                          \
+                o[m * D + d] = s;                                                                                   \
+            }                                                                                                       \
+        }                                                                                                           \
+    }
+#define ONE_f32 one_f32
+#define ONE_bf16 one_bf16
+#define ONE_f16 one_f16
+
+DEFINE_VALUES(f32, float, load_f32)
+DEFINE_VALUES(bf16, bf16, load_bf16)
+DEFINE_VALUES(f16, f16, load_f16)
+
+/* Scores of one query vector in a step become weights: keys outside [from, to) weigh 0. Returns the factor for what
+ * was summed before. */
+static float soften(float *p, ptrdiff_t from, ptrdiff_t to, float softcap, float *top, float *total) {
+    if (to <= from) {
+        for (int i = 0; i < KEYS; i += VL) store_f32(p + i, splat(0.0f));
+        return 1.0f;
+    }
+    ptrdiff_t padded = (to + VL - 1) / VL * VL;
+    if (softcap > 0.0f) {
+        for (ptrdiff_t i = to; i < padded; i++) p[i] = 0.0f;
+        vf inverse = splat(1.0f / softcap), cap = splat(softcap);
+        for (ptrdiff_t i = 0; i < padded; i += VL) store_f32(p + i, vtanh(load_f32(p + i) * inverse) * cap);
+    }
+    for (ptrdiff_t i = 0; i < from; i++) p[i] = -INFINITY;
+    for (ptrdiff_t i = to; i < KEYS; i++) p[i] = -INFINITY;
+    vf best = splat(-INFINITY);
+    for (ptrdiff_t i = 0; i < padded; i += VL) { vf v = load_f32(p + i); best = pick(v > best, v, best); }
+    float m = largest(best);
+    if (*top > m) m = *top;
+    vf vm = splat(m), acc = splat(0.0f);
+    for (ptrdiff_t i = 0; i < padded; i += VL) {
+        vf e = vexp(load_f32(p + i) - vm);
+        store_f32(p + i, e);
+        acc += e;
+    }
+    for (ptrdiff_t i = padded; i < KEYS; i += VL) store_f32(p + i, splat(0.0f));
+    float rescale = vexp(splat(*top - m))[0];
+    *total = *total * rescale + sum(acc);
+    *top = m;
+    return rescale;
+}
+
+/* Rows [j0, j1) of a span and the query heads of key head h. scratch: see vpd_attend. */
+#define DEFINE_ATTEND(T, WT)                                                                                        \
+    static void attend_##T(const attend_args *a, ptrdiff_t span, ptrdiff_t j0, ptrdiff_t j1, ptrdiff_t h,           \
+                           float *scratch) {                                                                        \
+        const ptrdiff_t D = a->D, G = a->Hq / a->Hk, nq = (j1 - j0) * G, line = a->Hk * D, bs = a->block_size;      \
+        const ptrdiff_t first = a->offsets[span], start = a->starts[span];                                          \
+        const int32_t *blocks = a->table + a->slots[span] * a->table_stride;                                        \
+        const WT *kc = (const WT *)a->kc + h * D, *vc = (const WT *)a->vc + h * D;                                  \
+        float *q = scratch, *o = q + nq * D, *p = o + nq * D, *top = p + nq * KEYS, *total = top + nq;              \
+        float *rescale = total + nq;                                                                                \
+        for (ptrdiff_t i = 0; i < nq; i++) {                                                                        \
+            const float *from = a->q + (first + j0 + i / G) * a->qs + (h * G + i % G) * D;                          \
+            for (ptrdiff_t d = 0; d < D; d++) { q[i * D + d] = from[d] * a->scale; o[i * D + d] = 0.0f; }           \
+            top[i] = -INFINITY;                                                                                     \
+            total[i] = 0.0f;                                                                                        \
+        }                                                                                                           \
+        ptrdiff_t last = start + j1 - 1, lowest = 0;                                                                \
+        if (a->window > 0 && start + j0 - a->window + 1 > 0) lowest = start + j0 - a->window + 1;                   \
+        for (ptrdiff_t base = lowest / KEYS * KEYS; base <= last; base += KEYS) {                                   \
+            ptrdiff_t n = last + 1 - base < KEYS ? last + 1 - base : KEYS;                                          \
+            const WT *values[KEYS];                                                                                 \
+            for (ptrdiff_t j = 0; j < n;) { /* runs of keys within a block */                                       \
+                ptrdiff_t at = (base + j) % bs, run = bs - at < n - j ? bs - at : n - j;                            \
+                ptrdiff_t line0 = ((ptrdiff_t)blocks[(base + j) / bs] * bs + at) * line;                            \
+                const WT *keys = kc + line0;                                                                        \
+                for (ptrdiff_t i = 0; i < run; i++) values[j + i] = vc + line0 + i * line;                          \
+                ptrdiff_t i = 0;                                                                                    \
+                for (; i + 4 <= run; i += 4) four_##T(nq, q, D, keys + i * line, line, D, p + j + i, KEYS);     \
+                for (; i < run; i++) single_##T(nq, q, D, keys + i * line, line, D, p + j + i, KEYS);             \
+                j += run;                                                                                           \
+            }                                                                                                       \
+            for (ptrdiff_t i = 0; i < nq; i++) {                                                                    \
+                ptrdiff_t pos = start + j0 + i / G, to = pos + 1 - base, from = 0;                                  \
+                if (to > n) to = n;                                                                                 \
+                if (a->window > 0 && pos - a->window + 1 > base) from = pos - a->window + 1 - base;                 \
+                rescale[i] = soften(p + i * KEYS, from, to, a->softcap, top + i, total + i);                        \
+            }                                                                                                       \
+            ptrdiff_t tiles = (nq + MAXM - 1) / MAXM;                                                               \
+            for (ptrdiff_t t = 0; t < tiles; t++) {                                                                 \
+                ptrdiff_t from = nq * t / tiles, to = nq * (t + 1) / tiles;                                         \
+                const float *pt = p + from * KEYS;                                                                  \
+                float *ot = o + from * D;                                                                           \
+                switch (to - from) {                                                                                \
+                case 1: add_values_##T(1, pt, values, n, rescale + from, ot, D); break;                             \
+                case 2: add_values_##T(2, pt, values, n, rescale + from, ot, D); break;                             \
+                case 3: add_values_##T(3, pt, values, n, rescale + from, ot, D); break;                             \
+                VALUE_CASES(T)                                                                                      \
+                }                                                                                                   \
+            }                                                                                                       \
+        }                                                                                                           \
+        for (ptrdiff_t i = 0; i < nq; i++) { /* void rows saw no key: 0 */                                          \
+            float *to = a->out + ((first + j0 + i / G) * a->Hq + h * G + i % G) * D;                                \
+            float s = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;                                                     \
+            for (ptrdiff_t d = 0; d < D; d++) to[d] = o[i * D + d] * s;                                             \
+        }                                                                                                           \
+    }
+
+#if MAXM > 3
+#define VALUE_CASES(T)                                                                                              \
+                case 4: add_values_##T(4, pt, values, n, rescale + from, ot, D); break;                             \
+                case 5: add_values_##T(5, pt, values, n, rescale + from, ot, D); break;                             \
+                case 6: add_values_##T(6, pt, values, n, rescale + from, ot, D); break;
+#else
+#define VALUE_CASES(T)
+#endif
+
+DEFINE_ATTEND(f32, float)
+DEFINE_ATTEND(bf16, bf16)
+DEFINE_ATTEND(f16, f16)
+
+static void write_row(const attend_args *a, int type, ptrdiff_t i) {
+    ptrdiff_t line = a->Hk * a->D, at = a->write_index[i] * line;
+    const float *k = a->k + i * a->ks, *v = a->v + i * a->vs;
+    if (type == F32) {
+        memcpy((float *)a->kc + at, k, sizeof(float) * (size_t)line);
+        memcpy((float *)a->vc + at, v, sizeof(float) * (size_t)line);
+    } else if (type == BF16) {
+        for (ptrdiff_t d = 0; d < line; d++) ((bf16 *)a->kc)[at + d] = to_bf16(k[d]);
+        for (ptrdiff_t d = 0; d < line; d++) ((bf16 *)a->vc)[at + d] = to_bf16(v[d]);
+    } else {
+        for (ptrdiff_t d = 0; d < line; d++) ((f16 *)a->kc)[at + d] = to_f16(k[d]);
+        for (ptrdiff_t d = 0; d < line; d++) ((f16 *)a->vc)[at + d] = to_f16(v[d]);
+    }
+}
+
+EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks, const float *v, ptrdiff_t vs, void *kc,
+                      void *vc, int type, const int64_t *write_index, const int64_t *offsets, const int64_t *slots,
+                      const int64_t *starts, const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size,
+                      float *out, ptrdiff_t n, ptrdiff_t spans, ptrdiff_t Hq, ptrdiff_t Hk, ptrdiff_t D,
+                      ptrdiff_t window, float scale, float softcap, int threads) {
+    attend_args a = {q, k, v, qs, ks, vs, kc, vc, write_index, offsets, slots, starts, table, table_stride, block_size,
+                     out, n, spans, Hq, Hk, D, window, scale, softcap};
+    void (*run)(const attend_args *, ptrdiff_t, ptrdiff_t, ptrdiff_t, ptrdiff_t, float *) =
+        type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : attend_f16;
+    const ptrdiff_t G = Hq / Hk, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
+    ptrdiff_t tiles = 0;
+    for (ptrdiff_t r = 0; r < spans; r++) tiles += (offsets[r + 1] - offsets[r] + rows - 1) / rows;
+    const size_t per_thread = (size_t)(rows * G * (2 * D + KEYS + 3) + 16);
+    struct { int32_t span, from; } *items = malloc(sizeof *items * (size_t)(tiles ? tiles : 1));
+    float *scratch = malloc(sizeof(float) * per_thread * (size_t)(threads > 1 ? threads : 1));
+    if (!items || !scratch) { free(items); free(scratch); return 1; }
+    ptrdiff_t t = 0;
+    int64_t work = 0; /* query-key pairs */
+    for (ptrdiff_t r = 0; r < spans; r++) {
+        int64_t count = offsets[r + 1] - offsets[r];
+        work += count * (starts[r] + count > 0 ? starts[r] + count : 0);
+        for (int64_t j = 0; j < count; j += rows) { items[t].span = (int32_t)r; items[t++].from = (int32_t)j; }
+    }
+    if (threads > 1 && work * Hq * D < 32768) threads = 1; /* not worth waking the others */
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#ifdef _OPENMP
+        float *mine = scratch + per_thread * (size_t)omp_get_thread_num();
+#else
+        float *mine = scratch;
+#endif
+#pragma omp for schedule(static)
+        for (ptrdiff_t i = 0; i < n; i++) write_row(&a, type, i);
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t i = tiles * Hk - 1; i >= 0; i--) { /* the last tile of a chunk has the most keys: first */
+            ptrdiff_t span = items[i / Hk].span, from = items[i / Hk].from, count = offsets[span + 1] - offsets[span];
+            run(&a, span, from, from + rows < count ? from + rows : count, i % Hk, mine);
+        }
+    }
+    free(items);
+    free(scratch);
+    return 0;
+}

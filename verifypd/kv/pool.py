@@ -1,0 +1,49 @@
+"""The tensors behind a block pool. Knows shapes and bytes; nothing of requests or of who owns a block."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, each [blocks, block_size, kv_heads, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+
+
+def block_bytes(layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes one block takes over all layers, keys and values."""
+    return 2 * layers * block_size * kv_heads * head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Paged keys and values of one model. Block 0 is the null block: padding rows write there, nobody owns it."""
+
+    def __init__(
+        self,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.block_size = block_size
+        self.blocks = blocks
+        shape = (layers, 2, blocks, block_size, kv_heads, head_dim)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = [LayerCache(self.data[i, 0], self.data[i, 1]) for i in range(layers)]
+
+    def layer(self, index: int) -> LayerCache:
+        """Keys and values of layer `index`, as views."""
+        return self._layers[index]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return self.data.numel() * self.data.element_size()

@@ -1,0 +1,155 @@
+"""The verify lane: one ragged verifier pass, then the verdict on the device. Knows tensors; nothing of scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifypd.batch import Verdict, VerifyBatch, VerifySpan
+from verifypd.drafters.base import Drafter
+from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
+from verifypd.runtime.runner import ModelRunner
+from verifypd.runtime.streams import HostCopy, Ticket
+from verifypd.sampling.logprobs import Logprobs, token_logprobs
+from verifypd.sampling.state import SamplingState
+from verifypd.sampling.verify import Finish, Spans, Verdicts, judge
+
+FINISH = {Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
+
+TokenLogprobs = tuple[float, int, tuple[tuple[int, float], ...]]  # own, rank, most likely (id, logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What came of a verify batch: a verdict for each span that emits, and prompt logprobs by slot."""
+
+    verdicts: tuple[Verdict | None, ...]
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class VerifyLane:
+    """Checks the drafts of many requests in one pass; plain tokens and prompt chunks ride in the same pass."""
+
+    name = "verify"
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        slots: Slots,
+        sampling: SamplingState,
+        drafters: dict[str, Drafter],
+        draft_q: Tensor | None,
+    ) -> None:
+        self.runner = runner
+        self.slots = slots
+        self.sampling = sampling
+        self.drafters = drafters
+        self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
+
+    @torch.inference_mode()
+    def launch(self, batch: VerifyBatch) -> Ticket:
+        """Forward pass, then verdict; both are queued on the device and nothing is waited for."""
+        hidden = self.forward(batch)
+        emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
+        tensors: dict[str, Tensor] = {}
+        if emitting:
+            logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
+            verdicts = self.verdict([span for _, span in emitting], logits)
+            tensors["verdicts"] = verdicts.packed()
+            if verdicts.logprobs is not None:
+                tensors.update(_named("", verdicts.logprobs))
+        tensors.update(self._prompt_logprobs(batch, hidden))
+        return Ticket(batch, HostCopy(tensors), lambda arrays: _read(batch, arrays))
+
+    def forward(self, batch: VerifyBatch) -> Tensor:
+        """Stage one: hidden states of every row."""
+        layout = verify_layout(batch.spans, self.slots, self.runner.tables)
+        hidden = self.runner.forward(verify_ids(batch.spans, layout, self.slots), layout)
+        for drafter in self.drafters.values():
+            if drafter.reads_hidden:
+                drafter.read_hidden(hidden, layout)
+        return hidden
+
+    def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
+        """Stage two: accept, draw, cut and write the slots. `mask` [rows, vocab] forbids tokens, e.g. by a grammar."""
+        return judge(
+            logits,
+            Spans.of([span.slot for span in spans], [span.drafts for span in spans], self.slots.device),
+            self.sampling,
+            self.slots.tokens,
+            self.slots.lengths,
+            self.slots.drafts,
+            self.slots.draft_lens,
+            self.draft_q,
+            [span.drafter is None or self.drafters[span.drafter].point_mass for span in spans],
+            mask=mask,
+            context=max(span.context for span in spans),
+        )
+
+    def _prompt_logprobs(self, batch: VerifyBatch, hidden: Tensor) -> dict[str, Tensor]:
+        """Logprobs of the token after each prompt row, where wanted: [rows] own and rank, [rows, K] most likely."""
+        wanted = [(first, span) for first, span in _first_rows(batch.spans) if span.prompt_logprobs >= 0]
+        if not wanted:
+            return {}
+        rows = [first + j for first, span in wanted for j in range(span.rows)]
+        slots = host_tensor([span.slot for _, span in wanted for _ in range(span.rows)], self.slots.device)
+        following = [(span.start or 0) + j + 1 for _, span in wanted for j in range(span.rows)]
+        targets = self.slots.tokens[slots, host_tensor(following, self.slots.device)]
+        logits = self.runner.logits(_take(hidden, rows, self.slots.device))[:, : self.sampling.vocab]
+        return _named("prompt_", token_logprobs(logits, targets, max(span.prompt_logprobs for _, span in wanted)))
+
+
+def _first_rows(spans: Sequence[VerifySpan]) -> list[tuple[int, VerifySpan]]:
+    """Each span with its first row in the pass."""
+    placed, first = [], 0
+    for span in spans:
+        placed.append((first, span))
+        first += span.rows
+    return placed
+
+
+def _emitting_rows(emitting: Sequence[tuple[int, VerifySpan]]) -> list[int]:
+    """Rows whose logits a verdict needs: all of a decode span, the last of a chunk."""
+    return [first + j for first, span in emitting for j in range(span.rows - span.drafts - 1, span.rows)]
+
+
+def _take(hidden: Tensor, rows: list[int], device: torch.device) -> Tensor:
+    return hidden if len(rows) == hidden.shape[0] else hidden[host_tensor(rows, device)]
+
+
+def _named(prefix: str, logprobs: Logprobs) -> dict[str, Tensor]:
+    parts = {"chosen": logprobs.chosen, "ranks": logprobs.ranks, "top_ids": logprobs.top_ids, "top": logprobs.top}
+    return {prefix + name: tensor for name, tensor in parts.items()}
+
+
+def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassResult:
+    """Arrays on the host back into verdicts, span by span."""
+    verdicts: list[Verdict | None] = []
+    index = 0
+    rows = arrays["verdicts"].tolist() if "verdicts" in arrays else []
+    for span in batch.spans:
+        if not span.emits:
+            verdicts.append(None)
+            continue
+        count, accepted, drafted, finish, _, *tokens = rows[index]
+        logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
+        verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs))
+        index += 1
+    prompt: dict[int, list[TokenLogprobs]] = {}
+    row = 0
+    for span in batch.spans:
+        if span.prompt_logprobs >= 0:
+            prompt[span.slot] = [_token_logprobs(arrays, "prompt_", (row + j,)) for j in range(span.rows)]
+            row += span.rows
+    return PassResult(tuple(verdicts), prompt)
+
+
+def _token_logprobs(arrays: dict[str, np.ndarray[Any, Any]], prefix: str, at: tuple[int, ...]) -> TokenLogprobs:
+    ids, values = arrays[f"{prefix}top_ids"][at].tolist(), arrays[f"{prefix}top"][at].tolist()
+    own, rank = float(arrays[f"{prefix}chosen"][at]), int(arrays[f"{prefix}ranks"][at])
+    return own, rank, tuple(zip(ids, values, strict=True))

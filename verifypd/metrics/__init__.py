@@ -1,0 +1,1 @@
+"""Counts of what the engine did."""

@@ -1,0 +1,120 @@
+"""A decoder-only model: embedding, a loop over layers, the head. Knows kernels and attention; nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kv.pool import KVCache, LayerCache
+from verifypd.models.config import ModelConfig
+from verifypd.models.layers import DecoderLayer, Weight, WeightSpec, layer_specs, rope_tables
+
+
+class Model:
+    """Weights in place and ready to run; a family says what a layer computes. Callers hold torch.inference_mode()."""
+
+    norms: ClassVar[dict[str, str]]  # our name of a norm over the hidden size -> its name in a checkpoint layer
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        max_model_len: int,
+    ) -> None:
+        """weights: by the targets of `specs`. dtype: of the weights. max_model_len: positions of the rotary tables."""
+        self.config = config
+        self.kernels = kernels
+        self.dtype = dtype
+        self.activation_dtype = kernels.activation_dtype(dtype)
+        self.max_model_len = max_model_len
+        self.embedding = weights["embedding"]
+        self.head = self.embedding if config.tie_embeddings else weights["head"]
+        self.device = self.embedding.device
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values())
+        scale = config.embed_scale  # rounded as the checkpoint's own dtype rounds it
+        self._embed_scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
+        self._split = [config.heads, config.kv_heads, config.kv_heads]
+        self._eps, self._unit = config.norm_eps, config.unit_offset
+        self.layers = self._build_layers(weights)
+
+    @classmethod
+    def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:
+        """Every tensor of the model by target; names are those of a checkpoint without the leading `model.`"""
+        hidden, vocab = config.hidden_size, config.vocab_size
+        specs = {"embedding": WeightSpec("embedding", (("embed_tokens.weight", vocab),), hidden)}
+        per_layer = layer_specs(config, cls.norms)
+        for index in range(config.layers):
+            for spec in per_layer:
+                target = f"layers.{index}.{spec.target}"
+                pieces = tuple((f"layers.{index}.{name}", rows) for name, rows in spec.pieces)
+                specs[target] = WeightSpec(target, pieces, spec.columns)
+        specs["norm"] = WeightSpec("norm", (("norm.weight", hidden),))
+        if not config.tie_embeddings:
+            specs["head"] = WeightSpec("head", (("lm_head.weight", vocab),), hidden)
+        return specs
+
+    def _build_layers(self, weights: Mapping[str, Weight]) -> list[DecoderLayer]:
+        config = self.config
+        ropes = {rope for rope in (config.rope, config.local_rope) if rope is not None}
+        tables = {rope: rope_tables(rope, config.head_dim, self.max_model_len, self.device) for rope in ropes}
+        targets = [spec.target for spec in layer_specs(config, self.norms)]
+        layers = []
+        for index in range(config.layers):
+            own: dict[str, Any] = {target: weights[f"layers.{index}.{target}"] for target in targets}
+            own["next_norm"] = weights.get(f"layers.{index + 1}.input_norm", weights["norm"])
+            own["cos"], own["sin"] = tables[config.layer_rope(index)]
+            layers.append(DecoderLayer(window=config.windows[index], **own))
+        return layers
+
+    def forward(self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache) -> Tensor:
+        """ids [N] -> hidden [N, H] after the final norm; writes keys and values of the rows into the cache."""
+        return self.forward_capturing(ids, layout, attention, cache, ())[0]
+
+    def forward_capturing(
+        self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache, capture: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward`, with the residual stream [N, H] after each layer in `capture` (ascending indices)."""
+        prepared = attention.prepare(layout)
+        residual = self.embed(ids)
+        x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
+        captured = []
+        for index, layer in enumerate(self.layers):
+            x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
+            if index in capture:
+                captured.append(residual)
+        return x, tuple(captured)
+
+    def layer(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        residual: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        prepared: Any,
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:
+        """x: normed input [N, H]. Returns the input of the next layer (normed) and the residual stream."""
+        raise NotImplementedError
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[N] -> [N, H], in the activation dtype."""
+        table = self.embedding
+        rows = table.rows(ids) if isinstance(table, Int8Weight) else F.embedding(ids, table)
+        rows = rows.to(self.activation_dtype)
+        return rows if self._embed_scale is None else rows * self._embed_scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, H] -> [M, vocab_size] float32, soft-capped where the family does so."""
+        logits = self.kernels.linear(hidden, self.head).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -1,0 +1,162 @@
+"""Reads the safetensors of a Hugging Face folder, each tensor straight into its place. Knows the file; no model.
+
+Files are read, not mapped: loading then never holds more than the weights and one tensor in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from verifypd.errors import ModelError
+
+AGAIN = "the download is incomplete; download it again"
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+INDEX = "model.safetensors.index.json"
+MAX_HEADER = 100_000_000  # bytes, the format's own limit
+
+
+class TensorSource(Protocol):
+    """Checkpoint tensors by name (without a leading `model.`), in the order they lie in the file."""
+
+    where: str  # for messages
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor on the CPU, in a floating dtype of the file's choice."""
+        ...
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """The tensor converted into `out`, any dtype and device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+
+class SafetensorsFolder:
+    """All tensors of a folder with one safetensors file, or several and an index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self.entries: dict[str, Entry] = {}
+        for path in weight_files(folder):
+            for name, entry in read_header(path).items():
+                self.entries[canonical(name)] = entry
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: entry.shape for name, entry in self.entries.items()}
+
+    def read(self, name: str) -> Tensor:
+        """See TensorSource.read."""
+        entry = self.entries[name]
+        out = torch.empty(entry.shape, dtype=entry.dtype)
+        self._fill(entry, out)
+        return out
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """See TensorSource.read_into; no copy is made when dtype and device fit."""
+        entry = self.entries[name]
+        if out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous():
+            self._fill(entry, out)
+        else:
+            out.copy_(self.read(name))
+
+    @staticmethod
+    def _fill(entry: Entry, out: Tensor) -> None:
+        with entry.path.open("rb") as file:
+            file.seek(entry.offset)
+            if file.readinto(out.reshape(-1).view(torch.uint8).numpy().data) != entry.nbytes:
+                raise ModelError(f"{entry.path} ends early: {AGAIN}")
+
+
+def canonical(name: str) -> str:
+    """A tensor's name without the prefixes that say which part of a larger model it belongs to."""
+    for prefix in ("language_model.model.", "model.language_model.", "language_model.", "model."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint, all of them present."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise ModelError(f"{index} cannot be read: {AGAIN}") from None
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"weights of {folder}: {missing[0]} is missing ({len(missing)} of {len(names)} files): {AGAIN}"
+            )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if len(files) == 1:
+        return files
+    if files:
+        raise ModelError(f"weights of {folder}: {len(files)} safetensors files and no {INDEX}: {AGAIN}")
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder} is not a folder: give a Hugging Face checkpoint folder, a GGUF file or a model name"
+        )
+    if list(folder.glob("*.bin")):
+        raise ModelError(
+            f"weights of {folder} are PyTorch pickles, which can run code when loaded: convert them with transformers'"
+            " save_pretrained, or download the safetensors version"
+        )
+    raise ModelError(f"{folder} holds no safetensors file: download the weights, or use --load-format dummy")
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of one file in file order; every tensor is known to lie within the file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            start = file.read(8)
+            if start.startswith(b"version "):
+                raise ModelError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder")
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+                raise ModelError(f"{path} is not a whole safetensors file ({size} bytes): {AGAIN}")
+            header = json.loads(file.read(length))
+        entries = {n: _entry(path, n, e, 8 + length) for n, e in header.items() if n != "__metadata__"}
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{path} has a broken safetensors header: {AGAIN}") from None
+    for entry in entries.values():
+        if entry.offset + entry.nbytes > size:
+            raise ModelError(f"{path} is cut short ({size} of {entry.offset + entry.nbytes} bytes or more): {AGAIN}")
+    return dict(sorted(entries.items(), key=lambda item: item[1].offset))
+
+
+def _entry(path: Path, name: str, raw: Mapping[str, Any], base: int) -> Entry:
+    if raw["dtype"] not in DTYPES:
+        raise ModelError(
+            f"{path}: tensor {name} is stored as {raw['dtype']}; supported: {', '.join(DTYPES)};"
+            " use the unquantised checkpoint"
+        )
+    dtype = DTYPES[raw["dtype"]]
+    shape = tuple(int(n) for n in raw["shape"])
+    begin, end = (int(n) for n in raw["data_offsets"])
+    if begin < 0 or min(shape, default=0) < 0 or end - begin != prod(shape) * dtype.itemsize:
+        raise ValueError(name)
+    return Entry(path, dtype, shape, base + begin, end - begin)

@@ -1,0 +1,51 @@
+"""Gemma 1, 2 and 3 (text): norms scale by 1 + weight, embeddings by sqrt(hidden). Knows nothing of images."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.kv.pool import LayerCache
+from verifypd.models.layers import DecoderLayer
+from verifypd.models.llama import Llama
+
+
+class Gemma(Llama):
+    """Llama's block with a tanh GELU."""
+
+
+class Gemma2(Llama):
+    """Norms before and after attention and MLP; soft-capped scores and logits; every other layer has a window."""
+
+    norms: ClassVar[dict[str, str]] = {
+        "input_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "post_mlp_norm": "post_feedforward_layernorm",
+    }
+
+    def layer(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        residual: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        prepared: Any,
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:
+        """See Model.layer."""
+        kernels, eps, unit = self.kernels, self._eps, self._unit
+        assert layer.post_attention_norm is not None
+        assert layer.post_mlp_norm is not None
+        x = self.attend(layer, x, layout, attention, prepared, cache)
+        x = kernels.rms_norm(x, layer.post_attention_norm, eps, unit)
+        x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps, unit)
+        x = kernels.rms_norm(self.mlp(layer, x), layer.post_mlp_norm, eps, unit)
+        return kernels.add_rms_norm(x, residual, layer.next_norm, eps, unit)
+
+
+class Gemma3(Gemma2):
+    """q and k normed per head; five windowed layers to each full one, with a rotary base of their own."""

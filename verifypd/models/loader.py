@@ -1,0 +1,181 @@
+"""Makes a Model: weights from safetensors, a GGUF file or thin air, fused and converted tensor by tensor.
+
+Knows which checkpoint tensor goes where; nothing of hubs, downloads or how the model will be run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifypd.errors import ConfigError, ModelError
+from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.models.base import Model
+from verifypd.models.checkpoint import SafetensorsFolder, TensorSource
+from verifypd.models.config import ModelConfig, ModelSource
+from verifypd.models.gemma import Gemma, Gemma2, Gemma3
+from verifypd.models.gguf import GGUFFile
+from verifypd.models.layers import Weight, WeightSpec
+from verifypd.models.llama import Llama
+from verifypd.models.qwen import Qwen2, Qwen3
+
+FAMILIES: dict[str, type[Model]] = {
+    "llama": Llama,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,
+}
+DUMMY_STD = 0.02
+# tensors a checkpoint may hold that a text model does not use
+IGNORED = ("vision_tower.", "multi_modal_projector.", "vision_model.")
+IGNORED_ENDS = ("rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
+
+
+def load_model(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernels: Kernels,
+    load_format: str = "auto",
+    int8: bool = False,
+    seed: int = 0,
+    max_model_len: int | None = None,
+) -> Model:
+    """A model ready to run on `device`.
+
+    dtype: of the weights. int8: linear layers (and a tied embedding) in int8 with a scale per row. max_model_len:
+    positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights.
+    """
+    config = source.config
+    length = config.max_position if max_model_len is None else max_model_len
+    if config.rope.kind == "dynamic" and length > config.max_position:
+        raise ConfigError(
+            f"{source.name}: dynamic rope scaling past {config.max_position} tokens is not supported;"
+            f" use --max-model-len {config.max_position} or less"
+        )
+    family = FAMILIES[config.family]
+    specs = family.specs(config)
+    weights = _allocate(source, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
+    if load_format == "dummy":
+        _fill_dummy(weights, config, seed)
+    elif load_format == "auto":
+        _fill(weights, specs, _open(source), config)
+    else:
+        raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
+    return family(config, weights, kernels, dtype=dtype, max_model_len=length)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
+    """Bytes the matrices of a model will take, before anything is loaded (norms and biases are below a thousandth)."""
+    total = 0
+    for spec in FAMILIES[config.family].specs(config).values():
+        if spec.columns is not None:
+            packed = int8 and _packs(spec, config)
+            total += spec.rows * (spec.columns + 4 if packed else spec.columns * dtype.itemsize)
+    return total
+
+
+def _packs(spec: WeightSpec, config: ModelConfig) -> bool:
+    """Whether int8 applies: to matrices that are multiplied with; an untied embedding is only looked up."""
+    return spec.columns is not None and (spec.target != "embedding" or config.tie_embeddings)
+
+
+def _open(source: ModelSource) -> TensorSource:
+    if source.gguf is not None:
+        return GGUFFile(source.gguf, source.config)
+    if source.folder is not None:
+        return SafetensorsFolder(source.folder)
+    raise ModelError(f"{source.name} has no weights, only a shape: use --load-format dummy, or give a folder")
+
+
+def _allocate(
+    source: ModelSource,
+    specs: dict[str, WeightSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    vector_dtype: torch.dtype,
+    int8: bool,
+) -> dict[str, Weight]:
+    """Uninitialised tensors for every spec. Norms and biases take the activation dtype."""
+    weights: dict[str, Weight] = {}
+    try:
+        for target, spec in specs.items():
+            if spec.columns is None:
+                weights[target] = torch.empty(spec.rows, dtype=vector_dtype, device=device)
+            elif int8 and _packs(spec, source.config):
+                values = torch.empty(spec.rows, spec.columns, dtype=torch.int8, device=device)
+                weights[target] = Int8Weight(values, torch.empty(spec.rows, device=device))
+            else:
+                weights[target] = torch.empty(spec.rows, spec.columns, dtype=dtype, device=device)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "alloc" not in str(error) and "memory" not in str(error):
+            raise
+        size = weight_bytes(source.config, dtype, int8) / 1e9
+        raise ModelError(
+            f"{source.name} needs {size:.1f} GB for its weights and {device} has less free: choose a smaller model,"
+            " --dtype bfloat16 or --quantization int8"
+        ) from None
+    return weights
+
+
+def _fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: TensorSource, config: ModelConfig) -> None:
+    """Read every tensor once, in file order, each into its rows of a fused one. Names and shapes are checked before."""
+    places: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # checkpoint name -> target, first row, shape
+    for target, spec in specs.items():
+        first = 0
+        for name, rows in spec.pieces:
+            places[name] = target, first, (rows,) if spec.columns is None else (rows, spec.columns)
+            first += rows
+    _check(places, tensors, config)
+    for name in tensors.shapes:
+        if name not in places:
+            continue
+        target, first, shape = places[name]
+        weight = weights[target]
+        part = slice(first, first + shape[0])
+        if isinstance(weight, Int8Weight):
+            packed = Int8Weight.quantize(tensors.read(name).to(weight.device))
+            weight.values[part] = packed.values
+            weight.scale[part] = packed.scale
+        else:
+            tensors.read_into(name, weight[part])
+
+
+def _check(places: dict[str, tuple[str, int, tuple[int, ...]]], tensors: TensorSource, config: ModelConfig) -> None:
+    where = f"weights of {tensors.where}"
+    mixed = "the folder mixes two models; download it again"
+    for name, (_, _, shape) in places.items():
+        if name not in tensors.shapes:
+            raise ModelError(f"{where}: tensor {name} is missing: the download is incomplete; download it again")
+        if tensors.shapes[name] != shape:
+            raise ModelError(f"{where}: tensor {name} has shape {tensors.shapes[name]}, config says {shape}: {mixed}")
+    for name in tensors.shapes:
+        tied = config.tie_embeddings and name == "lm_head.weight"  # a second copy of the embedding
+        if name not in places and not tied and not name.startswith(IGNORED) and not name.endswith(IGNORED_ENDS):
+            model = f"{config.layers}-layer {config.family} model"
+            raise ModelError(f"{where}: tensor {name} has no place in a {model}: {mixed}")
+
+
+def _fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> None:
+    """Random matrices of a trained model's size; norms that scale by one; no biases."""
+    for target, weight in weights.items():
+        if isinstance(weight, Int8Weight):
+            weight.values.random_(-127, 128, generator=_generator(weight.device, seed))
+            weight.scale.fill_(DUMMY_STD / 73)  # 73: standard deviation of the integers -127..127
+        elif weight.dim() == 2:
+            _noise(weight, seed)
+        else:
+            weight.fill_(1.0 if target.endswith("norm") and not config.unit_offset else 0.0)
+        seed += 1
+
+
+def _noise(weight: Tensor, seed: int) -> None:
+    bound = DUMMY_STD * 3**0.5  # uniform of the wanted deviation: drawn several times faster than normal
+    weight.uniform_(-bound, bound, generator=_generator(weight.device, seed))
+
+
+def _generator(device: torch.device, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)

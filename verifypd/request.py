@@ -1,0 +1,298 @@
+"""What a caller asks for and what it gets back, and the host-side state of a request. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from verifypd.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to continue a prompt. Names and defaults are those of vLLM's offline API, plus ours at the end."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16  # None: up to the model's length
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+    # Verify-PD's own
+    speculation: bool = True
+    max_draft: int | None = None
+    acceptance: str | None = None  # "rejection", "coupled"; None: coupled when a seed is given
+    priority: int = 0  # lower runs first, as in vLLM
+    slo_tpot: float | None = None  # ms
+    deadline_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        _integer(self, "n", 1, 128)
+        _number(self, "temperature", 0.0, 100.0)
+        _number(self, "top_p", 0.0, 1.0, open_low=True)
+        _integer(self, "top_k", -1, 2**31 - 1)
+        _number(self, "min_p", 0.0, 1.0)
+        _integer(self, "seed", -(2**63), MAX_SEED, optional=True)
+        _number(self, "presence_penalty", -2.0, 2.0)
+        _number(self, "frequency_penalty", -2.0, 2.0)
+        _number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
+        _integer(self, "min_tokens", 0, 2**31 - 1)
+        _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
+        _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
+        _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        _integer(self, "max_draft", 0, 64, optional=True)
+        _integer(self, "priority", -(2**31), 2**31 - 1)
+        _number(self, "slo_tpot", 0.0, math.inf, optional=True, open_low=True)
+        _number(self, "deadline_ms", 0.0, math.inf, optional=True, open_low=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}", param="min_tokens"
+            )
+        if self.acceptance not in (None, "rejection", "coupled"):
+            raise RequestError(
+                f"acceptance={self.acceptance!r} is not known; use 'rejection' or 'coupled'", param="acceptance"
+            )
+        for bias in (self.logit_bias or {}).items():
+            if not isinstance(bias[0], int) or not math.isfinite(bias[1]) or abs(bias[1]) > 100:
+                raise RequestError(
+                    f"logit_bias[{bias[0]!r}]={bias[1]!r} must map a token id to a number in -100..100",
+                    param="logit_bias",
+                )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
+        if any(not s for s in self.stop_strings):
+            raise RequestError("stop holds an empty string", param="stop")
+        if any(not word for word in self.bad_words or ()):
+            raise RequestError("bad_words holds an empty string", param="bad_words")
+        if self.stop_strings and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken at each step."""
+        return self.temperature < 1e-5
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All parameter names."""
+        return tuple(f.name for f in fields(cls))
+
+
+def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name}={value!r} must be a whole number in {low}..{high}", param=name)
+
+
+def _number(
+    params: SamplingParams, name: str, low: float, high: float, *, optional: bool = False, open_low: bool = False
+) -> None:
+    value = getattr(params, name)
+    if value is None and optional:
+        return
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+    if wrong or not low <= value <= high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise RequestError(f"{name}={value!r} must be a number in {bracket}{low:g}, {high:g}]", param=name)
+
+
+class State(Enum):
+    """Where a request stands on its way through the lanes."""
+
+    WAITING = "waiting"  # holds nothing
+    PREFILL = "prefill"  # has a slot and blocks; part of its tokens are not in the verifier's cache yet
+    DECODE = "decode"  # every confirmed token but the last is in the verifier's cache
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The verifier's own log-probability of a token at one position, and its rank (1: most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds of the monotonic clock, and what speculation did for this request."""
+
+    arrival_time: float = 0.0
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    spans: int = 0  # verifier passes that carried draft tokens
+    passes: int = 0  # verifier passes that emitted tokens after the prefill
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0  # tokens emitted by those passes
+    preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    accepted_per_position: list[int] = field(default_factory=list)
+    drafted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens / drafted tokens; corrections and bonus tokens do not count."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens emitted per verifier pass, the correction or bonus token included."""
+        return self.emitted / self.passes if self.passes else 0.0
+
+    def count(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Add one verdict."""
+        self.passes += 1
+        self.emitted += emitted
+        if not drafted:
+            return
+        self.spans += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        grow = drafted - len(self.drafted_per_position)
+        self.drafted_per_position += [0] * grow
+        self.accepted_per_position += [0] * grow
+        for position in range(drafted):
+            self.drafted_per_position[position] += 1
+            self.accepted_per_position[position] += position < accepted
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None  # "stop", "length", "abort", "error"
+    stop_reason: int | str | None = None  # the stop token id or string that ended it; None for EOS
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+    def finished(self) -> bool:
+        """Whether this choice is complete."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its choices so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+class Request:
+    """One choice on its way through the engine. Owned by the engine; every field is host data, at most one step old."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_length: int,
+        choice: int = 0,
+        arrival: float = 0.0,
+        order: int = 0,
+        bad_words_ids: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.seed = seed
+        self.choice = choice
+        self.order = order  # arrival order: ties in priority go to the older request
+        self.max_length = max_length  # prompt + output tokens at which it ends for length
+        self.bad_words_ids = bad_words_ids
+        self.prompt_len = len(prompt_ids)
+        self.tokens: list[int] = list(prompt_ids)  # confirmed: prompt and output
+        self.state = State.WAITING
+        self.slot: int | None = None
+        self.computed = 0  # tokens in the verifier's cache, while prefilling
+        self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
+        self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
+        self.tickets = 0  # launched passes that still touch this request's slot or blocks
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.preempting = False
+        self.served = 0  # number of the step that last carried it
+        self.logprobs: list[dict[int, Logprob]] | None = [] if params.logprobs is not None else None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            [None] if params.prompt_logprobs is not None else None
+        )
+        self.metrics = RequestMetrics(arrival_time=arrival)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Confirmed output tokens."""
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def output_len(self) -> int:
+        """How many output tokens are confirmed."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def length_bound(self) -> int:
+        """Upper bound of the length on the device: every draft in flight might stand."""
+        return len(self.tokens) + sum(drafted + 1 for drafted in self.inflight)
+
+    @property
+    def length_floor(self) -> int:
+        """Lower bound of the length on the device: each verdict in flight emits one token at least."""
+        return len(self.tokens) + len(self.inflight)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.state is State.FINISHED
+
+    def rank(self) -> tuple[int, int]:
+        """Order of service: priority first, then arrival."""
+        return (self.params.priority, self.order)
+
+
+def from_mapping(values: dict[str, Any]) -> SamplingParams:
+    """SamplingParams from a mapping; unknown names are refused."""
+    unknown = sorted(set(values) - set(SamplingParams.names()))
+    if unknown:
+        raise RequestError(f"unknown sampling parameter {unknown[0]!r}", param=unknown[0])
+    return SamplingParams(**values)

@@ -1,0 +1,95 @@
+"""Slot-indexed device tensors and the layouts of model passes built from them. Knows slots; nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import PassLayout
+from verifypd.batch import DraftSpan, VerifySpan
+
+
+class Slots:
+    """Everything about a running request that a verdict can change, a row each, on the device."""
+
+    def __init__(self, slots: int, capacity: int, max_draft: int, device: torch.device) -> None:
+        self.device = device
+        self.capacity = capacity  # tokens a row holds
+        self.tokens = torch.zeros(slots, capacity, dtype=torch.int64, device=device)  # confirmed, prompt and output
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)  # how many of them count
+        self.drafts = torch.zeros(slots, max(max_draft, 1), dtype=torch.int64, device=device)
+        self.draft_lens = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def assign(self, slot: int, tokens: Sequence[int]) -> None:
+        """Start a request in `slot` with the tokens the host knows."""
+        self.tokens[slot, : len(tokens)] = host_tensor(tokens, self.device)
+        self.lengths[slot] = len(tokens)
+        self.draft_lens[slot] = 0
+
+
+class BlockTables:
+    """Which block holds which tokens of a slot, for one pool: [slots, blocks a row], int32."""
+
+    def __init__(self, slots: int, capacity: int, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.data = torch.zeros(slots, -(-capacity // block_size), dtype=torch.int32, device=device)
+
+    def write(self, slot: int, blocks: Sequence[int]) -> None:
+        """Set the row of `slot`; entries past its blocks point at the null block."""
+        row = torch.zeros(self.data.shape[1], dtype=torch.int32)
+        row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        self.data[slot].copy_(row, non_blocking=True)
+
+
+def host_tensor(values: Sequence[int], device: torch.device) -> Tensor:
+    """Host integers on the device, without waiting for it."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
+    """Rows of a verifier pass: chunks start where the host says, decode spans at the last confirmed token."""
+    index = host_tensor([span.slot for span in spans], slots.device)
+    given = host_tensor([-1 if span.start is None else span.start for span in spans], slots.device)
+    starts = torch.where(given < 0, slots.lengths[index] - 1, given)
+    return PassLayout.build(
+        [span.rows for span in spans], [span.context for span in spans], index, starts, tables.data, tables.block_size
+    )
+
+
+def verify_ids(spans: Sequence[VerifySpan], layout: PassLayout, slots: Slots) -> Tensor:
+    """Token ids of a verifier pass [N]: confirmed tokens, and drafts in the rows after a span's first."""
+    row_slots = layout.slots[layout.row_span]
+    ids = slots.tokens[row_slots, layout.positions]
+    if not any(span.drafts for span in spans):
+        return ids
+    depth = host_tensor([j if span.drafts else 0 for span in spans for j in range(span.rows)], slots.device)
+    return torch.where(depth > 0, slots.drafts[row_slots, (depth - 1).clamp_min(0)], ids)
+
+
+def catch_up_layout(spans: Sequence[DraftSpan], slots: Slots, tables: BlockTables) -> PassLayout:
+    """Rows of a draft model's first pass: from `lag` tokens before the end on."""
+    index = host_tensor([span.slot for span in spans], slots.device)
+    lag = host_tensor([span.lag for span in spans], slots.device)
+    return PassLayout.build(
+        [span.rows for span in spans],
+        [span.context for span in spans],
+        index,
+        slots.lengths[index] - lag,
+        tables.data,
+        tables.block_size,
+    )
+
+
+def draft_layout(
+    spans: Sequence[DraftSpan], index: Tensor, depth: int, slots: Slots, tables: BlockTables
+) -> PassLayout:
+    """One row a span: the draft token at `depth` − 1, in the position after the confirmed tokens and earlier drafts."""
+    starts = slots.lengths[index] - 1 + depth
+    return PassLayout.build(
+        [1] * len(spans), [span.context for span in spans], index, starts, tables.data, tables.block_size
+    )

@@ -1,0 +1,99 @@
+"""Tickets: launched work whose result is not on the host yet. The only module that waits for the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class HostCopy:
+    """Tensors on their way to the host, started without waiting."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._ready: torch.cuda.Event | None = None
+        cuda = any(t.is_cuda for t in tensors.values())
+        if not cuda:
+            self._host = tensors
+            return
+        self._host = {
+            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            for name, t in tensors.items()
+        }
+        self._ready = torch.cuda.Event()
+        self._ready.record()
+
+    def done(self) -> bool:
+        """Whether the copy has arrived; never waits."""
+        return self._ready is None or self._ready.query()
+
+    def wait(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays, once they are here."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return {name: t.numpy() for name, t in self._host.items()}
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One launched batch. `read` turns the arrived arrays into whatever the lane promises."""
+
+    batch: Any
+    copy: HostCopy
+    read: Callable[[dict[str, np.ndarray[Any, Any]]], Any]
+    launched: float = 0.0  # seconds of the engine's clock
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self.copy.done()
+
+    def result(self) -> Any:
+        """What came of the batch; waits if it must."""
+        return self.read(self.copy.wait())
+
+
+class Inflight:
+    """Tickets in launch order. Keeps at most `limit` out: the host plans one step behind the device, not more."""
+
+    def __init__(self, limit: int = 2, delay: int = 0) -> None:
+        self.limit = limit
+        self.delay = delay  # rounds a finished ticket is held back, for tests of the asynchronous contract
+        self._round = 0
+        self._tickets: deque[tuple[int, Ticket]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def add(self, ticket: Ticket) -> None:
+        """Count a launched ticket in."""
+        self._tickets.append((self._round, ticket))
+
+    def finished(self) -> list[Ticket]:
+        """Tickets to absorb now, oldest first: those that are done, and as many more as exceed the limit."""
+        self._round += 1
+        ready = []
+        while self._tickets:
+            launched, ticket = self._tickets[0]
+            if self._round - launched <= self.delay:
+                break
+            if len(self._tickets) < self.limit and not ticket.done():
+                break
+            ready.append(self._tickets.popleft()[1])
+        return ready
+
+    def drain(self) -> list[Ticket]:
+        """Every ticket that is out, whatever it takes."""
+        tickets = [ticket for _, ticket in self._tickets]
+        self._tickets.clear()
+        return tickets
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for everything launched on `device` (benchmarks and shutdown only)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
