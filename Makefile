@@ -3,7 +3,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+CORE   := $(VENV)/.core-installed
+STAMP  := $(VENV)/.test-installed
+
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# an interrupted set-up may have left an environment without pip
+MEND   := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 
 # Test processes, each with one compute thread: more would only take turns on the same cores.
 CORES   := $(shell nproc 2>/dev/null || echo 2)
@@ -11,8 +16,9 @@ WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
 PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO_MODEL  ?= smollm2
-DEMO_TOKENS ?= 96
-DEMO_PROMPT ?= Copy this list twice: red apple, green pear, yellow plum, blue grape. List:
+DEMO_TOKENS ?= 64
+DEMO_PROMPT ?= Original: The old lighthouse keeper climbed the winding stairs every evening to light the great lamp for the \
+ships at sea. Copy: The old lighthouse keeper
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test quick test-gpu lint format types demo figures clean
@@ -22,39 +28,49 @@ help: ## show this list
 
 setup: $(STAMP) ## create .venv and install the package with its test tools
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' must be Python 3.11 or newer; install one and run: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' lacks the venv module; on Debian or Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	$(PYTHON) -m venv $(VENV)
+
+# Packages come from wherever this machine's pip is set up to look.
+$(CORE): pyproject.toml | $(BIN)/python
+	@$(MEND)
+	$(PIP) -e .
 	@touch $@
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@$(MEND)
+	$(PIP) -e '.[test]'
+	@touch $@ $(CORE)
 
 test: lint types ## everything CI runs: format, lint, types, tests
 	$(PYTEST) -m 'not gpu and not soak'
 
 quick: $(STAMP) ## the inner loop: lint and the fast tests, about a minute
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python -m ruff check --quiet .
 	$(PYTEST) -q -x -m 'not gpu and not soak and not slow and not network'
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP) ## ruff: rules and format, no changes
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 
 format: $(STAMP) ## ruff: apply fixes and format
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
 
 types: $(STAMP) ## mypy
-	$(BIN)/mypy
+	$(BIN)/python -m mypy
 
-demo: $(STAMP) ## generate from the built-in model with n-gram speculation
-	$(BIN)/verifypd pull $(DEMO_MODEL)
-	$(BIN)/verifypd generate --model $(DEMO_MODEL) --draft ngram --temperature 0 --max-tokens $(DEMO_TOKENS) '$(DEMO_PROMPT)'
+demo: $(CORE) ## generate from the built-in model with n-gram speculation
+	$(BIN)/python -m verifypd pull $(DEMO_MODEL)
+	$(BIN)/python -m verifypd generate --model $(DEMO_MODEL) --draft ngram --temperature 0 --max-tokens $(DEMO_TOKENS) --echo \
+	  '$(DEMO_PROMPT)'
 
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py

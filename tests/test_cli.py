@@ -402,3 +402,47 @@ def test_bad_setting_is_refused_before_torch_is_loaded():
     command = [sys.executable, "-c", code, "generate", "x", "--max-draft", "99"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "error: --max-draft 99 must lie in 0..64\n")
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.mark.slow
+def test_a_real_engine_behind_the_command(tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    common = [
+        "--model", str(tmp_path), "--load-format", "dummy", "--dtype", "float32", "--kv-memory", "16MB",
+        "--device", "cpu", "--max-tokens", "24", "--temperature", "0", "--ignore-eos",
+    ]  # fmt: skip
+    assert run("generate", "w5 w6 w7 w5 w6", "--draft", "none", *common) == 0
+    plain = capsys.readouterr().out
+    assert len(plain.split()) == 24
+    assert run("generate", "w5 w6 w7 w5 w6", "--draft", "ngram", *common) == 0
+    assert capsys.readouterr().out == plain
+    assert run("generate", "5,6", "5,6,7,5,6", "--token-ids", "--json", *common) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [f"w{i}" for i in document["results"][1]["outputs"][0]["token_ids"]] == plain.split()
+    assert run("generate", "5,6,999", "--token-ids", *common) == 2
+    assert "999" in capsys.readouterr().err

@@ -118,3 +118,12 @@ def test_links_in_the_documentation_lead_somewhere():
             if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
                 broken.append(f"{page.relative_to(ROOT)} → {target}")
     assert broken == []
+
+
+def test_files_named_in_the_documentation_exist():
+    missing = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"`((?:tests|verifypd|benchmarks|docs)/[\w./]*)`", page.read_text(encoding="utf-8")):
+            if not (ROOT / name).exists():
+                missing.append(f"{page.relative_to(ROOT)} names {name}")
+    assert missing == []

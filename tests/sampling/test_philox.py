@@ -85,9 +85,7 @@ def test_gumbel_noise_is_gumbel_and_keyed_by_token():
 
 def test_gumbel_noise_is_finite_at_the_ends(monkeypatch):
     for word in (0, 0xFFFFFFFF):
-        monkeypatch.setattr(
-            "verifypd.sampling.philox._words", lambda *keys, word=word: (torch.full((1, 1), word),) * 4
-        )
+        monkeypatch.setattr("verifypd.sampling.philox._words", lambda *keys, word=word: (torch.full((1, 1), word),) * 4)
         zero = torch.zeros(1, dtype=torch.int64)
         noise = gumbel(zero, zero, zero, 4)
         assert torch.isfinite(noise).all()

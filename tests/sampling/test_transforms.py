@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sampling.reference import transformed
 from verifypd.request import SamplingParams
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.transforms import Rows, transform, unpack_mask
+from verifypd.sampling.transforms import Rows, histogram_threshold, sorted_threshold, transform, unpack_mask
 from verifypd.sampling.verify import best
 
 VOCAB, DEPTH, EOS = 24, 3, (2, 23)
@@ -177,6 +177,19 @@ def test_top_p_is_exact_on_a_large_vocabulary():
         keep = int((ordered.cumsum(0) < np.float32(top_p)).sum()) + 1
         assert abs(int(torch.isfinite(x).sum()) - keep) <= 1  # one token's mass is within the rounding of exp here
         assert p[torch.isfinite(x)].sum() >= top_p - 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([0.0, 1e-40, 1e-12, 0.1, 0.25, 0.2500001, 0.7, 1.0]) | st.floats(0, 1, width=32), max_size=30
+    ),
+    st.floats(1e-6, 0.999999),
+)
+def test_both_ways_to_the_top_p_threshold_agree(weights, share):
+    weight = torch.tensor([[*weights, 1.0]])
+    threshold = histogram_threshold(weight, torch.tensor([[share]]))
+    assert torch.equal(threshold, sorted_threshold(weight, torch.tensor([[share]])))
 
 
 def test_nan_is_excluded_and_infinity_wins():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
@@ -65,19 +65,23 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never run."""
-        if request.prompt_len == 0:
+        self.validate(request.tokens)
+        self.waiting.append(request)
+        self.waiting.sort(key=Request.rank)
+
+    def validate(self, prompt: Sequence[int]) -> None:
+        """Raise RequestError for a prompt that could never run."""
+        if not prompt:
             raise RequestError("the prompt is empty: give at least one token", param="prompt")
-        if request.prompt_len >= self.max_model_len:
+        if len(prompt) >= self.max_model_len:
             raise RequestError(
-                f"the prompt has {request.prompt_len} tokens; with at least one output token the limit is "
+                f"the prompt has {len(prompt)} tokens; with at least one output token the limit is "
                 f"{self.max_model_len} (--max-model-len)",
                 param="prompt",
             )
-        bad = next((token for token in request.tokens if not 0 <= token < self.sampling.vocab), None)
+        bad = next((token for token in prompt if not 0 <= token < self.sampling.vocab), None)
         if bad is not None:
             raise RequestError(f"token id {bad} is outside the vocabulary of {self.sampling.vocab}", param="prompt")
-        self.waiting.append(request)
-        self.waiting.sort(key=Request.rank)
 
     def finish(self, request: Request, reason: str = "abort", stop_reason: int | str | None = None) -> None:
         """End a request from outside: an abort or a stop string. Verdicts still in flight for it are dropped."""
@@ -86,7 +90,7 @@ class Engine:
         self._end(request, reason, stop_reason)
         if request in self.waiting:
             self.waiting.remove(request)
-        elif not request.tickets:
+        elif request.slot is not None and not request.tickets:
             self._leave(request)
 
     @property

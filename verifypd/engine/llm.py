@@ -120,20 +120,15 @@ class LLM:
         if self._closed:
             raise ConfigError("this LLM was shut down; make a new one")
         jobs = [self._job(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-        added: list[_Job] = []
-        try:
-            for job in jobs:
-                added.append(job)
-                for text in job.texts:
-                    self.engine.add(text.request)
-                    self._jobs[text.request.order] = job
-        except RequestError:
-            self._drop(added)
-            raise
+        for job in jobs:
+            for text in job.texts:
+                self.engine.add(text.request)
+                self._jobs[text.request.order] = job
         return jobs
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         text, ids = self._encode(prompt)
+        self.engine.validate(ids)
         self._check(params)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         limit = self.engine.max_model_len

@@ -201,37 +201,26 @@ INLINE vf vtanh(vf x) {
 
 /* ---- register tiles: M rows of x times O rows of w ------------------------------------------------------------ */
 
-#ifndef LINE
-#define LINE(WT) (16)
+#ifndef PFL
+#define PFL 2
 #endif
-#ifndef FENCED
-#define FENCED 16
-#endif
-#ifndef PREFETCH
-#define PREFETCH(p)
-#endif
-#define STEP(LOAD, k)                                                                                               \
-    {                                                                                                               \
-        if (M * O >= FENCED) __asm__ volatile("" ::: "memory"); /* keeps loads of later steps out of the registers */ \
-        vf b[MAXO];                                                                                                 \
-        UNROLL for (int o = 0; o < O; o++) b[o] = LOAD(w + o * ws + (k));                                           \
-        UNROLL for (int m = 0; m < M; m++) {                                                                        \
-            vf a = load_f32(x + m * xs + (k));                                                                      \
-            UNROLL for (int o = 0; o < O; o++) acc[m][o] += a * b[o];                                               \
-        }                                                                                                           \
-    }
-
 #define DEFINE_TILE(T, WT, LOAD, ONE)                                                                               \
     INLINE void tile_##T(const int M, const int O, const float *x, ptrdiff_t xs, const WT *w, ptrdiff_t ws,         \
                          ptrdiff_t K, float *out, ptrdiff_t os) {                                                   \
         vf acc[MAXM][MAXO];                                                                                         \
         UNROLL for (int m = 0; m < M; m++) { UNROLL for (int o = 0; o < O; o++) acc[m][o] = splat(0.0f); }          \
         ptrdiff_t k = 0;                                                                                            \
-        for (; k + LINE(WT) <= K; k += LINE(WT)) {                                                                  \
-            UNROLL for (int o = 0; o < O; o++) PREFETCH(w + o * ws + k);                                            \
-            UNROLL for (int j = 0; j < LINE(WT); j += VL) STEP(LOAD, k + j)                                         \
+        const char *ahead = (const char *)(w + O * ws);                                                             \
+        for (; k + VL <= K; k += VL) {                                                                              \
+            vf b[MAXO];                                                                                             \
+            UNROLL for (int i = 0; i < (int)sizeof(WT) * O * VL; i += 64) __builtin_prefetch(ahead + i, 0, PFL);    \
+            ahead += sizeof(WT) * O * VL;                                                                           \
+            UNROLL for (int o = 0; o < O; o++) b[o] = LOAD(w + o * ws + k);                                         \
+            UNROLL for (int m = 0; m < M; m++) {                                                                    \
+                vf a = load_f32(x + m * xs + k);                                                                    \
+                UNROLL for (int o = 0; o < O; o++) acc[m][o] += a * b[o];                                           \
+            }                                                                                                       \
         }                                                                                                           \
-        for (; k + VL <= K; k += VL) STEP(LOAD, k)                                                                  \
         if (k < K) { /* the last K % VL entries, padded with zeros */                                               \
             vf b[MAXO];                                                                                             \
             UNROLL for (int o = 0; o < O; o++) {                                                                    \

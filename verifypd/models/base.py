@@ -75,15 +75,27 @@ class Model:
             layers.append(DecoderLayer(window=config.windows[index], **own))
         return layers
 
-    def forward(self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache) -> Tensor:
-        """ids [N] -> hidden [N, H] after the final norm; writes keys and values of the rows into the cache."""
-        return self.forward_capturing(ids, layout, attention, cache, ())[0]
+    def forward(
+        self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache, prepared: Any = None
+    ) -> Tensor:
+        """ids [N] -> hidden [N, H] after the final norm; writes keys and values of the rows into the cache.
+
+        prepared: what attention.prepare(layout) gave, where it must not run here (inside the capture of a graph).
+        """
+        return self.forward_capturing(ids, layout, attention, cache, (), prepared)[0]
 
     def forward_capturing(
-        self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache, capture: tuple[int, ...]
+        self,
+        ids: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        cache: KVCache,
+        capture: tuple[int, ...],
+        prepared: Any = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As `forward`, with the residual stream [N, H] after each layer in `capture` (ascending indices)."""
-        prepared = attention.prepare(layout)
+        """As `forward`, with the residual stream [N, H] after each layer in `capture`, in the order of layers."""
+        if prepared is None:
+            prepared = attention.prepare(layout)
         residual = self.embed(ids)
         x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
         captured = []

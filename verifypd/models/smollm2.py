@@ -193,7 +193,7 @@ def _make(artifact: Artifact, progress: bool, download: Download) -> None:
         _write_manifest(artifact, made)
         if place.exists():
             place.rename(root / f"{artifact.name}.old-{work.name.rpartition('-')[2]}")
-        os.replace(made, place)  # noqa: PTH105  # the word for an atomic rename
+        made.replace(place)  # atomic
     finally:
         shutil.rmtree(work, ignore_errors=True)
         for old in root.glob(f"{artifact.name}.old-*"):

@@ -17,6 +17,7 @@ from verifypd.sampling.state import Needs, SamplingState, Subset
 
 LARGEST = 1e30  # stands for +inf, so that dividing by a temperature stays finite
 MASS_ONE = 2.0**40  # fixed-point mass of the likeliest token; 2**18 of them still fit int64
+SORTED_VOCAB = 4096  # up to here a sort is the cheaper way to a top_p threshold
 LOW_BITS = 15  # of the 30 bits of a float in [0, 1] below the sign, the second look-up resolves these
 ELEMENTS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # of a vocabulary-wide temporary
 
@@ -183,27 +184,39 @@ def keep_top_k_(x: Tensor, k: Tensor, widest: int, share: Tensor | None = None) 
 def keep_top_p_(x: Tensor, share: Tensor) -> None:
     """Keep the smallest set of likeliest tokens with mass >= share [N], and those level with the last of it.
 
-    Exact and without a sort: probabilities are fixed-point, so that sums do not depend on their order, and the
-    threshold is found in two histograms over the float's bits.
+    Probabilities are fixed-point, so that their sums do not depend on the order of adding.
     """
-    rows = max(1, ELEMENTS_AT_ONCE.get(x.device.type, 2**25) // x.shape[1])
+    find = sorted_threshold if x.shape[1] <= SORTED_VOCAB else histogram_threshold
+    rows = max(1, ELEMENTS_AT_ONCE.get(x.device.type, 2**25) // max(x.shape[1], 1 << LOW_BITS))
+    rows = x.shape[0] if find is sorted_threshold else rows
     for part, part_share in zip(torch.split(x, rows), torch.split(share, rows), strict=True):
         weight = (part - part.amax(-1, keepdim=True).clamp_min(-LARGEST)).exp_()  # 1 for the likeliest
-        part.masked_fill_(weight < _mass_threshold(weight, part_share[:, None]), -torch.inf)
+        part.masked_fill_(weight < find(weight, part_share[:, None]), -torch.inf)
 
 
-def _mass_threshold(weight: Tensor, share: Tensor) -> Tensor:
+def sorted_threshold(weight: Tensor, share: Tensor) -> Tensor:
     """Largest t [N, 1] such that weights >= t sum to share [N, 1] of the row at least. weight [N, V] in [0, 1]."""
+    ordered = weight.sort(dim=-1, descending=True).values
+    mass = (ordered * MASS_ONE).long().cumsum(-1)
+    cut = (mass < _needed(mass[:, -1:], share)).sum(-1, keepdim=True)
+    return ordered.gather(1, cut.clamp_max(weight.shape[1] - 1))
+
+
+def histogram_threshold(weight: Tensor, share: Tensor) -> Tensor:
+    """The same without a sort: two histograms over the bits of the floats, high half then low half."""
     mass = (weight * MASS_ONE).long()
     total = mass.sum(-1, keepdim=True)
-    needed = (total.double() * share.double()).ceil().long().clamp_min(1)
-    spare = (total - needed).clamp_min(0)  # what may be dropped
+    spare = (total - _needed(total, share)).clamp_min(0)  # what may be dropped
     bits = weight.view(torch.int32).long()
     upper = bits >> LOW_BITS
     bucket, spare = _bucket(upper, mass, spare, (0x3F800000 >> LOW_BITS) + 1)
     mass.mul_(upper == bucket)
     lower, _ = _bucket(bits.bitwise_and_((1 << LOW_BITS) - 1), mass, spare, 1 << LOW_BITS)
     return (bucket << LOW_BITS | lower).int().view(torch.float32)
+
+
+def _needed(total: Tensor, share: Tensor) -> Tensor:
+    return (total.double() * share.double()).ceil().long().clamp_min(1)
 
 
 def _bucket(keys: Tensor, mass: Tensor, spare: Tensor, buckets: int) -> tuple[Tensor, Tensor]:

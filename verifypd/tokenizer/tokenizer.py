@@ -97,13 +97,13 @@ class Tokenizer:
             return ByteStream(self._pieces, hidden, prompt_ids)
         return WindowStream(lambda ids: self._core.decode(ids, skip_special_tokens), prompt_ids)
 
-    def token(self, id: int) -> str:  # noqa: A002  # the word of the public API
+    def token(self, index: int) -> str:
         """The vocabulary's own spelling of a token; empty for ids the tokenizer does not have (padding)."""
-        return self._core.id_to_token(id) or ""
+        return self._core.id_to_token(index) or ""
 
-    def token_bytes(self, id: int) -> bytes:  # noqa: A002
+    def token_bytes(self, index: int) -> bytes:
         """The bytes a token stands for in a text; they need not be whole characters."""
-        return self._pieces[id] if self._pieces is not None else self._core.decode([id], False).encode()
+        return self._pieces[index] if self._pieces is not None else self._core.decode([index], False).encode()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by the vocabulary's own spelling."""
