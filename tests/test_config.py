@@ -50,7 +50,14 @@ def test_every_setting_explains_itself() -> None:
 
 @pytest.mark.parametrize(
     ("given", "alphas"),
-    [(None, None), (0.8, (0.8,)), ("0.8", (0.8,)), ("0.3,0.9", (0.3, 0.9)), ([0.1, 0.2], (0.1, 0.2)), ("drift:a.json", "a.json")],
+    [
+        (None, None),
+        (0.8, (0.8,)),
+        ("0.8", (0.8,)),
+        ("0.3,0.9", (0.3, 0.9)),
+        ([0.1, 0.2], (0.1, 0.2)),
+        ("drift:a.json", "a.json"),
+    ],
 )
 def test_synthetic_acceptance_forms(given: Any, alphas: Any) -> None:
     assert EngineConfig(synthetic_acceptance=given).alphas == alphas

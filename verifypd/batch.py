@@ -62,4 +62,6 @@ class Verdict:
     drafted: int  # tokens the drafter really proposed, at most the span's drafts
     tokens: tuple[int, ...]
     finish: str | None  # "stop", "length", "error" or None
-    logprobs: tuple[tuple[float, int, tuple[tuple[int, float], ...]], ...] = ()  # per token: own, rank, top (id, logprob)
+    logprobs: tuple[
+        tuple[float, int, tuple[tuple[int, float], ...]], ...
+    ] = ()  # per token: own, rank, top (id, logprob)

@@ -32,9 +32,12 @@ class EngineConfig:
     arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
-    acceptance: str = setting("rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled"))
+    acceptance: str = setting(
+        "rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled")
+    )
     synthetic_acceptance: str | float | tuple[float, ...] | None = setting(
-        None, "accept drafts by chance: one value, a comma-separated list (one a request), or drift:FILE; text is meaningless"
+        None,
+        "accept drafts by chance: one value, a comma-separated list (one a request) or drift:FILE; text means nothing",
     )
     batch_size: int = setting(32, "requests in one verifier pass")
     verify_batch: int | None = setting(None, "requests a verify batch waits for (pdv)")
@@ -64,12 +67,23 @@ class EngineConfig:
     revision: str | None = setting(None, "hub revision of the verifier")
     ngram_max: int = setting(4, "longest suffix the n-gram drafter looks up")
     ngram_min: int = setting(2, "shortest suffix the n-gram drafter looks up")
-    late_tickets: bool = setting(False, "deliver every verdict one step late (tests the asynchronous contract)", hidden=True)
+    late_tickets: bool = setting(
+        False, "deliver every verdict one step late (tests the asynchronous contract)", hidden=True
+    )
     preempt_every: int = setting(0, "preempt a request every N steps (tests)", hidden=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draft", None if self.draft in (None, "none", "") else self.draft)
-        for name in ("arch", "controller", "acceptance", "dtype", "quantization", "load_format", "attention", "kernels"):
+        for name in (
+            "arch",
+            "controller",
+            "acceptance",
+            "dtype",
+            "quantization",
+            "load_format",
+            "attention",
+            "kernels",
+        ):
             self._check_choice(name)
         self._check_range("max_draft", 0, 64)
         self._check_range("batch_size", 1, 4096)

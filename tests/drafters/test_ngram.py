@@ -22,7 +22,11 @@ def search(tokens: list[int], shortest: int, longest: int, depth: int) -> list[i
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2))
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 2),
+)
 def test_matches_a_plain_search(rows: list[list[int]], shortest: int, extra: int) -> None:
     width = max(map(len, rows)) + 3
     tokens = torch.full((len(rows), width), 9)

@@ -31,4 +31,6 @@ def assert_greedy(folder: Path, prompt: list[int], output: list[int], slack: flo
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
     behind = logits.max(1).values - chosen
     wrong = (behind > slack).nonzero()
-    assert not len(wrong), f"output {int(wrong[0])} of {len(output)} is {behind[wrong[0]].item():.2e} behind the maximum"
+    assert not len(wrong), (
+        f"output {int(wrong[0])} of {len(output)} is {behind[wrong[0]].item():.2e} behind the maximum"
+    )

@@ -10,6 +10,7 @@ import pytest
 from tests.engine.pairs import assert_greedy, noisy_copy
 from tests.models.checkpoints import FAMILIES, VOCAB, tiny
 from verifypd import LLM, SamplingParams
+from verifypd.kernels import build
 
 TOKENS = 200
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
@@ -107,7 +108,7 @@ def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: di
 def test_self_draft_is_accepted(folders: dict[str, tuple[Path, Path]]) -> None:
     verifier, _ = folders["llama"]
     many = prompts(4)
-    texts, stats, outputs = run((verifier, verifier), "model", many, tokens=101)
+    _, stats, outputs = run((verifier, verifier), "model", many, tokens=101)
     assert stats.acceptance_rate >= 0.98
     for output in outputs:
         assert output.metrics.mean_accepted_length >= 0.98 * 5
@@ -123,3 +124,21 @@ def test_speculation_can_be_switched_off_and_shortened_per_request(folders: dict
     assert len(short.metrics.drafted_per_position) == 1
     assert len(full.metrics.drafted_per_position) == 4
     assert full.outputs[0].token_ids == off.outputs[0].token_ids == short.outputs[0].token_ids
+
+
+@pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_batch_invariant_bf16_gives_the_same_text_in_any_company(
+    folders: dict[str, tuple[Path, Path]], temperature: float
+) -> None:
+    verifier, draft = folders["llama3"]
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=100, ignore_eos=True)
+    many = prompts(8)
+    options: dict[str, Any] = {"dtype": "bfloat16", "batch_invariant": True, "kv_memory": "64MB", "max_draft": 4}
+    with LLM(str(verifier), draft=None, arch="plain", batch_size=1, **options) as llm:
+        alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in many]
+    for name in ("ngram", str(draft)):
+        with LLM(str(verifier), draft=name, batch_size=8, prefill_chunk=11, preempt_every=5, **options) as llm:
+            crowd = [output.outputs[0].token_ids for output in llm.generate(many, params)]
+            assert name == "ngram" or llm.engine.stats.accepted
+        assert crowd == alone

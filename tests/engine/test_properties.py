@@ -53,7 +53,15 @@ def request(arrival: Arrival, order: int) -> Request:
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[Path, Path]):
-    with LLM(str(pair[0]), draft=None, arch="plain", dtype="float32", max_model_len=LIMIT, kv_memory="32MB", prefix_cache=False) as llm:
+    with LLM(
+        str(pair[0]),
+        draft=None,
+        arch="plain",
+        dtype="float32",
+        max_model_len=LIMIT,
+        kv_memory="32MB",
+        prefix_cache=False,
+    ) as llm:
         yield llm
 
 
@@ -84,7 +92,7 @@ def engines(pair: tuple[Path, Path]):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(arrivals=ARRIVALS, preempt=st.sets(st.integers(0, 40), max_size=4))
 def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals, preempt) -> None:
     engine = engines[drafter, late].engine

@@ -1,4 +1,4 @@
-"""Sampling through the whole engine: seeds, both acceptance modes, transforms, stops and logprobs, with speculation on."""
+"""Sampling through the whole engine: seeds, acceptance modes, transforms, stops and logprobs."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ def test_synthetic_acceptance_by_request_and_drifting(pair: tuple[Path, Path], t
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_logprobs_are_the_verifiers_own(pair: tuple[Path, Path], drafter: str) -> None:
-    params = SamplingParams(temperature=0.9, top_k=20, seed=4, max_tokens=15, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.9, top_k=20, seed=4, max_tokens=15, logprobs=3, prompt_logprobs=2, ignore_eos=True
+    )
     with make(pair, drafter, prefill_chunk=3, preempt_every=0) as llm:
         [output, _] = llm.generate([PROMPT, PROMPT[:3]], [params, SamplingParams(max_tokens=15)])
     choice = output.outputs[0]
@@ -163,7 +165,9 @@ def test_logprobs_are_the_verifiers_own(pair: tuple[Path, Path], drafter: str) -
         assert entries[token].logprob == pytest.approx(row[token].item(), abs=1e-4)
         assert entries[token].rank == int((row > row[token]).sum()) + 1
         assert {int(t) for t in row.topk(3).indices} <= set(entries)
-    assert choice.cumulative_logprob == pytest.approx(sum(e[t].logprob for t, e in zip(choice.token_ids, choice.logprobs, strict=True)))
+    assert choice.cumulative_logprob == pytest.approx(
+        sum(e[t].logprob for t, e in zip(choice.token_ids, choice.logprobs, strict=True))
+    )
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(PROMPT)
     for position, entries in enumerate(output.prompt_logprobs[1:], start=1):
@@ -231,7 +235,9 @@ def test_bad_words_never_appear(pair: tuple[Path, Path]) -> None:
         ([5], {"allowed_token_ids": [-3]}, "allowed_token_ids"),
     ],
 )
-def test_one_bad_request_harms_nobody(pair: tuple[Path, Path], prompt: list[int], params: dict[str, Any], param: str) -> None:
+def test_one_bad_request_harms_nobody(
+    pair: tuple[Path, Path], prompt: list[int], params: dict[str, Any], param: str
+) -> None:
     with make(pair) as llm:
         with pytest.raises(RequestError) as error:
             llm.generate([PROMPT, prompt], [SamplingParams(), SamplingParams(**params)])

@@ -92,7 +92,9 @@ def test_check_notices(harm: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("arcx"), st.integers(0, 5), st.integers(0, 3), st.integers(1, 30)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from("arcx"), st.integers(0, 5), st.integers(0, 3), st.integers(1, 30)), max_size=60)
+)
 def test_any_sequence_of_operations_keeps_the_invariant(operations: list[tuple[str, int, int, int]]) -> None:
     pool = BlockPool(12, 4)
     texts: dict[int, list[int]] = {}

@@ -69,6 +69,18 @@ def test_dtype_is_converted(checkpoint: Checkpoint) -> None:
     assert half.weight_bytes * 2 == exact.weight_bytes
 
 
+@pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"int8": True}], ids=["bfloat16", "int8"])
+def test_conversion_in_chunks(options: dict[str, Any], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load(checkpoint("qwen2"), **options)
+    monkeypatch.setattr("verifypd.models.checkpoint.CHUNK", 1000)
+    parts = load(checkpoint("qwen2"), **options)
+    for one, other in ((whole.layers[1].qkv, parts.layers[1].qkv), (whole.head, parts.head)):
+        if isinstance(one, Int8Weight):
+            assert torch.equal(one.scale, other.scale)
+            one, other = one.values, other.values
+        assert torch.equal(one, other)
+
+
 def test_tied_embeddings_share_memory(checkpoint: Checkpoint) -> None:
     model = load(checkpoint("qwen3"))
     assert model.head is model.embedding
@@ -250,4 +262,4 @@ def test_file_cut_after_it_was_opened(folder: Path) -> None:
     source = SafetensorsFolder(folder)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="ends early"):
-        source.read("norm.weight")
+        source.read_into("norm.weight", torch.empty(64))

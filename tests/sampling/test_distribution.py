@@ -1,6 +1,6 @@
 """The law of what is emitted equals the verifier's, whatever was drafted: χ² < df + 10 √(2 df), and p > 1e-6.
 
-The sample is the joint outcome of the first output tokens, and token by token along one span given the tokens before it.
+The sample is the joint outcome of the first output tokens; or each place of one span, given the tokens before it.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def test_a_wrong_q_is_caught():
 
 
 def test_shared_noise_is_caught(monkeypatch):
-    """Negative control: one number for drawing a draft and for accepting it."""
-    monkeypatch.setattr(sampler, "Role", SimpleNamespace(DRAFT=Role.ACCEPT))
+    """Negative control: one number for drawing a draft and for drawing what replaces it."""
+    monkeypatch.setattr(sampler, "Role", SimpleNamespace(DRAFT=Role.RESIDUAL))
     toy = Toy(SamplingParams())
     assert not passes(toy.deviation(toy.run(3, speculate)))
 

@@ -1,4 +1,4 @@
-"""Attention of ragged spans over a paged cache: one protocol, several backends. Knows nothing of models or scheduling."""
+"""Attention of ragged spans over a paged cache: one protocol, several backends. Knows nothing of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures: policies that turn a snapshot into a plan. Pure; the same code runs in the engine and in a simulator."""
+"""Architectures: policies that turn a snapshot into a plan. Pure: no tensors, no clock, no requests."""
 
 from __future__ import annotations
 

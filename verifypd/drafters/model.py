@@ -12,7 +12,7 @@ from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
 from verifypd.runtime.runner import ModelRunner
-from verifypd.sampling.sampler import propose
+from verifypd.sampling.sampler import draft_noise, propose
 from verifypd.sampling.state import SamplingState
 
 
@@ -50,22 +50,28 @@ class ModelDrafter:
         drafting = [span for span in catching if span.drafts]
         if not drafting:
             return
-        ends, end = [], -1
+        ends, end = {}, -1  # slot -> its last row
         for span in catching:
             end += span.rows
-            if span.drafts:
-                ends.append(end)
+            ends[span.slot] = end
+        drafting.sort(key=lambda span: -span.drafts)  # those still drafting are always the first ones
         index = host_tensor([span.slot for span in drafting], self.slots.device)
         self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
-        self._draw(hidden[host_tensor(ends, self.slots.device)], drafting, index, 0)
-        for depth in range(1, max(span.drafts for span in drafting)):
-            drafting = [span for span in drafting if span.drafts > depth]
-            index = host_tensor([span.slot for span in drafting], self.slots.device)
+        longest = drafting[0].drafts
+        sampled = self.sampling.needs([span.slot for span in drafting]).rejection
+        noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
+        hidden = hidden[host_tensor([ends[span.slot] for span in drafting], self.slots.device)]
+        self._draw(hidden, drafting, index, 0, noise)
+        for depth in range(1, longest):
+            count = sum(span.drafts > depth for span in drafting)
+            drafting, index = drafting[:count], index[:count]
             layout = draft_layout(drafting, index, depth, self.slots, self.runner.tables)
             hidden = self.runner.forward(self.slots.drafts[index, depth - 1], layout)
-            self._draw(hidden, drafting, index, depth)
+            self._draw(hidden, drafting, index, depth, noise)
 
-    def _draw(self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int) -> None:
+    def _draw(
+        self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
+    ) -> None:
         """Draw the token at `depth` for each span and keep the distribution it was drawn from."""
         propose(
             self.runner.logits(hidden),
@@ -79,6 +85,8 @@ class ModelDrafter:
             self.draft_q,
             vocab_map=self.vocab_map,
             temperature_scale=self.temperature_scale,
+            noise=None if noise is None else noise[: len(spans), depth],
+            context=max(span.context for span in spans),
         )
 
     def promise(self, request: Request) -> int:

@@ -83,7 +83,7 @@ class NgramIndex:
 
 
 def look_up(tokens: Tensor, lengths: Tensor, shortest: int, longest: int, depth: int) -> tuple[Tensor, Tensor]:
-    """Continuations [R, depth] of the longest, then latest earlier match of each row's suffix, and whether there is one.
+    """Continuations [R, depth] of the longest, then latest earlier match of each suffix, and whether there is one.
 
     tokens [R, W], lengths [R]. A match of n tokens ends at position e < length − 1.
     """

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from verifypd import kernels as kernel_sets
-from verifypd.attention.base import backend
+from verifypd.attention.base import AttentionBackend, backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.architectures import make_architecture
 from verifypd.control.controller import FixedController
@@ -19,7 +21,7 @@ from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
-from verifypd.errors import ConfigError, TokenizerError
+from verifypd.errors import ConfigError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget, plan_budget
@@ -55,16 +57,18 @@ def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
     device = pick_device(config.device)
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
+    if config.batch_invariant and kernels.name != "native":
+        raise ConfigError("--batch-invariant needs the native CPU kernels: install gcc or clang, use --device cpu")
     dtype = pick_dtype(config.dtype, device, kernels)
-    source = resolve(
-        config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision
-    )
+    source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     draft_source = None
     if config.draft not in (None, "ngram") and config.arch != "plain":
         draft_source = resolve(config.draft, load_format=config.load_format, hf_token=config.hf_token)
     tokenizer = read_tokenizer(source)
+    vocab_map = None
     if draft_source is not None:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
+        vocab_map = read_vocab_map(draft_source, source, device)
 
     max_len = min(config.max_model_len or DEFAULT_MAX_LEN, source.config.max_position)
     if config.max_model_len and config.max_model_len > source.config.max_position:
@@ -76,9 +80,16 @@ def build(config: EngineConfig) -> Built:
     model = _load(config, source, dtype, device, kernels, capacity)
     draft = _load(config, draft_source, dtype, device, kernels, capacity) if draft_source else None
     budget = make_budget(config, model, draft, base, max_len, capacity)
-    log.info("%s on %s, %s weights, %s kernels; %s", source.name, device, str(dtype).removeprefix("torch."), kernels.name, budget)
+    log.info(
+        "%s on %s, %s weights, %s kernels; %s",
+        source.name,
+        device,
+        str(dtype).removeprefix("torch."),
+        kernels.name,
+        budget,
+    )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
-    return Built(_wire(config, model, draft, budget, vocab, max_len, capacity), tokenizer, budget)
+    return Built(_wire(config, model, draft, budget, vocab_map, vocab, max_len, capacity), tokenizer, budget)
 
 
 def _load(
@@ -96,7 +107,14 @@ def _load(
 
 
 def _wire(
-    config: EngineConfig, model: Model, draft: Model | None, budget: Budget, vocab: int, max_len: int, capacity: int
+    config: EngineConfig,
+    model: Model,
+    draft: Model | None,
+    budget: Budget,
+    vocab_map: Tensor | None,
+    vocab: int,
+    max_len: int,
+    capacity: int,
 ) -> Engine:
     device = model.device
     attention = backend(config.attention, device)
@@ -109,7 +127,7 @@ def _wire(
         if draft is not None:
             draft_runner, draft_pool = _paged(config, draft, budget, capacity, attention)
             draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
-            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q)
+            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map)
         elif config.draft == "ngram":
             drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft)
     return Engine(
@@ -125,10 +143,18 @@ def _wire(
     )
 
 
-def _paged(config, model, budget, capacity, attention):  # type: ignore[no-untyped-def]
+def _paged(
+    config: EngineConfig, model: Model, budget: Budget, capacity: int, attention: AttentionBackend
+) -> tuple[ModelRunner, PagedPool]:
     shape = model.config
     cache = KVCache(
-        shape.layers, budget.blocks, config.block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, model.device
+        shape.layers,
+        budget.blocks,
+        config.block_size,
+        shape.kv_heads,
+        shape.head_dim,
+        model.activation_dtype,
+        model.device,
     )
     tables = BlockTables(config.slots, capacity, config.block_size, model.device)
     blocks = BlockPool(budget.blocks, config.block_size, config.prefix_cache)
@@ -177,8 +203,11 @@ def _block_bytes(model: Model, block_size: int) -> int:
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer | None:
-    """The tokenizer that comes with a model; None where only its shape is known."""
-    return Tokenizer.from_folder(source.folder) if source.folder is not None else None
+    """The tokenizer that comes with a model; None where only its weights or its shape are known."""
+    if source.folder is None or not (source.folder / "tokenizer.json").is_file():
+        log.warning("%s has no tokenizer.json: prompts must be token ids", source.name)
+        return None
+    return Tokenizer.from_folder(source.folder)
 
 
 def check_pair(
@@ -192,6 +221,21 @@ def check_pair(
     difference = tokenizer.difference(draft_tokenizer)
     if difference:
         raise TokenizerError(f"{draft.name} cannot draft for {verifier.name}: {difference}; use a draft of its family")
+
+
+def read_vocab_map(draft: ModelSource, verifier: ModelSource, device: torch.device) -> Tensor | None:
+    """[rows of the draft's head] -> token ids, from `vocab_map.safetensors`; None: the head covers every id."""
+    rows = draft.config.draft_vocab_size
+    if rows is None:
+        return None
+    path = (draft.folder or Path()) / "vocab_map.safetensors"
+    if not path.is_file():
+        raise ModelError(f"{draft.name} covers {rows} tokens but has no vocab_map.safetensors that says which")
+    ids = load_file(path).get("ids")
+    whole = ids is not None and ids.dtype == torch.int64 and tuple(ids.shape) == (rows,)
+    if ids is None or not whole or int(ids.min()) < 0 or int(ids.max()) >= verifier.config.vocab_size:
+        raise ModelError(f"{path}: 'ids' must hold {rows} int64 token ids below {verifier.config.vocab_size}")
+    return ids.to(device)
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The loop: absorb verdicts, admit, plan, reserve, launch. Knows requests and lanes; nothing of text, HTTP or kernels."""
+"""The loop: absorb verdicts, admit, plan, reserve, launch. Knows requests and lanes; nothing of text or kernels."""
 
 from __future__ import annotations
 
@@ -371,9 +371,7 @@ def _keep(plan: Plan, drafts: dict[int, int]) -> Plan:
     return Plan(draft=draft, verify=replace(plan.verify, spans=spans) if spans else None)
 
 
-def _logprobs(
-    token: int, own: float, rank: int, top: tuple[tuple[int, float], ...], wanted: int
-) -> dict[int, Logprob]:
+def _logprobs(token: int, own: float, rank: int, top: tuple[tuple[int, float], ...], wanted: int) -> dict[int, Logprob]:
     """The token itself and the `wanted` most likely ones."""
     entries = {token: Logprob(own, rank)}
     for place, (other, value) in enumerate(top[:wanted]):

@@ -44,7 +44,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs are in the order of the prompts."""
+        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs keep the order of the prompts."""
         many = _as_list(prompts)
         jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
         try:
@@ -110,7 +110,9 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.shutdown()
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -256,7 +258,10 @@ def _named(entries: Any, tokenizer: Tokenizer) -> list[dict[int, Logprob]] | Non
     if entries is None:
         return None
     return [
-        {token: Logprob(e.logprob, e.rank, tokenizer.decode([token], skip_special_tokens=False)) for token, e in row.items()}
+        {
+            token: Logprob(e.logprob, e.rank, tokenizer.decode([token], skip_special_tokens=False))
+            for token, e in row.items()
+        }
         for row in entries
     ]
 

@@ -51,7 +51,9 @@ class TextOutput:
         if found is None:
             return False
         at, self.stopped_by = found
-        self.text = self.text[: at + len(self.stopped_by)] if self.request.params.include_stop_str_in_output else self.text[:at]
+        self.text = (
+            self.text[: at + len(self.stopped_by)] if self.request.params.include_stop_str_in_output else self.text[:at]
+        )
         return True
 
     def _cut(self) -> None:

@@ -1,4 +1,4 @@
-"""Synthetic acceptance: the chance that a draft token stands, set from outside. For performance work with dummy weights."""
+"""Synthetic acceptance: the chance that a draft token stands, set from outside. For performance work."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("native.c")
-BASE_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+BASE_FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 COMPILE_SECONDS = 120.0
 
 
@@ -55,14 +55,15 @@ def openmp_runtime() -> str | None:
     return None
 
 
-def _cpu() -> str:
-    """What the compiled code depends on: the processor's model and features."""
+@functools.cache
+def processor() -> str:
+    """The processor's architecture, model and features: what the compiled code depends on."""
     wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = [platform.processor()]
-    return platform.machine() + "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return "\n".join([platform.machine(), *sorted({line for line in lines if line.startswith(wanted)})])
 
 
 def _key(compiler: list[str], runtime: str | None) -> str:
@@ -71,7 +72,7 @@ def _key(compiler: list[str], runtime: str | None) -> str:
         SOURCE.read_bytes(),
         " ".join(compiler).encode(),
         f"{stat.st_size} {stat.st_mtime_ns} {runtime} {BASE_FLAGS}".encode(),
-        _cpu().encode(),
+        processor().encode(),
     )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 

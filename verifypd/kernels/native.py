@@ -14,12 +14,12 @@ from verifypd.kernels import build
 from verifypd.kernels.base import Activation, Int8Weight
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
-TORCH_ROWS = 64  # above this many rows torch's float32 product is faster
+TORCH_ROWS = 64  # above this many rows torch's own product is faster where it is tuned to the processor (x86)
 
 
 class NativeKernels:
-    """CPU only. A row's result is the same to the bit whatever rows come with it, up to TORCH_ROWS rows of float32
-    weights; with `batch_invariant`, for any number."""
+    """CPU only. A row's result is the same to the bit whatever rows come with it, unless torch takes over for many rows
+    (x86 only, float32, or bfloat16 where the processor multiplies it); with `batch_invariant` it never does."""
 
     name = "native"
 
@@ -28,6 +28,12 @@ class NativeKernels:
         if loaded is None:
             raise ConfigError("native kernels cannot be built here: install gcc or clang, or use kernels=torch")
         self.batch_invariant = batch_invariant
+        processor = build.processor()
+        self._torch_types: set[torch.dtype] = set()
+        if processor.startswith("x86") and not batch_invariant:
+            self._torch_types.add(torch.float32)
+            if "amx_bf16" in processor or "avx512_bf16" in processor:
+                self._torch_types.add(torch.bfloat16)
         self._linear = loaded.vpd_linear
         self._norm = loaded.vpd_norm
         self._gated = loaded.vpd_gated
@@ -45,8 +51,8 @@ class NativeKernels:
             values, scale = weight, None
         rows, width = x.shape
         kind = values.dtype
-        if rows > TORCH_ROWS and kind is torch.float32 and not self.batch_invariant:
-            return F.linear(x, values, None if bias is None else bias.float())
+        if rows > TORCH_ROWS and kind in self._torch_types:
+            return F.linear(x.to(kind), values, None if bias is None else bias.to(kind)).float()
         if x.stride(1) != 1:
             x = x.contiguous()
         outputs = values.shape[0]
@@ -71,7 +77,7 @@ class NativeKernels:
         """See Kernels.rms_norm."""
         if x.dim() > 2 or x.stride(-1) != 1:
             x = x.contiguous()
-        y = torch.empty(x.shape)
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
         width = weight.shape[0]
         self._norm(
             x.data_ptr(),
@@ -94,7 +100,7 @@ class NativeKernels:
     ) -> tuple[Tensor, Tensor]:
         """See Kernels.add_rms_norm."""
         x, residual = x.contiguous(), residual.contiguous()
-        y, total = torch.empty(x.shape), torch.empty(x.shape)
+        y, total = torch.empty_like(x), torch.empty_like(x)
         width = weight.shape[0]
         self._norm(
             x.data_ptr(),

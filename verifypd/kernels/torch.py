@@ -23,7 +23,8 @@ class TorchKernels:
     def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
         if isinstance(weight, Int8Weight):
-            if x.device.type == "cpu" and x.shape[0] < DEQUANTIZE_ROWS:
+            # the packed product is wrong for rows that are no multiple of 16 long
+            if x.device.type == "cpu" and x.shape[0] < DEQUANTIZE_ROWS and x.shape[1] % 16 == 0:
                 y: Tensor = torch.ops.aten._weight_int8pack_mm(x, weight.values, weight.scale.to(x.dtype))
             else:
                 y = F.linear(x, weight.values.to(x.dtype)) * weight.scale.to(x.dtype)

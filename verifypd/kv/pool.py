@@ -36,7 +36,8 @@ class KVCache:
         self.block_size = block_size
         self.blocks = blocks
         shape = (layers, 2, blocks, block_size, kv_heads, head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        # written and not only reserved, so that memory a machine does not have is missed at start and not under load
+        self.data = torch.empty(shape, dtype=dtype, device=device).zero_()
         self._layers = [LayerCache(self.data[i, 0], self.data[i, 1]) for i in range(layers)]
 
     def layer(self, index: int) -> LayerCache:

@@ -1,4 +1,4 @@
-"""Names for block contents: a digest per full block that covers everything before it. Knows tokens; nothing of blocks."""
+"""Names for block contents: a digest per full block that covers everything before it. Knows no blocks."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class Model:
                 specs[target] = WeightSpec(target, pieces, spec.columns)
         specs["norm"] = WeightSpec("norm", (("norm.weight", hidden),))
         if not config.tie_embeddings:
-            specs["head"] = WeightSpec("head", (("lm_head.weight", vocab),), hidden)
+            rows = config.draft_vocab_size or vocab
+            specs["head"] = WeightSpec("head", (("lm_head.weight", rows),), hidden)
         return specs
 
     def _build_layers(self, weights: Mapping[str, Weight]) -> list[DecoderLayer]:
@@ -126,7 +127,7 @@ class Model:
         return rows if self._embed_scale is None else rows * self._embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, H] -> [M, vocab_size] float32, soft-capped where the family does so."""
+        """[M, H] -> [M, rows of the head] float32, soft-capped where the family does so."""
         logits = self.kernels.linear(hidden, self.head).float()
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -1,13 +1,14 @@
 """Reads the safetensors of a Hugging Face folder, each tensor straight into its place. Knows the file; no model.
 
-Files are read, not mapped: loading then never holds more than the weights and one tensor in memory.
+Files are read, not mapped, and converted in chunks: loading never holds much more than the weights in memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from verifypd.errors import ModelError
 AGAIN = "the download is incomplete; download it again"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 INDEX = "model.safetensors.index.json"
+CHUNK = 1 << 20  # weights converted at a time
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
@@ -29,8 +31,8 @@ class TensorSource(Protocol):
     where: str  # for messages
     shapes: Mapping[str, tuple[int, ...]]
 
-    def read(self, name: str) -> Tensor:
-        """The tensor on the CPU, in a floating dtype of the file's choice."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """The rows of the tensor in order, some at a time, on the CPU in a floating dtype of the file's choice."""
         ...
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -60,27 +62,39 @@ class SafetensorsFolder:
                 self.entries[canonical(name)] = entry
         self.shapes: Mapping[str, tuple[int, ...]] = {name: entry.shape for name, entry in self.entries.items()}
 
-    def read(self, name: str) -> Tensor:
-        """See TensorSource.read."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """See TensorSource.chunks."""
         entry = self.entries[name]
-        out = torch.empty(entry.shape, dtype=entry.dtype)
-        self._fill(entry, out)
-        return out
+        rows = max(1, CHUNK // max(1, prod(entry.shape[1:])))
+        with entry.path.open("rb") as file:
+            file.seek(entry.offset)
+            for start in range(0, entry.shape[0], rows):
+                part = torch.empty((min(rows, entry.shape[0] - start), *entry.shape[1:]), dtype=entry.dtype)
+                _fill(file, part, entry.path)
+                yield part
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See TensorSource.read_into; no copy is made when dtype and device fit."""
         entry = self.entries[name]
         if out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous():
-            self._fill(entry, out)
+            with entry.path.open("rb") as file:
+                file.seek(entry.offset)
+                _fill(file, out, entry.path)
         else:
-            out.copy_(self.read(name))
+            copy_chunks(self.chunks(name), out)
 
-    @staticmethod
-    def _fill(entry: Entry, out: Tensor) -> None:
-        with entry.path.open("rb") as file:
-            file.seek(entry.offset)
-            if file.readinto(out.reshape(-1).view(torch.uint8).numpy().data) != entry.nbytes:
-                raise ModelError(f"{entry.path} ends early: {AGAIN}")
+
+def copy_chunks(chunks: Iterator[Tensor], out: Tensor) -> None:
+    """Lay chunks of rows one after another into `out`."""
+    start = 0
+    for part in chunks:
+        out[start : start + len(part)].copy_(part)
+        start += len(part)
+
+
+def _fill(file: BufferedReader, out: Tensor, path: Path) -> None:
+    if file.readinto(out.reshape(-1).view(torch.uint8).numpy().data) != out.nbytes:
+        raise ModelError(f"{path} ends early: {AGAIN}")
 
 
 def canonical(name: str) -> str:

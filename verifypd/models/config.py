@@ -76,6 +76,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the checkpoint: "float32", "bfloat16", "float16"
+    draft_vocab_size: int | None = None  # rows of the head, where a draft covers a subset of the vocabulary
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_position")
@@ -86,6 +87,10 @@ class ModelConfig:
             raise ConfigError(f"model config: {self.heads} heads do not divide by {self.kv_heads} key/value heads")
         if self.head_dim % 2:
             raise ConfigError(f"model config: head_dim {self.head_dim} is odd; rotary embedding needs an even one")
+        if self.draft_vocab_size is not None and self.tie_embeddings:
+            raise ConfigError(
+                "model config: draft_vocab_size needs a head of its own; set tie_word_embeddings to false"
+            )
         if len(self.windows) != self.layers:
             raise ConfigError(f"model config: {len(self.windows)} layer types for {self.layers} layers")
 
@@ -239,6 +244,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
         bos_id=next(iter(_ids(raw.get("bos_token_id"))), None),
         eos_ids=_ids(raw.get("eos_token_id")),
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        draft_vocab_size=field.whole("draft_vocab_size") if raw.get("draft_vocab_size") else None,
     )
 
 

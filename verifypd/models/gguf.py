@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ModelError
+from verifypd.models.checkpoint import CHUNK, copy_chunks
 from verifypd.models.config import ModelConfig
 
 ARCHITECTURES = {
@@ -29,7 +30,6 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
-CHUNK = 1 << 22  # weights dequantised at a time: bounds the float32 copy of a large embedding
 _TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 _LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -236,21 +236,12 @@ class GGUFFile:
         self._entries = {_checkpoint_name(name, config): entry for name, entry in ordered}
         self.shapes: Mapping[str, tuple[int, ...]] = {name: entry.shape for name, entry in self._entries.items()}
 
-    def read(self, name: str) -> Tensor:
-        """See TensorSource.read."""
-        out = torch.empty(self.shapes[name])
-        self.read_into(name, out)
-        return out
-
     def read_into(self, name: str, out: Tensor) -> None:
         """See TensorSource.read_into."""
-        start = 0
-        for part in self._chunks(name):
-            out[start : start + len(part)].copy_(part)
-            start += len(part)
+        copy_chunks(self.chunks(name), out)
 
-    def _chunks(self, name: str) -> Iterator[Tensor]:
-        """Rows of a tensor in order, float32; a vector comes whole."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """See TensorSource.chunks; float32, a vector comes whole."""
         gguf = _quants()
         entry = self._entries[name]
         kind = gguf.GGMLQuantizationType(entry.kind)

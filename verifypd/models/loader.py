@@ -135,13 +135,14 @@ def _fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: Ten
             continue
         target, first, shape = places[name]
         weight = weights[target]
-        part = slice(first, first + shape[0])
         if isinstance(weight, Int8Weight):
-            packed = Int8Weight.quantize(tensors.read(name).to(weight.device))
-            weight.values[part] = packed.values
-            weight.scale[part] = packed.scale
+            for chunk in tensors.chunks(name):
+                packed = Int8Weight.quantize(chunk.to(weight.device))
+                part = slice(first, first + len(chunk))
+                weight.values[part], weight.scale[part] = packed.values, packed.scale
+                first += len(chunk)
         else:
-            tensors.read_into(name, weight[part])
+            tensors.read_into(name, weight[first : first + shape[0]])
 
 
 def _check(places: dict[str, tuple[str, int, tuple[int, ...]]], tensors: TensorSource, config: ModelConfig) -> None:

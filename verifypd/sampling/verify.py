@@ -208,14 +208,14 @@ def _open(
     x = logits
     if needs.synthetic.count < needs.rows:
         x = transform(logits, rows, state, tokens, drafts, needs, mask=mask, context=context)
-    if drafts.shape[1]:
+    if spans.widest:
         row_draft = drafts[rows.slots, rows.depths.clamp_max(drafts.shape[1] - 1)].clamp_(0, state.vocab - 1)
     else:
-        row_draft = torch.zeros_like(rows.slots)
+        row_draft = rows.slots  # not looked at
     point = point_mass if point_mass is not None else (draft_q is None,) * len(spans.slot_ids)
     if all(drafted == 0 or given for drafted, given in zip(spans.depth, point, strict=True)):
         draft_q = None
-    elif draft_q is None:
+    elif draft_q is None and needs.tried:
         raise ValueError("draft_q is needed for drafts that were drawn from a distribution")
     drawn = None
     if draft_q is not None and any(point):
@@ -226,17 +226,23 @@ def _open(
 
 def _own_choice(case: _Case) -> tuple[Tensor, Tensor]:
     """The token [N] that the verifier itself takes in greedy and coupled rows, and its score [N]."""
-    own = torch.zeros_like(case.rows.slots)
+    rows, needs = case.rows, case.needs
+    if needs.greedy.count == needs.rows:
+        top, own = best(case.x)
+        return own, top
+    if needs.coupled.count == needs.rows:
+        top, own = best_with_noise(case.x, rows, case.state)
+        return own, top
+    own = torch.zeros_like(rows.slots)
     top = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
-    if case.needs.greedy:
-        score, token = best(case.needs.greedy.of(case.x))
-        case.needs.greedy.put(own, token)
-        case.needs.greedy.put(top, score)
-    if case.needs.coupled:
-        coupled = case.needs.coupled
-        score, token = best_with_noise(coupled.of(case.x), case.rows.take(coupled), case.state)
-        coupled.put(own, token)
-        coupled.put(top, score)
+    if needs.greedy:
+        score, token = best(needs.greedy.of(case.x))
+        needs.greedy.put(own, token)
+        needs.greedy.put(top, score)
+    if needs.coupled:
+        score, token = best_with_noise(needs.coupled.of(case.x), rows.take(needs.coupled), case.state)
+        needs.coupled.put(own, token)
+        needs.coupled.put(top, score)
     return own, top
 
 
@@ -287,7 +293,7 @@ def _draft_probability(case: _Case, draft: Tensor) -> Tensor:
 def _following(case: _Case, own: Tensor, top: Tensor, noise: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
     """The token [R] after the accepted drafts, and whether [R] there is none to take."""
     last = case.spans.first_row + accepted  # [R]
-    following, hopeless = own[last], top[last] == -torch.inf
+    following, hopeless = own.index_select(0, last), top.index_select(0, last) == -torch.inf
     if case.span_needs.rejection:
         rejection = case.span_needs.rejection
         x = case.x.index_select(0, rejection.of(last))

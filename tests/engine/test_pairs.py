@@ -1,0 +1,142 @@
+"""Which drafts fit a verifier, and drafters of other kinds behind the same protocol."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.pairs import assert_greedy, noisy_copy
+from tests.models.checkpoints import VOCAB, tiny
+from verifypd import LLM, SamplingParams
+from verifypd.batch import DraftBatch
+from verifypd.errors import ConfigError, ModelError, TokenizerError
+from verifypd.runtime.inputs import host_tensor
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "64MB"}
+PROMPT = [5, 9, 200, 31, 7]
+
+
+@pytest.mark.parametrize("draft_vocab", [VOCAB - 32, VOCAB + 64])
+def test_padded_vocabulary_sizes_may_differ(tmp_path: Path, draft_vocab: int) -> None:
+    verifier = tiny("qwen2", tmp_path / "verifier")
+    draft = tiny("qwen2", tmp_path / "draft", vocab_size=draft_vocab)
+    words = json.loads((verifier / "tokenizer.json").read_text())
+    smallest = min(VOCAB, draft_vocab)
+    words["model"]["vocab"] = {t: i for t, i in words["model"]["vocab"].items() if i < smallest}
+    words["model"]["merges"] = words["model"]["merges"][: smallest - 259]
+    for folder in (verifier, draft):
+        (folder / "tokenizer.json").write_text(json.dumps(words))
+    for params in (GREEDY, SamplingParams(seed=3, max_tokens=40, ignore_eos=True)):
+        texts = []
+        for arch, name in (("plain", None), ("unified", str(draft))):
+            with LLM(str(verifier), draft=name, arch=arch, **OPTIONS) as llm:
+                texts.append(llm.generate([PROMPT], params)[0].outputs[0].token_ids)
+        assert texts[0] == texts[1]
+        assert max(texts[0]) < smallest, "padding is never drawn"
+
+
+def test_a_different_tokenizer_is_refused_with_the_first_differing_token(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    other = noisy_copy(pair[0], tmp_path / "other", 0.0)
+    words = json.loads((other / "tokenizer.json").read_text())
+    vocab = words["model"]["vocab"]
+    first, second = (next(t for t, i in vocab.items() if i == n) for n in (300, 301))
+    vocab[first], vocab[second] = 301, 300
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(TokenizerError) as error:
+        LLM(str(pair[0]), draft=str(other), **OPTIONS)
+    assert "300" in str(error.value) and "\n" not in str(error.value)
+
+
+def subset_draft(verifier: Path, to: Path, ids: torch.Tensor) -> Path:
+    """The verifier as its own draft, with a head that covers only `ids`, in that order."""
+    noisy_copy(verifier, to, 0.0)
+    weights = load_file(to / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"][ids].contiguous()
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "draft_vocab_size": len(ids)}))
+    save_file({"ids": ids}, to / "vocab_map.safetensors")
+    return to
+
+
+def test_a_draft_may_cover_a_subset_of_the_vocabulary_through_a_map(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    kept = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:200]
+    draft = subset_draft(pair[0], tmp_path / "subset", kept)
+    for params in (GREEDY, SamplingParams(seed=9, max_tokens=40, ignore_eos=True)):
+        with LLM(str(pair[0]), draft=None, arch="plain", **OPTIONS) as llm:
+            [plain] = llm.generate([PROMPT], params)
+        with LLM(str(pair[0]), draft=str(draft), **OPTIONS) as llm:
+            [mapped] = llm.generate([PROMPT], params)
+            assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
+            assert set(llm.engine.slots.drafts.flatten().tolist()) <= {0, *kept.tolist()}
+        assert mapped.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_a_map_that_does_not_fit_is_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    draft = subset_draft(pair[0], tmp_path / "subset", torch.arange(10))
+    save_file({"ids": torch.arange(9)}, draft / "vocab_map.safetensors")
+    with pytest.raises(ModelError, match="10 int64 token ids"):
+        LLM(str(pair[0]), draft=str(draft), **OPTIONS)
+    (draft / "vocab_map.safetensors").unlink()
+    with pytest.raises(ModelError, match="says which"):
+        LLM(str(pair[0]), draft=str(draft), **OPTIONS)
+
+
+class HiddenReader:
+    """A drafter that reads the verifier's hidden states: it proposes the argmax of each slot's last row."""
+
+    name = "head"
+    has_cache = False
+    point_mass = True
+    reads_hidden = True
+
+    def __init__(self, llm: LLM) -> None:
+        self.engine = llm.engine
+        self.guess = torch.zeros(llm.config.slots, dtype=torch.int64)
+        self.passes = 0
+
+    def read_hidden(self, hidden: torch.Tensor, layout: Any) -> None:
+        self.passes += 1
+        assert hidden.shape == (layout.rows, self.engine.verify.runner.model.config.hidden_size)
+        ends = layout.row_offsets[1:] - 1
+        self.guess[layout.slots] = self.engine.verify.runner.logits(hidden[ends]).argmax(-1)
+
+    def launch(self, batch: DraftBatch) -> None:
+        index = host_tensor([span.slot for span in batch.spans], self.guess.device)
+        self.engine.slots.drafts[index, 0] = self.guess[index]
+        self.engine.slots.draft_lens[index] = 1
+
+    def promise(self, request: Any) -> int:
+        return 1
+
+    def observe(self, request: Any) -> None: ...
+
+    def forget(self, request: Any) -> None: ...
+
+
+def test_a_drafter_may_read_hidden_states(pair: tuple[Path, Path]) -> None:
+    with LLM(str(pair[0]), **OPTIONS) as llm:
+        head = HiddenReader(llm)
+        llm.engine.decode.drafters.clear()
+        llm.engine.decode.drafters["head"] = head
+        llm.engine.drafter = head
+        [output] = llm.generate([PROMPT], GREEDY)
+        assert head.passes and llm.engine.stats.drafted
+    assert_greedy(pair[0], PROMPT, output.outputs[0].token_ids)
+
+
+def test_settings_that_cannot_work_say_what_to_do(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="--kv-memory"):
+        LLM(str(pair[0]), draft=None, arch="plain", dtype="float32", max_model_len=200, kv_memory="40KB")
+    with pytest.raises(ConfigError, match="256 tokens"):
+        LLM(str(pair[0]), draft=None, arch="plain", dtype="float32", max_model_len=100_000)
+    with pytest.raises(ConfigError, match="cpu"):
+        LLM(str(pair[0]), device="toaster")

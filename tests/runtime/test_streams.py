@@ -1,0 +1,69 @@
+"""Tickets: immediate and late delivery, order, and the limit on what is in flight."""
+
+from __future__ import annotations
+
+import torch
+
+from verifypd.runtime.streams import HostCopy, Inflight, Ticket
+
+
+class SlowCopy(HostCopy):
+    """A copy that is done when told so, as one from a device would be."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__({"x": torch.tensor([value])})
+        self.arrived = False
+
+    def done(self) -> bool:
+        return self.arrived
+
+
+def ticket(value: int, copy: HostCopy | None = None) -> Ticket:
+    copy = copy or HostCopy({"x": torch.tensor([value])})
+    return Ticket(batch=value, copy=copy, read=lambda arrays: int(arrays["x"][0]))
+
+
+def test_an_immediate_ticket_is_absorbed_in_the_next_round() -> None:
+    inflight = Inflight()
+    assert inflight.finished() == []
+    inflight.add(ticket(7))
+    assert [t.result() for t in inflight.finished()] == [7]
+    assert len(inflight) == 0
+
+
+def test_late_tickets_arrive_one_round_later_and_two_are_out_at_once() -> None:
+    inflight = Inflight(delay=1)
+    arrived = []
+    for step in range(5):
+        arrived.append([t.result() for t in inflight.finished()])
+        inflight.add(ticket(step))
+    assert arrived == [[], [], [0], [1], [2]]
+    assert len(inflight) == 2
+
+
+def test_a_ticket_still_running_holds_back_those_behind_it() -> None:
+    inflight = Inflight(limit=3)
+    slow = SlowCopy(0)
+    inflight.finished()
+    inflight.add(ticket(0, slow))
+    inflight.add(ticket(1))
+    assert inflight.finished() == []
+    slow.arrived = True
+    assert [t.result() for t in inflight.finished()] == [0, 1]
+
+
+def test_at_the_limit_the_oldest_is_waited_for() -> None:
+    inflight = Inflight(limit=2)
+    inflight.finished()
+    inflight.add(ticket(0, SlowCopy(0)))
+    assert inflight.finished() == []
+    inflight.add(ticket(1, SlowCopy(1)))
+    assert [t.result() for t in inflight.finished()] == [0]
+    assert len(inflight) == 1
+
+
+def test_drain_gives_everything() -> None:
+    inflight = Inflight(delay=1)
+    inflight.add(ticket(1))
+    assert [t.result() for t in inflight.drain()] == [1]
+    assert len(inflight) == 0
