@@ -70,7 +70,6 @@ class EngineConfig:
     late_tickets: bool = setting(
         False, "deliver every verdict one step late (tests the asynchronous contract)", hidden=True
     )
-    preempt_every: int = setting(0, "preempt a request every N steps (tests)", hidden=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draft", None if self.draft in (None, "none", "") else self.draft)

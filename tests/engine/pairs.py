@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.checkpoints import reference_logits
+from verifypd import LLM
+from verifypd.request import Request
 
 
 def noisy_copy(folder: Path, to: Path, noise: float, seed: int = 1) -> Path:
@@ -23,6 +25,19 @@ def noisy_copy(folder: Path, to: Path, noise: float, seed: int = 1) -> Path:
                 weights[name] = weight + scale * torch.randn(weight.shape, generator=generator)
         save_file(weights, path, metadata={"format": "pt"})
     return to
+
+
+def preempt_every(llm: LLM, steps: int) -> None:
+    """From now on the youngest request is preempted every `steps` steps, as if memory had run out."""
+    engine, original = llm.engine, llm.engine.step
+
+    def step() -> list[Request]:
+        running = [r for r in engine.running.values() if not r.finished and not r.preempting]
+        if steps and engine.stats.steps % steps == steps - 1 and len(running) > 1:
+            engine.preempt(max(running, key=Request.rank))
+        return original()
+
+    engine.step = step  # type: ignore[method-assign]
 
 
 def assert_greedy(folder: Path, prompt: list[int], output: list[int], slack: float = 0.0) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.pairs import assert_greedy, noisy_copy
+from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, VOCAB, tiny
 from verifypd import LLM, SamplingParams
 from verifypd.kernels import build
@@ -16,7 +16,7 @@ TOKENS = 200
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
 DRAFTERS = ("none", "ngram", "model")
 CALM: dict[str, Any] = {"prefix_cache": False}
-STORMY: dict[str, Any] = {"prefill_chunk": 11, "draft_chunk": 13, "preempt_every": 3, "late_tickets": True}
+STORMY: dict[str, Any] = {"prefill_chunk": 11, "draft_chunk": 13, "preempt": 3, "late_tickets": True}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,20 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return made
 
 
-def run(folders: tuple[Path, Path], drafter: str, many: list[list[int]], tokens: int = TOKENS, **settings: Any) -> Any:
+def run(
+    folders: tuple[Path, Path],
+    drafter: str,
+    many: list[list[int]],
+    tokens: int = TOKENS,
+    preempt: int = 0,
+    **settings: Any,
+) -> Any:
     verifier, draft = folders
     named = {"none": None, "ngram": "ngram", "model": str(draft)}[drafter]
     arch = "plain" if drafter == "none" else "unified"
     options = {"dtype": "float32", "max_draft": 4, "max_model_len": 250, "batch_size": 16, "kv_memory": "64MB"}
     with LLM(str(verifier), draft=named, arch=arch, **{**options, **settings}) as llm:
+        preempt_every(llm, preempt)
         outputs = llm.generate(many, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
         llm.engine.check()
         stats = llm.engine.stats
@@ -76,7 +84,7 @@ def test_every_schedule(
     folders: dict[str, tuple[Path, Path]], drafter: str, chunk: int, prefix: bool, preempt: int, late: bool
 ) -> None:
     many = prompts(6, seed=2)
-    settings = {"prefill_chunk": chunk, "prefix_cache": prefix, "preempt_every": preempt, "late_tickets": late}
+    settings = {"prefill_chunk": chunk, "prefix_cache": prefix, "preempt": preempt, "late_tickets": late}
     texts, _, _ = run(folders["llama3"], drafter, many, tokens=60, batch_size=4, **settings)
     for prompt, output in zip(many, texts, strict=True):
         assert_greedy(folders["llama3"][0], prompt, output)
@@ -138,7 +146,8 @@ def test_batch_invariant_bf16_gives_the_same_text_in_any_company(
     with LLM(str(verifier), draft=None, arch="plain", batch_size=1, **options) as llm:
         alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in many]
     for name in ("ngram", str(draft)):
-        with LLM(str(verifier), draft=name, batch_size=8, prefill_chunk=11, preempt_every=5, **options) as llm:
+        with LLM(str(verifier), draft=name, batch_size=8, prefill_chunk=11, **options) as llm:
+            preempt_every(llm, 5)
             crowd = [output.outputs[0].token_ids for output in llm.generate(many, params)]
             assert name == "ngram" or llm.engine.stats.accepted
         assert crowd == alone

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import VOCAB, reference_logits
 from verifypd import LLM, SamplingParams
 from verifypd.errors import RequestError
@@ -48,7 +49,8 @@ def test_seeded_text_is_plain_seeded_text_whatever_drafts_and_neighbours(pair: t
         alone = [texts(llm, [PROMPT], each)[0] for each in params]
     assert len({tuple(text) for text in alone}) == 50
     for drafter in ("none", "ngram", "model"):
-        with make(pair, drafter, batch_size=20, prefill_chunk=7, late_tickets=late, preempt_every=5) as llm:
+        with make(pair, drafter, batch_size=20, prefill_chunk=7, late_tickets=late) as llm:
+            preempt_every(llm, 5)
             crowd = texts(llm, [PROMPT] * 50, params)
             llm.engine.check()
             if drafter == "model":
@@ -155,7 +157,7 @@ def test_logprobs_are_the_verifiers_own(pair: tuple[Path, Path], drafter: str) -
     params = SamplingParams(
         temperature=0.9, top_k=20, seed=4, max_tokens=15, logprobs=3, prompt_logprobs=2, ignore_eos=True
     )
-    with make(pair, drafter, prefill_chunk=3, preempt_every=0) as llm:
+    with make(pair, drafter, prefill_chunk=3) as llm:
         [output, _] = llm.generate([PROMPT, PROMPT[:3]], [params, SamplingParams(max_tokens=15)])
     choice = output.outputs[0]
     rows = reference_logits(pair[0], [*PROMPT, *choice.token_ids]).log_softmax(-1)

@@ -59,11 +59,12 @@ def _group(layout: PassLayout, members: list[int], short: bool) -> Group:
         keep = torch.tensor([g * longest + j for g, n in enumerate(span_rows) for j in range(n)])
     target = None
     if len(members) < layout.spans:
-        target = torch.tensor([first[r] + j for r in members for j in range(layout.span_rows[r])]).to(device)
+        target = torch.tensor([first[r] + j for r in members for j in range(layout.span_rows[r])])
+        target = target.to(device, non_blocking=True)
     rows = rows.to(device, non_blocking=True)
     slots = layout.slots
     if len(members) < layout.spans:
-        slots = slots[torch.tensor(members).to(device)]
+        slots = slots[torch.tensor(members).to(device, non_blocking=True)]
     return Group(
         rows=rows,
         positions=layout.positions[rows],

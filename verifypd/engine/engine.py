@@ -113,7 +113,6 @@ class Engine:
         news: dict[int, Request] = {}
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
-        self._preempt_for_test()
         self.admit()
         plan = self.reserve(self.architecture.plan(self.snapshot()))
         self.launch(plan)
@@ -187,12 +186,11 @@ class Engine:
             return plan
         planned = {span.slot: span for span in plan.verify.spans}
         drafts: dict[int, int] = {}
-        for request in sorted((self.running[slot] for slot in planned), key=Request.rank):
-            assert request.slot is not None
-            span = planned[request.slot]
-            for length in (span.drafts, 0) if span.drafts else (0,):
+        for slot, request in sorted(((slot, self.running[slot]) for slot in planned), key=lambda pair: pair[1].rank()):
+            wanted = planned[slot].drafts
+            for length in (wanted, 0) if wanted else (0,):
                 if self._make_room(request, length, may_preempt=length == 0):
-                    drafts[request.slot] = length
+                    drafts[slot] = length
                     break
         return _keep(plan, drafts)
 
@@ -208,6 +206,8 @@ class Engine:
             if victim is request and len(self.running) == 1:
                 raise EngineError("the KV pool cannot hold one request: raise --kv-memory or lower --max-model-len")
             self.preempt(victim)
+            if victim.preempting:
+                return False  # its verdicts are still out: its blocks come back when they are absorbed
         return False
 
     def preempt(self, request: Request) -> None:
@@ -217,12 +217,6 @@ class Engine:
         self.stats.preemptions += 1
         if not request.tickets:
             self._leave(request)
-
-    def _preempt_for_test(self) -> None:
-        every = self.config.preempt_every
-        running = [r for r in self.running.values() if not r.finished and not r.preempting]
-        if every and self.stats.steps % every == every - 1 and len(running) > 1:
-            self.preempt(max(running, key=Request.rank))
 
     def _leave(self, request: Request) -> None:
         """Free slot and blocks; a preempted request queues again."""

@@ -58,8 +58,12 @@ INLINE vf load_f32(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store_f32(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
 INLINE vf load_bf16(const bf16 *p) {
-#if defined(__aarch64__) && VL == 4 /* GCC 12 takes the conversion apart lane by lane */
+#if defined(__aarch64__) && VL == 4 /* compilers take the conversion apart lane by lane */
     return (vf)vshll_n_u16(vld1_u16(p), 16);
+#elif VL == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif VL == 8 && defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 #else
     vh h; memcpy(&h, p, sizeof h);
     return (vf)(__builtin_convertvector(h, vu) << 16);
@@ -122,6 +126,10 @@ INLINE vf load_i8(const int8_t *p) {
     int32_t four; memcpy(&four, p, 4);
     int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
     return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+#elif VL == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif VL == 8 && defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 #else
     vb b; memcpy(&b, p, sizeof b);
     return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
