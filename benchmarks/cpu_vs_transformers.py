@@ -32,19 +32,15 @@ PROSE = [
     "Explain how a refrigerator keeps food cold.",
     "Write a short letter to a friend about the weather.",
 ]
-SENTENCE = (
-    "The committee met on Tuesday to discuss the budget for the new library, the repair of the old bridge and the fair."
-)
 FUNCTIONS = (
     "def area(width, height):\n    return width * height\n\n"
     "def volume(width, height, depth):\n    return width * height * depth\n\n"
 )
-TABLE = "Anna,31,Oslo\nBen,45,Rome\n"
-COPYING = [
-    f"Repeat the text exactly.\nText: {SENTENCE}\nCopy: {SENTENCE}\nCopy: {SENTENCE[:40]}",
-    FUNCTIONS * 2 + FUNCTIONS[:40],
-    "name,age,city\n" + TABLE * 4,
-]
+VERSE = (
+    "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
+)
+RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
+COPYING = [FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12]]
 
 
 def reference(dtype: torch.dtype) -> Any:
@@ -163,7 +159,7 @@ def main() -> None:
     """Run all arms, print a table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

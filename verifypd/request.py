@@ -258,6 +258,7 @@ class Request:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
             [None] if params.prompt_logprobs is not None else None
         )
+        self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)
 
     @property

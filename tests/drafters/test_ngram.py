@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifypd.drafters.ngram import NgramIndex, look_up
+from verifypd.drafters.ngram import NgramDrafter, NgramIndex, look_up
+from verifypd.request import Request, SamplingParams
+from verifypd.runtime.inputs import Slots
 
 
 def search(tokens: list[int], shortest: int, longest: int, depth: int) -> list[int] | None:
@@ -50,3 +52,18 @@ def test_a_repetition_of_any_period_is_drafted_whole() -> None:
     drafts, found = look_up(tokens, torch.tensor([6]), 2, 4, 7)
     assert found.tolist() == [True]
     assert drafts.tolist() == [[5, 6, 7, 5, 6, 7, 5]]
+
+
+def test_the_promise_grows_while_copying_pays_and_shrinks_when_it_does_not() -> None:
+    slots = Slots(1, 64, 16, torch.device("cpu"))
+    drafter = NgramDrafter(slots, 2, 4, max_draft=16)
+    request = Request("a", [1, 2, 3, 4], SamplingParams(), seed=0, max_length=60)
+    assert drafter.promise(request) == 0, "nothing has occurred before"
+    request.tokens += [1, 2]
+    assert drafter.promise(request) == 4
+    promised = []
+    for verdict in ((4, 4), (8, 8), (16, 16), (16, 3), (4, 0), (1, 1)):
+        request.last_draft = verdict
+        promised.append(drafter.promise(request))
+    assert promised == [8, 16, 16, 4, 1, 2]
+    drafter.forget(request)

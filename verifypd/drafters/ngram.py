@@ -10,6 +10,8 @@ from verifypd.batch import DraftBatch
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, host_tensor
 
+FIRST_DRAFT = 4  # tokens, before anything is known of a request
+
 
 class NgramDrafter:
     """Proposes the continuation of the latest earlier occurrence of the longest matching suffix.
@@ -45,9 +47,15 @@ class NgramDrafter:
         self.slots.draft_lens[index] = torch.where(found, wanted, 0)
 
     def promise(self, request: Request) -> int:
-        """A whole draft where the suffix has occurred before, else nothing."""
+        """Nothing where the suffix is new, else as much as copying has lately been worth: twice the last draft if all
+        of it stood, one more than stood if not."""
         self.observe(request)
-        return self.max_draft if self._indexes[request.order].matches else 0
+        if not self._indexes[request.order].matches:
+            return 0
+        drafted, accepted = request.last_draft
+        if not drafted:
+            return min(FIRST_DRAFT, self.max_draft)
+        return min(2 * drafted if accepted == drafted else accepted + 1, self.max_draft)
 
     def observe(self, request: Request) -> None:
         """Index newly confirmed tokens."""

@@ -303,6 +303,8 @@ class Engine:
             metrics.first_token_time = self.clock()
         else:
             metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
+        if verdict.drafted:
+            request.last_draft = (verdict.drafted, verdict.accepted)
         request.tokens.extend(verdict.tokens)
         if request.logprobs is not None:
             for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
