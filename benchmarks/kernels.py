@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +178,7 @@ def main() -> None:
     print("kernels weights   rows layers_ms   GB/s  GFLOP/s  floor_ms  of_floor  head_ms")
     result = {
         "what": "kernels on SmolLM2-135M shapes; minimum of repeats",
-        "command": "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": f"python benchmarks/kernels.py --repeats {args.repeats}",
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

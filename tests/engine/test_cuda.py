@@ -1,0 +1,58 @@
+"""The same engine on a CUDA device: texts equal the CPU's, and the tickets are really asynchronous."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
+from tests.models.checkpoints import FAMILIES, tiny
+from verifypd import LLM, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+PROMPTS = [[3 + (i * 17 + j * j * 7) % 380 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 40, 12))]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_draft": 4,
+    "max_model_len": 250,
+    "batch_size": 4,
+    "kv_memory": "64MB",
+}
+
+
+def check_family(family: str, folder: Path) -> None:
+    """Greedy text of plain, n-gram and draft-model decoding on the device equals transformers' on the CPU."""
+    verifier = tiny(family, folder / "verifier")
+    draft = noisy_copy(verifier, folder / "draft", 0.05)
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    for arch, name in (("plain", None), ("unified", "ngram"), ("unified", str(draft))):
+        with LLM(str(verifier), draft=name, arch=arch, device="cuda", prefill_chunk=11, **OPTIONS) as llm:
+            preempt_every(llm, 5)
+            outputs = llm.generate(PROMPTS, params)
+            assert arch == "plain" or llm.engine.stats.accepted
+        for output in outputs:
+            assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_on_the_device(family: str, tmp_path: Path) -> None:
+    check_family(family, tmp_path)
+
+
+def check_seeded(folder: Path) -> None:
+    """Coupled text does not depend on drafts or neighbours on the device either."""
+    verifier = tiny("llama", folder / "verifier")
+    draft = noisy_copy(verifier, folder / "draft", 0.1)
+    params = [SamplingParams(seed=s, max_tokens=40, top_p=0.9, ignore_eos=True) for s in range(len(PROMPTS))]
+    with LLM(str(verifier), draft=None, arch="plain", device="cuda", **OPTIONS) as llm:
+        alone = [llm.generate([p], each)[0].outputs[0].token_ids for p, each in zip(PROMPTS, params, strict=True)]
+    with LLM(str(verifier), draft=str(draft), device="cuda", **OPTIONS) as llm:
+        assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params)] == alone
+
+
+def test_seeded_text_on_the_device(tmp_path: Path) -> None:
+    check_seeded(tmp_path)
