@@ -28,9 +28,7 @@ from verifypd.models.hub import resolve
 
 PROSE = [
     "Once upon a time, in a village by the sea,",
-    "The most important thing to know about compilers is",
     "Explain how a refrigerator keeps food cold.",
-    "Write a short letter to a friend about the weather.",
 ]
 FUNCTIONS = (
     "def area(width, height):\n    return width * height\n\n"
@@ -159,7 +157,7 @@ def main() -> None:
     """Run all arms, print a table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -218,10 +216,7 @@ def main() -> None:
             for name in ("plain", "plain fp32", "plain int8")
         },
     }
-    for llm in arms.values():
-        llm.shutdown()
-    error = errors(prose + copying, 48)
-    report = {
+    report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
         "cpu": cpu_name(),
@@ -235,9 +230,14 @@ def main() -> None:
         "tokens": args.tokens,
         "tokens_per_second": rates,
         "figures": figures,
-        "weight_error": error,
     }
-    print_table(medians, base, figures, error)
+    print_table(medians, base, figures)
+    for llm in arms.values():
+        llm.shutdown()
+    arms.clear()
+    report["weight_error"] = errors(prose[:2] + copying[:1], 32)
+    for name, values in report["weight_error"].items():
+        print(f"{name} weights: KL to fp32 {values['mean_kl']:.5f}, argmax agrees {values['argmax_agreement']:.4f}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -250,7 +250,7 @@ def cpu_name() -> str:
     return f"{lines[0] if lines else platform.processor()} ({platform.machine()})"
 
 
-def print_table(medians: dict[str, float], base: float, figures: dict[str, float], error: dict[str, Any]) -> None:
+def print_table(medians: dict[str, float], base: float, figures: dict[str, float]) -> None:
     """What a person wants to see."""
     width = max(map(len, medians))
     print(f"{'arm':{width}}  tokens/s  x transformers")
@@ -258,8 +258,6 @@ def print_table(medians: dict[str, float], base: float, figures: dict[str, float
         print(f"{name:{width}}  {rate:8.1f}  {rate / base:14.2f}")
     for name, value in figures.items():
         print(f"{name:40} {value:.3f}")
-    for name, values in error.items():
-        print(f"{name} weights: KL to fp32 {values['mean_kl']:.5f}, argmax agrees {values['argmax_agreement']:.4f}")
 
 
 if __name__ == "__main__":
