@@ -28,7 +28,7 @@ class EngineConfig:
     """Everything the engine needs to start."""
 
     model: str = setting("smollm2", "verifier: a built-in name, a Hugging Face folder, a GGUF file or a hub id")
-    draft: str | None = setting("ngram", "drafter: a path or name of a draft model, 'ngram', or 'none'")
+    draft: str | None = setting("ngram", "drafter: a path or name of a draft model, 'ngram', 'none', or 'auto' (ngram)")
     arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
@@ -45,8 +45,8 @@ class EngineConfig:
     workers: int | None = setting(None, "requests that share the device, each at batch 1 (baseline)")
     queue_factor: float = setting(1.2, "admitted requests at most this many times the batch size, 1.0 to 2.0")
     lane_weights: str | None = setting(None, "relative lane weights, e.g. prefill=1,verify=2,decode=4 (pdv)")
-    slo_ttft: float = setting(500.0, "target for the first token, ms")
-    slo_tpot: float = setting(15.0, "target per output token, ms")
+    slo_ttft: float = setting(500.0, "target for the first token, ms; recorded, nothing acts on it yet")
+    slo_tpot: float = setting(15.0, "target per output token, ms; recorded, nothing acts on it yet")
     placement: str = setting("fused", "where lanes run, e.g. prefill=fused; this version knows 'fused'")
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
     quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
@@ -72,7 +72,8 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "draft", None if self.draft in (None, "none", "") else self.draft)
+        named = {None: None, "none": None, "": None, "auto": "ngram"}
+        object.__setattr__(self, "draft", named.get(self.draft, self.draft))
         for name in (
             "arch",
             "controller",

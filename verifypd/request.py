@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
 
 from verifypd.errors import RequestError
 
@@ -74,11 +73,21 @@ class SamplingParams:
             raise RequestError(
                 f"acceptance={self.acceptance!r} is not known; use 'rejection' or 'coupled'", param="acceptance"
             )
-        for bias in (self.logit_bias or {}).items():
-            if not isinstance(bias[0], int) or not math.isfinite(bias[1]) or abs(bias[1]) > 100:
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "speculation"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name}={getattr(self, name)!r} must be true or false", param=name)
+        _list_of(self, "allowed_token_ids", int)
+        _list_of(self, "stop_token_ids", int)
+        _list_of(self, "bad_words", str)
+        if not isinstance(self.stop, str):
+            _list_of(self, "stop", str)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise RequestError("logit_bias must map token ids to numbers in -100..100", param="logit_bias")
+        for token, bias in (self.logit_bias or {}).items():
+            number = isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= 100  # NaN fails too
+            if not isinstance(token, int) or not number:
                 raise RequestError(
-                    f"logit_bias[{bias[0]!r}]={bias[1]!r} must map a token id to a number in -100..100",
-                    param="logit_bias",
+                    f"logit_bias[{token!r}]={bias!r} must map a token id to a number in -100..100", param="logit_bias"
                 )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
@@ -113,6 +122,16 @@ def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise RequestError(f"{name}={value!r} must be a whole number in {low}..{high}", param=name)
+
+
+def _list_of(params: SamplingParams, name: str, kind: type) -> None:
+    value = getattr(params, name)
+    if value is None:
+        return
+    whole = isinstance(value, list | tuple) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
+    if not whole:
+        what = {int: "token ids", str: "strings"}[kind]
+        raise RequestError(f"{name}={value!r} must be a list of {what}", param=name)
 
 
 def _number(
@@ -157,6 +176,7 @@ class RequestMetrics:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0  # tokens emitted by those passes
+    span_emitted: int = 0  # of those, by passes that carried draft tokens
     preemptions: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     accepted_per_position: list[int] = field(default_factory=list)
@@ -169,8 +189,8 @@ class RequestMetrics:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens emitted per verifier pass, the correction or bonus token included."""
-        return self.emitted / self.passes if self.passes else 0.0
+        """Tokens emitted per pass that carried drafts, the correction or bonus token included; 1 without any draft."""
+        return self.span_emitted / self.spans if self.spans else 1.0
 
     def count(self, drafted: int, accepted: int, emitted: int) -> None:
         """Add one verdict."""
@@ -179,6 +199,7 @@ class RequestMetrics:
         if not drafted:
             return
         self.spans += 1
+        self.span_emitted += emitted
         self.drafted += drafted
         self.accepted += accepted
         grow = drafted - len(self.drafted_per_position)
@@ -256,7 +277,7 @@ class Request:
         self.served = 0  # number of the step that last carried it
         self.logprobs: list[dict[int, Logprob]] | None = [] if params.logprobs is not None else None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-            [None] if params.prompt_logprobs is not None else None
+            [None] if params.prompt_logprobs is not None and choice == 0 else None
         )
         self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)
@@ -289,11 +310,3 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Order of service: priority first, then arrival."""
         return (self.params.priority, self.order)
-
-
-def from_mapping(values: dict[str, Any]) -> SamplingParams:
-    """SamplingParams from a mapping; unknown names are refused."""
-    unknown = sorted(set(values) - set(SamplingParams.names()))
-    if unknown:
-        raise RequestError(f"unknown sampling parameter {unknown[0]!r}", param=unknown[0])
-    return SamplingParams(**values)

@@ -194,12 +194,11 @@ def test_native_is_batch_invariant(threads: int, window: int | None, softcap: fl
 def test_layout() -> None:
     table = torch.tensor([[0, 0, 0], [5, 7, 0]], dtype=torch.int32)
     layout = PassLayout.build([3, 1], [2, 6], torch.tensor([1, 1]), torch.tensor([-1, 5]), table, 4)
-    assert (layout.rows, layout.spans, layout.max_rows, layout.max_context) == (4, 2, 3, 6)
+    assert (layout.rows, layout.spans, layout.max_context) == (4, 2, 6)
     assert layout.positions.tolist() == [0, 0, 1, 5]
     assert layout.write_index.tolist() == [0, 20, 21, 29]
     assert layout.row_span.tolist() == [0, 0, 0, 1]
     assert layout.row_offsets.tolist() == [0, 3, 4]
-    assert layout.context.tolist() == [2, 6]
 
 
 def test_unknown_backend_is_refused() -> None:

@@ -64,9 +64,15 @@ def test_plain_never_drafts() -> None:
 def test_a_lagging_draft_catches_up_in_chunks_before_it_drafts() -> None:
     plan = Unified(FixedController(4)).plan(snapshot(view(0, draft_lag=100), view(1)))
     assert plan.draft and plan.verify
-    [catching] = plan.draft.spans
-    assert (catching.rows, catching.lag, catching.drafts) == (64, 100, 0)
-    assert [span.drafts for span in plan.verify.spans] == [0, 0], "the budget is spent: the other request waits as well"
+    level, catching = plan.draft.spans
+    assert (catching.slot, catching.rows, catching.lag, catching.drafts) == (0, 66, 100, 0)
+    assert (level.slot, level.rows, level.drafts) == (1, 2, 4), "one far behind does not hold up one that is level"
+    assert [span.drafts for span in plan.verify.spans] == [0, 4]
+
+
+def test_everybody_who_is_level_drafts() -> None:
+    plan = Unified(FixedController(4)).plan(snapshot(*(view(slot) for slot in range(200)), batch_size=200))
+    assert plan.draft and len(plan.draft.spans) == 200
 
 
 def test_a_drafter_without_a_cache_never_catches_up() -> None:

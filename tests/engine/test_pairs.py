@@ -140,3 +140,25 @@ def test_settings_that_cannot_work_say_what_to_do(pair: tuple[Path, Path]) -> No
         LLM(str(pair[0]), draft=None, arch="plain", dtype="float32", max_model_len=100_000)
     with pytest.raises(ConfigError, match="cpu"):
         LLM(str(pair[0]), device="toaster")
+
+
+def test_every_id_that_ends_a_text_is_known(tmp_path: Path) -> None:
+    """Config, generation config and tokenizer may each name one; all of them count."""
+    folder = tiny("llama", tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7]}))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<unk>"}))
+    with LLM(str(folder), draft=None, arch="plain", **OPTIONS) as llm:
+        assert set(llm.engine.eos_ids) == {1, 7, 2}
+
+
+def test_dynamic_rope_starts_within_its_range(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    folder = tiny("llama", tmp_path / "model", rope_parameters=rope)
+    with LLM(str(folder), **{**OPTIONS, "max_model_len": 256}) as llm:
+        llm.generate([PROMPT], GREEDY)
+
+
+def test_batch_invariance_needs_native_attention_too(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="attention"):
+        LLM(str(pair[0]), batch_invariant=True, attention="torch", **OPTIONS)

@@ -70,16 +70,18 @@ def test_choices_of_one_seed_differ_and_repeat(pair: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("stormy", [False, True])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "penalties"])
 def test_distribution_of_each_position_is_the_verifiers(
-    pair: tuple[Path, Path], drafter: str, acceptance: str, name: str
+    pair: tuple[Path, Path], drafter: str, acceptance: str, name: str, stormy: bool
 ) -> None:
     """Tokens drawn through the engine, pooled over prefixes, against plain sampling's own law at that prefix."""
     prompt = [*range(3, 11), *range(3, 11)]  # every allowed token has occurred: look-ups of one token always match
     draws = 1500
     shared = {**TRANSFORMS[name], "allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
     shared.setdefault("temperature", 1.0)
-    with make(pair, drafter, seed=3, batch_size=500, ngram_min=1) as llm:
+    with make(pair, drafter, seed=3, batch_size=500, ngram_min=1, late_tickets=stormy, prefill_chunk=900) as llm:
+        preempt_every(llm, 2 if stormy else 0)
         found = texts(llm, [prompt] * draws, SamplingParams(**shared, acceptance=acceptance))
         drafted, accepted = llm.engine.stats.drafted, llm.engine.stats.accepted
     assert drafted and 0 < accepted < drafted
@@ -204,6 +206,41 @@ def test_stops_cut_where_plain_decoding_would(pair: tuple[Path, Path], drafter: 
         llm.engine.check()
 
 
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_a_stop_string_in_the_last_tokens_is_the_reason(pair: tuple[Path, Path], drafter: str) -> None:
+    base: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+    with make((pair[0], pair[0]), drafter) as llm:
+        [free] = llm.generate([PROMPT], SamplingParams(**base, max_tokens=40))
+        text = free.outputs[0].text
+        for length in range(2, 9):
+            [cut] = llm.generate([PROMPT], SamplingParams(**base, max_tokens=length, stop=text[3:5]))
+            choice = cut.outputs[0]
+            if text[3:5] in llm.get_tokenizer().decode(free.outputs[0].token_ids[:length]):
+                assert (choice.finish_reason, choice.stop_reason) == ("stop", text[3:5])
+                assert choice.text == text[: text.index(text[3:5])]
+            else:
+                assert choice.finish_reason == "length"
+
+
+def test_a_stream_is_complete_although_others_step_the_engine(pair: tuple[Path, Path]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with make(pair) as llm:
+        [whole] = llm.generate([PROMPT], params)
+        stream = llm.stream(PROMPT, params)
+        seen = [next(stream)]
+        llm.generate([PROMPT[:4]], SamplingParams(max_tokens=30, ignore_eos=True))
+        seen += list(stream)
+    assert seen[-1].finished and seen[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+def test_a_token_is_delivered_in_the_step_that_made_it(pair: tuple[Path, Path]) -> None:
+    with make(pair, "none") as llm:
+        stream = llm.stream(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
+        assert len(next(stream).outputs[0].token_ids) == 1
+        assert llm.engine.stats.passes == 1
+        stream.close()
+
+
 def test_streaming_never_shows_a_part_of_a_stop_string(pair: tuple[Path, Path]) -> None:
     with make(pair) as llm:
         base: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
@@ -235,11 +272,12 @@ def test_bad_words_never_appear(pair: tuple[Path, Path]) -> None:
         ([5] * 128, {}, "prompt"),
         ([5], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
         ([5], {"allowed_token_ids": [-3]}, "allowed_token_ids"),
+        ([5], {"deadline_ms": 5.0}, "deadline_ms"),
+        ({"prompt_token_ids": "abc"}, {}, "prompt"),
+        (None, {}, "prompt"),
     ],
 )
-def test_one_bad_request_harms_nobody(
-    pair: tuple[Path, Path], prompt: list[int], params: dict[str, Any], param: str
-) -> None:
+def test_one_bad_request_harms_nobody(pair: tuple[Path, Path], prompt: Any, params: dict[str, Any], param: str) -> None:
     with make(pair) as llm:
         with pytest.raises(RequestError) as error:
             llm.generate([PROMPT, prompt], [SamplingParams(), SamplingParams(**params)])

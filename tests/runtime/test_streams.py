@@ -62,6 +62,17 @@ def test_at_the_limit_the_oldest_is_waited_for() -> None:
     assert len(inflight) == 1
 
 
+def test_arrived_tickets_need_not_wait_for_the_next_round() -> None:
+    inflight = Inflight(limit=3)
+    inflight.add(ticket(0))
+    inflight.add(ticket(1, SlowCopy(1)))
+    inflight.add(ticket(2))
+    assert [t.result() for t in inflight.arrived()] == [0]
+    late = Inflight(delay=1)
+    late.add(ticket(0))
+    assert late.arrived() == []
+
+
 def test_drain_gives_everything() -> None:
     inflight = Inflight(delay=1)
     inflight.add(ticket(1))

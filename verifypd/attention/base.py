@@ -85,16 +85,6 @@ class PassLayout:
         """R, spans of the pass."""
         return len(self.span_rows)
 
-    @property
-    def max_rows(self) -> int:
-        """Rows of the longest span."""
-        return max(self.span_rows, default=0)
-
-    @property
-    def context(self) -> Tensor:
-        """[R] int64, tokens each span's last row may see: starts + rows of the span."""
-        return self.starts + self.row_offsets.diff()
-
 
 class AttentionBackend(Protocol):
     """Attention of ragged spans over a paged cache."""

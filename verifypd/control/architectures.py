@@ -10,6 +10,8 @@ from verifypd.control.controller import Controller, FixedController
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.errors import ConfigError
 
+ROUTINE_LAG = 2  # tokens a draft model lacks after every verdict; catching up with more comes out of the chunk budget
+
 
 class Architecture(Protocol):
     """Makes plans."""
@@ -48,15 +50,15 @@ class Unified:
             return []
         budget = snapshot.draft_chunk
         spans = []
-        for view in decoding:
+        for view in sorted(decoding, key=lambda v: v.draft_lag):  # one far behind must not hold up those that are level
             drafts = self.controller.draft_length(view)
             if not drafts:
                 continue
             lag = view.draft_lag if snapshot.drafter_has_cache else 0
-            rows = min(lag, budget)
+            rows = min(lag, budget + ROUTINE_LAG)
             if rows < lag:
                 drafts = 0
-            budget -= rows
+            budget -= max(0, rows - ROUTINE_LAG)
             if rows or drafts:
                 context = min(view.length_bound, view.max_length) + drafts
                 spans.append(DraftSpan(view.slot, lag, rows, drafts, context))

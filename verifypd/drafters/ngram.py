@@ -24,11 +24,13 @@ class NgramDrafter:
     point_mass = True
     reads_hidden = False
 
-    def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int) -> None:
+    def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int, always: bool = False) -> None:
+        """`always`: propose whole drafts even where nothing matches, for runs with synthetic acceptance."""
         self.slots = slots
         self.shortest = shortest
         self.longest = longest
         self.max_draft = max_draft
+        self.always = always
         self._indexes: dict[int, NgramIndex] = {}  # request order -> index
 
     def launch(self, batch: DraftBatch) -> None:
@@ -44,11 +46,13 @@ class NgramDrafter:
             self.slots.tokens[index, :width], self.slots.lengths[index], self.shortest, self.longest, depth
         )
         self.slots.drafts[index, :depth] = drafts
-        self.slots.draft_lens[index] = torch.where(found, wanted, 0)
+        self.slots.draft_lens[index] = wanted if self.always else torch.where(found, wanted, 0)
 
     def promise(self, request: Request) -> int:
         """Nothing where the suffix is new, else as much as copying has lately been worth: twice the last draft if all
         of it stood, one more than stood if not."""
+        if self.always:
+            return self.max_draft
         self.observe(request)
         if not self._indexes[request.order].matches:
             return 0

@@ -21,10 +21,10 @@ from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
-from verifypd.errors import ConfigError, ModelError, TokenizerError
+from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
 from verifypd.kv.blocks import BlockPool
-from verifypd.kv.budget import Budget, plan_budget
+from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import KVCache, block_bytes
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.verify import VerifyLane
@@ -57,8 +57,11 @@ def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
     device = pick_device(config.device)
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
-    if config.batch_invariant and kernels.name != "native":
-        raise ConfigError("--batch-invariant needs the native CPU kernels: install gcc or clang, use --device cpu")
+    native = kernels.name == "native" and backend(config.attention, device).name == "native"
+    if config.batch_invariant and not native:
+        raise ConfigError(
+            "--batch-invariant needs native kernels and attention: --device cpu, and gcc or clang installed"
+        )
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     draft_source = None
@@ -77,8 +80,8 @@ def build(config: EngineConfig) -> Built:
         )
     capacity = max_len + config.max_draft + 2
     base = process_bytes()
-    model = _load(config, source, dtype, device, kernels, capacity)
-    draft = _load(config, draft_source, dtype, device, kernels, capacity) if draft_source else None
+    model = _load(config, source, dtype, device, kernels, max_len)
+    draft = _load(config, draft_source, dtype, device, kernels, max_len) if draft_source else None
     budget = make_budget(config, model, draft, base, max_len, capacity)
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
@@ -89,7 +92,9 @@ def build(config: EngineConfig) -> Built:
         budget,
     )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
-    return Built(_wire(config, model, draft, budget, vocab_map, vocab, max_len, capacity), tokenizer, budget)
+    eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
+    engine = _wire(config, model, draft, budget, vocab_map, vocab, eos_ids, max_len, capacity)
+    return Built(engine, tokenizer, budget)
 
 
 def _load(
@@ -113,6 +118,7 @@ def _wire(
     budget: Budget,
     vocab_map: Tensor | None,
     vocab: int,
+    eos_ids: tuple[int, ...],
     max_len: int,
     capacity: int,
 ) -> Engine:
@@ -129,7 +135,9 @@ def _wire(
             draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
             drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map)
         elif config.draft == "ngram":
-            drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft)
+            drafters["ngram"] = NgramDrafter(
+                slots, config.ngram_min, config.ngram_max, config.max_draft, always=config.alphas is not None
+            )
     return Engine(
         config,
         architecture=make_architecture(config.arch, FixedController(config.max_draft)),
@@ -138,7 +146,7 @@ def _wire(
         sampling=sampling,
         verify=VerifyLane(runner, slots, sampling, drafters, draft_q),
         decode=DecodeLane(drafters),
-        eos_ids=model.config.eos_ids,
+        eos_ids=eos_ids,
         max_model_len=max_len,
     )
 
@@ -167,7 +175,9 @@ def make_budget(
     """Count everything that will be allocated, then give the rest, or what was asked for, to KV blocks."""
     vocab = model.config.vocab_size
     spans = config.batch_size * (config.max_draft + 1 if config.arch != "plain" else 1)
-    parts = [("process", base), ("verifier weights", model.weight_bytes)]
+    parts = [("verifier weights", model.weight_bytes)]
+    if model.device.type == "cpu":
+        parts.insert(0, ("process", base))
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
@@ -185,6 +195,10 @@ def make_budget(
     else:
         kv_bytes = max(DEFAULT_CPU_KV, request_blocks * (verifier_block + draft_block))
         kv_bytes = min(kv_bytes, available_bytes() // 2)
+    if model.device.type == "cpu" and kv_bytes > available_bytes():
+        raise MemoryBudgetError(
+            f"--kv-memory {show(kv_bytes)} is more than the {show(available_bytes())} that are free here: ask for less"
+        )
     return plan_budget(
         parts=tuple(parts),
         kv_bytes=kv_bytes,
@@ -245,9 +259,11 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"--device {name!r} is not known; use cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: PyTorch sees no CUDA device; use --device cpu")
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not known; use cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     return device
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -66,8 +67,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never run."""
         self.validate(request.tokens)
-        self.waiting.append(request)
-        self.waiting.sort(key=Request.rank)
+        insort(self.waiting, request, key=Request.rank)
 
     def validate(self, prompt: Sequence[int]) -> None:
         """Raise RequestError for a prompt that could never run."""
@@ -90,6 +90,7 @@ class Engine:
         self._end(request, reason, stop_reason)
         if request in self.waiting:
             self.waiting.remove(request)
+            self._forget(request)
         elif request.slot is not None and not request.tickets:
             self._leave(request)
 
@@ -105,6 +106,7 @@ class Engine:
         if not self.busy:
             assert self.memory.verifier.blocks.used == 0, "an idle engine holds verifier blocks"
             assert self.memory.draft is None or self.memory.draft.blocks.used == 0, "an idle engine holds draft blocks"
+            assert not self.memory.remembers, "an idle engine remembers requests"
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -116,6 +118,8 @@ class Engine:
         self.admit()
         plan = self.reserve(self.architecture.plan(self.snapshot()))
         self.launch(plan)
+        for ticket in self.inflight.arrived():
+            news.update((request.order, request) for request in self.absorb(ticket))
         if not self.busy:
             self.check()
         return list(news.values())
@@ -150,7 +154,7 @@ class Engine:
             draft_limit=limit if drafting else 0,
             draft_lag=request.draft_lag,
             promise=self.drafter.promise(request) if drafting and self.drafter and limit else 0,
-            prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
         )
 
     # -- admission and memory -----------------------------------------------------------------------------------------
@@ -227,13 +231,17 @@ class Engine:
         self.free_slots.append(request.slot)
         request.slot = None
         if request.finished:
-            for drafter in self.decode.drafters.values():
-                drafter.forget(request)
+            self._forget(request)
             return
         request.preempting = False
         request.state = State.WAITING
-        self.waiting.append(request)
-        self.waiting.sort(key=Request.rank)
+        insort(self.waiting, request, key=Request.rank)
+
+    def _forget(self, request: Request) -> None:
+        """Drop what drafters and memory keep about a request that has ended."""
+        self.memory.forget(request)
+        for drafter in self.decode.drafters.values():
+            drafter.forget(request)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
@@ -244,20 +252,30 @@ class Engine:
             return
         if self.synthetic and self.synthetic.drifts and plan.verify:
             self._set_alpha(self.running[span.slot] for span in plan.verify.spans)
+        try:
+            if plan.draft:
+                self.decode.launch(plan.draft)
+            ticket = self.verify.launch(plan.verify) if plan.verify else None
+        except BaseException:
+            self._fail(plan)
+            raise
         if plan.draft:
             for draft in plan.draft.spans:
                 self.running[draft.slot].draft_lag -= draft.rows
-            self.decode.launch(plan.draft)
-        if plan.verify:
+        if plan.verify and ticket:
             for span in plan.verify.spans:
                 self._note_launch(self.running[span.slot], span)
-            ticket = self.verify.launch(plan.verify)
             ticket.launched = self.clock()
             self.inflight.add(ticket)
             self.stats.passes += 1
             self.stats.rows += plan.verify.rows
         if self.recorder:
             self.recorder.plan(self.stats.steps, self.clock(), plan)
+
+    def _fail(self, plan: Plan) -> None:
+        """A launch broke off: what the device holds of its requests is unknown, so they end; nobody else is harmed."""
+        for span in plan.verify.spans if plan.verify else ():
+            self.finish(self.running[span.slot], "error")
 
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1
@@ -340,12 +358,19 @@ class Engine:
         values = [self.synthetic.value(request.order, request.output_len) for request in chosen]
         self.sampling.set_alpha([request.slot for request in chosen if request.slot is not None], values)
 
+    def drain(self) -> None:
+        """Wait for everything in flight; requests that have ended leave, whatever became of their passes."""
+        for ticket in self.inflight.drain():
+            self.absorb(ticket)
+        for request in [r for r in self.running.values() if r.finished]:
+            request.tickets = 0
+            self._leave(request)
+
     def shutdown(self) -> None:
         """Drop all work."""
         for request in [*self.waiting, *self.running.values()]:
             self.finish(request)
-        for ticket in self.inflight.drain():
-            self.absorb(ticket)
+        self.drain()
         self.check()
         if self.recorder:
             self.recorder.close()

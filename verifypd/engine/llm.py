@@ -58,9 +58,13 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output so far, each time it has grown; closing the iterator aborts the request."""
         [job] = self._submit([prompt], [sampling_params or SamplingParams()])
+        shown = job.progress()
         try:
-            while not job.finished:
-                if any(order in job.orders for order in self._step()):
+            while not job.finished or job.progress() != shown:
+                if job.progress() == shown:
+                    self._step()
+                if job.progress() != shown:
+                    shown = job.progress()
                     yield job.output()
         finally:
             self._drop([job])
@@ -157,6 +161,9 @@ class LLM:
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self.engine.sampling.vocab
+        for name in ("slo_tpot", "deadline_ms"):
+            if getattr(params, name) is not None:
+                raise RequestError(f"{name} is not honoured by this version: leave it out", param=name)
         given = {
             "logit_bias": params.logit_bias or {},
             "allowed_token_ids": params.allowed_token_ids or (),
@@ -177,12 +184,9 @@ class LLM:
             if unknown or not prompt:
                 raise RequestError("a prompt mapping holds 'prompt' or 'prompt_token_ids'", param="prompt")
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-            return self._encode(str(prompt["prompt"]))
-        ids = list(prompt)
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-            raise RequestError("a prompt is a string or a list of token ids", param="prompt")
-        return None, ids
+                return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
+            return self._encode(prompt["prompt"])
+        return None, _token_ids(prompt)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each bad word, at the start of a text and after a space."""
@@ -192,19 +196,18 @@ class LLM:
         forms = {form for word in words for form in (word, " " + word.lstrip())}
         return tuple(sorted({tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms}))
 
-    def _step(self) -> list[int]:
-        """One engine step; returns the orders of requests whose output grew or ended."""
-        news = self.engine.step()
-        for request in news:
+    def _step(self) -> None:
+        """One engine step, and the text that came of it."""
+        for request in self.engine.step():
             job = self._jobs.get(request.order)
             if job is None:
                 continue
             text = job.texts[request.choice]
             if text.update():
                 self.engine.finish(request, "stop", text.stopped_by)
+                request.finish_reason, request.stop_reason = "stop", text.stopped_by  # also if the verdict ended it
             if request.finished:
                 self._jobs.pop(request.order, None)
-        return [request.order for request in news]
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
         """Abort what is left of these jobs and free their slots."""
@@ -212,8 +215,8 @@ class LLM:
             for text in job.texts:
                 self.engine.finish(text.request)
                 self._jobs.pop(text.request.order, None)
-        while self.engine.busy and not self._jobs:
-            self.engine.step()
+        if not self._jobs:
+            self.engine.drain()
 
 
 class _Job:
@@ -227,11 +230,14 @@ class _Job:
         self.ids = ids
         self.texts = texts
         self.tokenizer = tokenizer
-        self.orders = {text.request.order for text in texts}
 
     @property
     def finished(self) -> bool:
         return all(text.request.finished for text in self.texts)
+
+    def progress(self) -> tuple[tuple[int, bool], ...]:
+        """Changes whenever there is something new to show."""
+        return tuple((text.request.output_len, text.request.finished) for text in self.texts)
 
     def output(self) -> RequestOutput:
         first = self.texts[0].request
@@ -277,6 +283,7 @@ def _merged(parts: list[RequestMetrics]) -> RequestMetrics:
     merged.finished_time = None if None in ends else max(e for e in ends if e is not None)
     for part in parts:
         merged.spans += part.spans
+        merged.span_emitted += part.span_emitted
         merged.passes += part.passes
         merged.drafted += part.drafted
         merged.accepted += part.accepted
@@ -293,10 +300,20 @@ def _added(a: list[int], b: list[int]) -> list[int]:
     return [sum(pair) for pair in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)]
 
 
+def _token_ids(value: Any) -> list[int]:
+    """A prompt given as ids."""
+    whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not whole or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+        raise RequestError("a prompt is a string or a list of token ids", param="prompt")
+    return list(value)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a string, a mapping or a list of ints is one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError("prompts are a string, a list of token ids, or a list of either", param="prompt")
     many: Any = list(prompts)
     if many and all(isinstance(item, int) for item in many):
         return [many]

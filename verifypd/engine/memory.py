@@ -63,17 +63,28 @@ class RequestMemory:
 
     def commit(self, request: Request, computed: int) -> None:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
-        blocks = self.verifier.blocks
-        blocks.commit(request.order, self._prefix(request, computed))
+        self._commit(self.verifier, request, computed)
         if self.draft is not None:
-            valid = min(len(request.tokens), request.length_floor - request.draft_lag)
-            self.draft.blocks.commit(request.order, self._prefix(request, valid))
+            self._commit(self.draft, request, min(len(request.tokens), request.length_floor - request.draft_lag))
+
+    def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
+        full = tokens // pool.blocks.block_size
+        if full > pool.blocks.committed.get(request.order, 0):  # most steps fill no block
+            pool.blocks.commit(request.order, self._prefix(request, tokens))
 
     def release(self, request: Request) -> None:
         """Return everything; the request may come back later."""
         for pool in self._pools:
             pool.blocks.release(request.order)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended: drop its digests."""
         self._digests.pop(request.order, None)
+
+    @property
+    def remembers(self) -> int:
+        """How many requests it keeps digests of."""
+        return len(self._digests)
 
     def check(self) -> None:
         """Prove that no block is lost or owned twice."""

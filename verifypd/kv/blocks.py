@@ -22,8 +22,7 @@ class BlockPool:
         self.held: dict[int, list[int]] = {}  # owner -> its blocks in order
         self.digest_of: dict[int, bytes] = {}
         self.by_digest: dict[bytes, int] = {}
-        self.hits = 0  # tokens found in the prefix cache
-        self.lookups = 0  # tokens looked up
+        self.committed: dict[int, int] = {}  # owner -> how many of its blocks were committed
 
     @property
     def available(self) -> int:
@@ -66,7 +65,6 @@ class BlockPool:
         blocks = self.held.setdefault(owner, [])
         if not self.prefix_cache:
             return 0
-        self.lookups += len(digests) * self.block_size
         for digest in digests:
             block = self.by_digest.get(digest)
             if block is None:
@@ -74,7 +72,7 @@ class BlockPool:
             self.cached.pop(block, None)
             self.owners[block] = self.owners.get(block, 0) + 1
             blocks.append(block)
-        self.hits += len(blocks) * self.block_size
+        self.committed[owner] = len(blocks)
         return len(blocks)
 
     def matching(self, digests: Sequence[bytes]) -> tuple[int, int]:
@@ -94,13 +92,17 @@ class BlockPool:
         """Make the first blocks of `owner` findable: their content is confirmed and will not change."""
         if not self.prefix_cache:
             return
-        for block, digest in zip(self.held.get(owner, ()), digests, strict=False):
+        blocks = self.held.get(owner, [])
+        for index in range(self.committed.get(owner, 0), min(len(digests), len(blocks))):
+            block, digest = blocks[index], digests[index]
+            self.committed[owner] = index + 1
             if block not in self.digest_of and digest not in self.by_digest:
                 self.digest_of[block] = digest
                 self.by_digest[digest] = block
 
     def release(self, owner: int) -> None:
         """Return everything `owner` holds; blocks with known content stay findable until somebody needs them."""
+        self.committed.pop(owner, None)
         for block in reversed(self.held.pop(owner, [])):  # the end of a prefix is forgotten before its start
             self.owners[block] -= 1
             if self.owners[block]:

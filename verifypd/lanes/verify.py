@@ -19,6 +19,7 @@ from verifypd.sampling.logprobs import Logprobs, token_logprobs
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import Finish, Spans, Verdicts, judge
 
+LOGPROB_ROWS = 64  # prompt rows whose logits are held at once
 FINISH = {Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
 
 TokenLogprobs = tuple[float, int, tuple[tuple[int, float], ...]]  # own, rank, most likely (id, logprob)
@@ -100,8 +101,15 @@ class VerifyLane:
         slots = host_tensor([span.slot for _, span in wanted for _ in range(span.rows)], self.slots.device)
         following = [(span.start or 0) + j + 1 for _, span in wanted for j in range(span.rows)]
         targets = self.slots.tokens[slots, host_tensor(following, self.slots.device)]
-        logits = self.runner.logits(_take(hidden, rows, self.slots.device))[:, : self.sampling.vocab]
-        return _named("prompt_", token_logprobs(logits, targets, max(span.prompt_logprobs for _, span in wanted)))
+        wide = max(span.prompt_logprobs for _, span in wanted)
+        parts = zip(
+            _take(hidden, rows, self.slots.device).split(LOGPROB_ROWS), targets.split(LOGPROB_ROWS), strict=True
+        )
+        found = [
+            _named("prompt_", token_logprobs(self.runner.logits(part)[:, : self.sampling.vocab], ids, wide))
+            for part, ids in parts
+        ]
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
 
 def _first_rows(spans: Sequence[VerifySpan]) -> list[tuple[int, VerifySpan]]:

@@ -121,6 +121,8 @@ class ModelConfig:
             eos = _read_json(generation).get("eos_token_id")
             if eos is not None:
                 raw["eos_token_id"] = list(dict.fromkeys((*_ids(eos), *_ids(_text(raw).get("eos_token_id")))))
+                if isinstance(raw.get("text_config"), dict):  # what the text part says would hide it
+                    raw["text_config"] = {**raw["text_config"], "eos_token_id": raw["eos_token_id"]}
         return _parse(raw, str(path))
 
 

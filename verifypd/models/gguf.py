@@ -187,7 +187,11 @@ def gguf_config(path: Path) -> ModelConfig:
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "sliding_window": window,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": [
+            header.metadata[key]
+            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            if key in header.metadata
+        ],
         "attn_logit_softcapping": meta("attn_logit_softcapping"),
         "final_logit_softcapping": meta("final_logit_softcapping"),
         "query_pre_attn_scalar": _query_scalar(arch, meta),

@@ -86,6 +86,13 @@ class Inflight:
             ready.append(self._tickets.popleft()[1])
         return ready
 
+    def arrived(self) -> list[Ticket]:
+        """Tickets whose result is here already, right after their launch: on a CPU all of them, unless held back."""
+        ready = []
+        while self._tickets and not self.delay and self._tickets[0][1].done():
+            ready.append(self._tickets.popleft()[1])
+        return ready
+
     def drain(self) -> list[Ticket]:
         """Every ticket that is out, whatever it takes."""
         tickets = [ticket for _, ticket in self._tickets]

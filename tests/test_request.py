@@ -1,0 +1,67 @@
+"""Sampling parameters are checked at birth, and metrics mean what the documentation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verifypd.errors import RequestError
+from verifypd.request import RequestMetrics, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_k", -2),
+        ("top_k", True),
+        ("min_p", 1.5),
+        ("seed", 2**70),
+        ("max_tokens", 0),
+        ("logprobs", 21),
+        ("stop", 5),
+        ("stop", [1]),
+        ("stop", [""]),
+        ("bad_words", "damn"),
+        ("bad_words", [""]),
+        ("logit_bias", [1]),
+        ("logit_bias", {1: "a"}),
+        ("logit_bias", {1: float("inf")}),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", []),
+        ("stop_token_ids", ["a"]),
+        ("speculation", "false"),
+        ("ignore_eos", 1),
+        ("acceptance", "maybe"),
+        ("max_draft", -1),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert error.value.param == name
+    assert "\n" not in str(error.value)
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(RequestError, match="min_tokens"):
+        SamplingParams(min_tokens=9, max_tokens=3)
+    with pytest.raises(RequestError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_metrics_count_drafts_and_not_corrections() -> None:
+    metrics = RequestMetrics()
+    assert metrics.mean_accepted_length == 1.0
+    metrics.count(drafted=4, accepted=3, emitted=4)
+    metrics.count(drafted=0, accepted=0, emitted=1)
+    metrics.count(drafted=2, accepted=0, emitted=1)
+    assert metrics.acceptance_rate == 3 / 6
+    assert metrics.mean_accepted_length == 5 / 2, "tokens per span that carried drafts"
+    assert metrics.drafted_per_position == [2, 2, 1, 1]
+    assert metrics.accepted_per_position == [1, 1, 1, 0]
