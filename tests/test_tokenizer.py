@@ -130,6 +130,13 @@ def test_stream_continues_the_prompt(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
+def test_an_id_past_the_vocabulary_leaves_no_trace(kind: str) -> None:
+    size = TOKENIZERS[kind].vocab_size
+    for ids in ([size + 1, 3], [3, size + 1, 3]):
+        assert TOKENIZERS[kind].decode(ids, False) == CORES[kind].decode(ids, False)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_decode_equals_the_library(kind: str, data: st.DataObject) -> None:

@@ -111,6 +111,10 @@ class Pieces:
             piece = self._known[index] = self.decoder.piece(self._token(index) or "")
         return piece
 
+    def __contains__(self, index: int) -> bool:
+        """Whether there is such a token; an id past the vocabulary leaves no trace, as in the library."""
+        return bool(self[index]) or self._token(index) is not None
+
     def first(self, index: int) -> bytes:
         """The bytes of a token that opens a text."""
         return (
@@ -131,7 +135,7 @@ class ByteStream:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text these tokens add. An unfinished character is held back until it is whole."""
-        visible = [index for index in ids if index not in self._hidden]
+        visible = [index for index in ids if index not in self._hidden and index in self._pieces]
         if not visible:
             return ""
         pieces = [self._pieces[index] for index in visible]
