@@ -369,7 +369,7 @@ def test_help_needs_no_torch_and_little_time():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "pull", "models", "version"])
+@pytest.mark.parametrize("command", ["generate", "chat", "pull", "models", "trace", "explain", "version"])
 def test_every_command_has_help(command):
     result = program(command, "--help")
     assert result.returncode == 0

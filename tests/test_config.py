@@ -13,7 +13,7 @@ from verifypd.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"arch": "magic"}, "plain, unified"),
+        ({"arch": "magic"}, "plain, baseline, pd, pdv, unified"),
         ({"controller": "x"}, "fixed"),
         ({"max_draft": -1}, "--max-draft"),
         ({"max_draft": True}, "--max-draft"),
@@ -26,6 +26,13 @@ from verifypd.errors import ConfigError
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),
         ({"verify_batch": 3}, "pdv"),
+        ({"arch": "pdv", "verify_batch": 33}, "1..32"),
+        ({"arch": "pdv", "verify_wait_ms": -1.0}, "--verify-wait-ms"),
+        ({"arch": "baseline", "workers": 0}, "--workers"),
+        ({"arch": "pdv", "lane_weights": "prefill=x"}, "positive numbers"),
+        ({"arch": "pdv", "lane_weights": "kitchen=1"}, "prefill=1"),
+        ({"placement": "verify=cuda:1"}, "not there yet"),
+        ({"placement": "prefill=partition"}, "fused or stream"),
         ({"synthetic_acceptance": "1.5"}, "0..1"),
         ({"synthetic_acceptance": "a,b"}, "0..1"),
         ({"ngram_min": 5, "ngram_max": 3}, "--ngram-max"),
@@ -69,3 +76,18 @@ def test_none_means_no_drafter() -> None:
 
 def test_slots_hold_the_batch_and_the_queue() -> None:
     assert EngineConfig(batch_size=10, queue_factor=1.25).slots == 13
+
+
+def test_placements_are_given_for_all_lanes_or_by_lane() -> None:
+    assert EngineConfig(placement="stream").placements == {"prefill": "stream", "decode": "stream", "verify": "stream"}
+    by_lane = EngineConfig(placement="decode=stream, prefill=fused").placements
+    assert by_lane == {"prefill": "fused", "decode": "stream", "verify": "fused"}
+
+
+def test_lane_settings_have_defaults_that_follow_the_batch_size() -> None:
+    assert EngineConfig(batch_size=32).verify_limits == (8, 5.0)
+    assert EngineConfig(arch="pdv", batch_size=2).verify_limits == (1, 5.0)
+    assert EngineConfig(arch="pdv", verify_batch=3, verify_wait_ms=0.0).verify_limits == (3, 0.0)
+    assert EngineConfig(arch="baseline", batch_size=7).worker_count == 7
+    weights = EngineConfig(arch="pdv", lane_weights="prefill=1, verify=2.5").weights
+    assert weights == (("prefill", 1.0), ("verify", 2.5))

@@ -17,6 +17,7 @@ class DraftSpan:
     rows: int
     drafts: int
     context: int  # upper bound of the context at the end, tokens
+    temperature: float = 1.0  # of the drafter, relative to the request's own
 
 
 @dataclass(frozen=True, slots=True)

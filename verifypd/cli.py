@@ -1,4 +1,4 @@
-"""The `verifypd` command: generate, chat, pull, models, version.
+"""The `verifypd` command: generate, chat, pull, models, trace, explain, version.
 
 Flags come from the fields of EngineConfig and SamplingParams, so that a setting has one name everywhere. Knows how to
 talk to a terminal; nothing of tensors. Torch is imported only by a command that runs a model.
@@ -228,6 +228,13 @@ def build_parser() -> Parser:
     pull.add_argument("--revision", metavar="REVISION", help="hub revision: a branch, a tag or a commit")
 
     command("models", "list the built-in models", run_models)
+
+    trace = command("trace", "turn a recorded run into a trace for ui.perfetto.dev", run_trace)
+    trace.add_argument("folder", metavar="DIR", help="what --record wrote")
+    trace.add_argument("--out", metavar="FILE", default="trace.json", help="file to write (default: trace.json)")
+    explain = command("explain", "say what a recorded run did and why", run_explain)
+    explain.add_argument("folder", metavar="DIR", help="what --record wrote")
+
     command("version", "print the versions in use", run_version)
     return parser
 
@@ -533,6 +540,26 @@ def run_version(_args: argparse.Namespace) -> int:
         except PackageNotFoundError:
             lines.append(f"{name} not installed")
     _emit("\n".join(lines) + "\n")
+    return 0
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    """`verifypd trace`."""
+    from verifypd.engine import trace
+
+    batches = trace.write(args.folder, args.out)
+    _emit(f"{batches} batches written to {args.out}; open it at ui.perfetto.dev\n")
+    return 0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """`verifypd explain`."""
+    from verifypd.engine import trace
+
+    _emit(trace.explain(trace.read(args.folder)) + "\n")
     return 0
 
 

@@ -9,13 +9,20 @@ from typing import Any
 
 from verifypd.errors import ConfigError
 
-ARCHITECTURES = ("plain", "unified")
-CONTROLLERS = ("fixed",)
+ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
+CONTROLLERS = ("throughput", "threshold", "fixed")
 LANES = ("prefill", "decode", "verify")
+PLACEMENTS = ("fused", "stream")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-# settings that only an architecture of this name reads; giving one to another architecture is an error, not a no-op
-_BELONGS = {"workers": "baseline", "verify_batch": "pdv", "verify_wait_ms": "pdv", "lane_weights": "pdv"}
+# settings that only these architectures read; giving one to another architecture is an error, not a no-op
+_BELONGS = {
+    "workers": ("baseline", "auto"),
+    "verify_batch": ("pdv", "table", "auto"),
+    "verify_wait_ms": ("pdv", "table", "auto"),
+    "lane_weights": ("pdv", "table", "auto"),
+}
+VERIFY_WAIT_MS = 5.0
 
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
@@ -40,14 +47,16 @@ class EngineConfig:
         "accept drafts by chance: one value, a comma-separated list (one a request) or drift:FILE; text means nothing",
     )
     batch_size: int = setting(32, "requests in one verifier pass")
-    verify_batch: int | None = setting(None, "requests a verify batch waits for (pdv)")
-    verify_wait_ms: float | None = setting(None, "longest wait for a full verify batch, ms (pdv)")
-    workers: int | None = setting(None, "requests that share the device, each at batch 1 (baseline)")
+    verify_batch: int | None = setting(None, "requests in a verify batch (pdv; default: a quarter of the batch size)")
+    verify_wait_ms: float | None = setting(None, "longest wait for a full verify batch, ms (pdv; default: 5)")
+    workers: int | None = setting(None, "requests that take turns at batch 1 (baseline; default: the batch size)")
     queue_factor: float = setting(1.2, "admitted requests at most this many times the batch size, 1.0 to 2.0")
     lane_weights: str | None = setting(None, "relative lane weights, e.g. prefill=1,verify=2,decode=4 (pdv)")
-    slo_ttft: float = setting(500.0, "target for the first token, ms; recorded, nothing acts on it yet")
-    slo_tpot: float = setting(15.0, "target per output token, ms; recorded, nothing acts on it yet")
-    placement: str = setting("fused", "where lanes run, e.g. prefill=fused; this version knows 'fused'")
+    slo_ttft: float = setting(500.0, "target for the first token, ms")
+    slo_tpot: float = setting(15.0, "target per output token, ms")
+    placement: str = setting(
+        "fused", "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream)"
+    )
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
     quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
@@ -97,10 +106,16 @@ class EngineConfig:
         self._check_range("ngram_max", self.ngram_min, 16)
         if self.max_model_len is not None:
             self._check_range("max_model_len", 2, 1 << 24)
-        for name, arch in _BELONGS.items():
-            if getattr(self, name) is not None and self.arch != arch:
-                raise ConfigError(f"{flag(name)} belongs to --arch {arch}; leave it out with --arch {self.arch}")
-        self._check_placement()
+        for name, archs in _BELONGS.items():
+            if getattr(self, name) is not None and self.arch not in archs:
+                raise ConfigError(f"{flag(name)} belongs to --arch {archs[0]}; leave it out with --arch {self.arch}")
+        if self.verify_batch is not None:
+            self._check_range("verify_batch", 1, self.batch_size)
+        if self.verify_wait_ms is not None:
+            self._check_range("verify_wait_ms", 0.0, 60_000.0)
+        if self.workers is not None:
+            self._check_range("workers", 1, self.slots)
+        self.weights, self.placements  # noqa: B018  # parsed at birth, so that a bad value is refused at once
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory, "kv_memory")
         self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once
@@ -116,13 +131,48 @@ class EngineConfig:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
 
-    def _check_placement(self) -> None:
+    @property
+    def placements(self) -> dict[str, str]:
+        """Where each lane runs."""
+        chosen = dict.fromkeys(LANES, "fused")
         for part in self.placement.split(","):
-            lane, _, where = part.rpartition("=")
+            lane, _, where = part.strip().rpartition("=")
             if lane and lane not in LANES:
                 raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
-            if where != "fused":
-                raise ConfigError(f"--placement: {where!r} is not known; this version runs every lane 'fused'")
+            if where == "partition" or re.fullmatch(r"cpu|cuda(:\d+)?", where):
+                raise ConfigError(f"--placement: {where!r} is not there yet; use {' or '.join(PLACEMENTS)}")
+            if where not in PLACEMENTS:
+                raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
+            chosen.update({lane: where} if lane else dict.fromkeys(LANES, where))
+        return chosen
+
+    @property
+    def weights(self) -> tuple[tuple[str, float], ...]:
+        """Lane weights as given; empty: none."""
+        pairs = []
+        for part in self.lane_weights.split(",") if self.lane_weights is not None else ():
+            lane, _, number = part.strip().partition("=")
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = math.nan
+            if lane not in LANES or not 0.0 < weight < math.inf:
+                raise ConfigError(
+                    f"--lane-weights {self.lane_weights!r}: give positive numbers by lane, prefill=1,verify=2,decode=4"
+                )
+            pairs.append((lane, weight))
+        return tuple(pairs)
+
+    @property
+    def verify_limits(self) -> tuple[int, float]:
+        """Requests in a verify batch and the longest wait for it, ms: as given, or what suits the batch size."""
+        batch = max(1, self.batch_size // 4) if self.verify_batch is None else self.verify_batch
+        return batch, VERIFY_WAIT_MS if self.verify_wait_ms is None else self.verify_wait_ms
+
+    @property
+    def worker_count(self) -> int:
+        """Requests that take turns under `baseline`."""
+        return self.batch_size if self.workers is None else self.workers
 
     @property
     def slots(self) -> int:

@@ -103,6 +103,10 @@ class SamplingParams:
         """Whether the most likely token is taken at each step."""
         return self.temperature < 1e-5
 
+    def coupled(self, default: str = "rejection") -> bool:
+        """Whether a draft stands when it is what the verifier draws itself; `default` holds where nothing is said."""
+        return (self.acceptance or ("coupled" if self.seed is not None else default)) == "coupled"
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -151,8 +155,19 @@ class State(Enum):
 
     WAITING = "waiting"  # holds nothing
     PREFILL = "prefill"  # has a slot and blocks; part of its tokens are not in the verifier's cache yet
-    DECODE = "decode"  # every confirmed token but the last is in the verifier's cache
+    DECODE = "decode"  # every confirmed token but the last is in the verifier's cache: ready to draft
+    VERIFY = "verify"  # its draft is launched and queues for the verify lane
     FINISHED = "finished"
+
+
+# The path: what may follow. Back to WAITING is preemption; to FINISHED from anywhere, by a verdict or an abort.
+PATH: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.PREFILL, State.FINISHED}),
+    State.PREFILL: frozenset({State.DECODE, State.WAITING, State.FINISHED}),
+    State.DECODE: frozenset({State.VERIFY, State.WAITING, State.FINISHED}),
+    State.VERIFY: frozenset({State.DECODE, State.WAITING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +281,16 @@ class Request:
         self.prompt_len = len(prompt_ids)
         self.tokens: list[int] = list(prompt_ids)  # confirmed: prompt and output
         self.state = State.WAITING
+        self.entered = arrival  # s, when it came into this state
+        self.last_output = arrival  # s, when it last got tokens
+        self.pending = 0  # draft tokens launched and waiting for the verify lane
+        self.drafter: str | None = None  # who wrote them
+        self.draft_temperature = 1.0  # of the drafter when it wrote them, relative to the request's own
         self.slot: int | None = None
         self.computed = 0  # tokens in the verifier's cache, while prefilling
         self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
         self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
+        self.temperatures: list[float] = []  # of the drafter, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -306,6 +327,17 @@ class Request:
     def finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.state is State.FINISHED
+
+    def enter(self, state: State, now: float) -> float:
+        """Move on along the path; returns how long it was where it was, s."""
+        if state not in PATH[self.state]:
+            raise ValueError(f"a request cannot go from {self.state.value} to {state.value}")
+        waited = max(0.0, now - self.entered)
+        self.state = state
+        self.entered = now
+        if state is not State.VERIFY:
+            self.pending, self.drafter = 0, None
+        return waited
 
     def rank(self) -> tuple[int, int]:
         """Order of service: priority first, then arrival."""

@@ -1,4 +1,4 @@
-"""Plans as pure data: what `unified` and `plain` put into a step."""
+"""Plans as pure data: what each architecture puts into a step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from verifypd.control.architectures import Plain, Unified, make_architecture
+from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, make_architecture, select_architecture
+from verifypd.control.auto import CHUNK_FACTOR
 from verifypd.control.controller import FixedController
-from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.errors import ConfigError
 
 DECODING = RequestView(
@@ -29,7 +33,17 @@ DECODING = RequestView(
 
 
 def view(slot: int, **changes: Any) -> RequestView:
-    return replace(DECODING, slot=slot, rank=(0, slot), **changes)
+    lane = "prefill" if changes.get("prefill_left") else "verify" if changes.get("pending") else "decode"
+    drafter = "model" if changes.get("pending") else None
+    return replace(
+        DECODING, **{"slot": slot, "order": slot, "rank": (0, slot), "lane": lane, "drafter": drafter, **changes}
+    )
+
+
+def slots(plan: Plan, part: str) -> list[int]:
+    """Slots of one batch of a plan."""
+    batch = getattr(plan, part)
+    return [span.slot for span in batch.spans] if batch else []
 
 
 def snapshot(*views: RequestView, **changes: Any) -> Snapshot:
@@ -111,5 +125,223 @@ def test_fixed_length_is_cut_to_what_can_be_used(changes: dict[str, int], length
 
 
 def test_unknown_architecture_is_refused() -> None:
-    with pytest.raises(ConfigError, match="plain, unified"):
+    with pytest.raises(ConfigError, match="baseline, pd, pdv"):
         make_architecture("magic", FixedController(1))
+
+
+# -- unified -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_decode_queue_holds_prompts_back_one_token_short() -> None:
+    full = [view(slot) for slot in range(5)]  # 5 = 1.2 × 4, rounded up
+    plan = Unified(FixedController(0)).plan(snapshot(*full, view(5, prefill_left=10)))
+    assert plan.verify
+    chunk = plan.verify.spans[-1]
+    assert (chunk.slot, chunk.rows, chunk.emits) == (5, 9, False)
+    plan = Unified(FixedController(0)).plan(snapshot(*full, view(5, chunk_start=9, prefill_left=1)))
+    assert 5 not in slots(plan, "verify")
+    plan = Unified(FixedController(0)).plan(snapshot(*full[1:], view(5, prefill_left=10), view(6, prefill_left=5)))
+    assert plan.verify and [(s.slot, s.emits) for s in plan.verify.spans[-1:]] == [(5, True)]
+    plan = Unified(FixedController(0), queue_factor=2.0).plan(snapshot(*full, view(5, prefill_left=10)))
+    assert plan.verify and plan.verify.spans[-1].emits
+
+
+# -- baseline ----------------------------------------------------------------------------------------------------------
+
+
+def test_baseline_carries_one_request_and_takes_turns() -> None:
+    views = [view(0, served=3), view(1, served=2), view(2, served=1, prefill_left=50)]
+    baseline = Baseline(FixedController(3))
+    plan = baseline.plan(snapshot(*views, workers=3))
+    assert plan.draft is None and plan.verify is None and slots(plan, "prefill") == [2]
+    plan = baseline.plan(snapshot(*views, workers=2))
+    assert slots(plan, "draft") == slots(plan, "verify") == [1] and plan.prefill is None
+
+
+def test_baseline_finishes_what_its_workers_hold_before_it_starts_another() -> None:
+    views = [view(0), view(1, served=7), view(2, served=8)]
+    plan = Baseline(FixedController(3)).plan(snapshot(*views, workers=2))
+    assert slots(plan, "verify") == [1], "the first in line has no worker yet"
+
+
+def test_baseline_has_nothing_to_do() -> None:
+    assert Baseline(FixedController(3)).plan(snapshot(workers=2)).empty
+
+
+# -- pd ----------------------------------------------------------------------------------------------------------------
+
+
+def test_pd_drafts_and_verifies_in_one_plan_and_prefills_apart() -> None:
+    plan = PD(FixedController(3)).plan(snapshot(view(0), view(1), view(2, prefill_left=40), batch_size=8))
+    assert slots(plan, "draft") == slots(plan, "verify") == [0, 1]
+    assert slots(plan, "prefill") == [2]
+    assert plan.verify and all(span.drafts == 3 for span in plan.verify.spans)
+
+
+# -- pdv ---------------------------------------------------------------------------------------------------------------
+
+PIPELINE = {"batch_size": 16, "verify_batch": 2, "verify_wait_ms": 10.0}
+
+
+def test_pdv_verifies_a_full_batch_while_others_draft_and_prefill() -> None:
+    views = [view(0, pending=3), view(1, pending=2), view(2), view(3), view(4, prefill_left=20)]
+    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
+    assert slots(plan, "verify") == [0, 1]
+    assert slots(plan, "draft") == [2, 3], "they hand over: another plan verifies them"
+    assert slots(plan, "prefill") == [4]
+    assert plan.verify and [span.drafts for span in plan.verify.spans] == [3, 2]
+
+
+def test_pdv_waits_for_a_full_batch_but_not_for_ever() -> None:
+    pdv = PDV(FixedController(3))
+    rest = [view(slot) for slot in range(1, 5)]
+    plan = pdv.plan(snapshot(view(0, pending=3, waited=0.009), *rest, **PIPELINE))
+    assert plan.verify is None and len(slots(plan, "draft")) == 4
+    plan = pdv.plan(snapshot(view(0, pending=3, waited=0.011), *rest, **PIPELINE))
+    assert slots(plan, "verify") == [0]
+
+
+def test_pdv_verifies_at_once_when_nothing_else_can_run() -> None:
+    views = [view(0, pending=3), *(view(slot, length_floor=100) for slot in range(1, 5))]
+    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
+    assert slots(plan, "verify") == [0]
+
+
+def test_pdv_lets_a_request_without_a_draft_queue_for_its_one_token() -> None:
+    views = [view(0, draft_limit=0), view(1, pending=1), view(2), view(3)]
+    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
+    assert slots(plan, "verify") == [0, 1] and slots(plan, "draft") == [2, 3]
+
+
+def test_pdv_is_atomic_at_low_concurrency_with_hysteresis() -> None:
+    pdv = PDV(FixedController(3))
+
+    def hands_over(running: int) -> bool:
+        plan = pdv.plan(snapshot(*(view(slot) for slot in range(running)), **PIPELINE))
+        return not set(slots(plan, "draft")) <= set(slots(plan, "verify"))
+
+    assert [hands_over(n) for n in (1, 2, 3, 4, 3, 2, 3, 4)] == [False, False, False, True, True, False, False, True]
+
+
+def test_pdv_takes_those_who_queued_longest() -> None:
+    views = [view(slot, pending=2, waited=slot / 1e3) for slot in range(6)]
+    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
+    assert slots(plan, "verify") == [5, 4]
+
+
+# -- table -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "gigabytes", "name"),
+    [(1, 100, "pd"), (4, 100, "pd"), (5, 7.0, "pd"), (5, 7.1, "pdv"), (31, 1, "pd"), (31, 8, "pdv"), (32, 1, "pdv")],
+)
+def test_table_is_the_originals_rule(concurrency: int, gigabytes: float, name: str) -> None:
+    assert select_architecture(concurrency, gigabytes) == name
+
+
+def test_table_plans_as_the_chosen_one() -> None:
+    table = make_architecture("table", FixedController(3))
+    views = [view(slot) for slot in range(6)]
+    small = table.plan(snapshot(*views, **PIPELINE, verifier_bytes=2 * 10**9))
+    large = table.plan(snapshot(*views, **PIPELINE, verifier_bytes=20 * 10**9))
+    assert slots(small, "draft") == slots(small, "verify") != []
+    assert slots(large, "draft") and not slots(large, "verify")
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+NAMES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pending_drafts_are_verified_as_they_stand(name: str) -> None:
+    plan = make_architecture(name, FixedController(5)).plan(snapshot(view(0, pending=2)))
+    assert plan.draft is None and plan.verify
+    [span] = plan.verify.spans
+    assert (span.slot, span.drafts, span.rows, span.drafter) == (0, 2, 3, "model")
+
+
+class Spy(FixedController):
+    """A controller that notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.heard: list[Any] = []
+
+    def temperature(self, view: RequestView) -> float:
+        return 0.8
+
+    def observe(self, observation: Any) -> None:
+        self.heard.append(observation)
+
+    def observe_step(self, timing: Any) -> None:
+        self.heard.append(timing)
+
+    def forget(self, order: int) -> None:
+        self.heard.append(order)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "plain"])
+def test_the_controller_hears_what_happened_and_sets_the_drafters_temperature(name: str) -> None:
+    spy = Spy()
+    architecture: Any = make_architecture(name, spy)
+    plan = architecture.plan(snapshot(view(0)))
+    assert plan.draft and plan.draft.spans[0].temperature == 0.8 and plan.draft.spans[0].drafts == 2
+    verdict = Observation(0, 2, 1, 2, coupled=False, greedy=True, temperature=0.0, drafter="model")
+    timing = StepTiming(draft_requests=1, draft_steps=2, verify_rows=3, draft_seconds=0.1, verify_seconds=0.2)
+    architecture.observe(verdict)
+    architecture.observe_step(timing)
+    architecture.forget(7)
+    assert spy.heard == [verdict, timing, 7]
+
+
+VIEWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prefill_left": st.sampled_from([0, 0, 0, 1, 9, 70]),
+            "pending": st.sampled_from([0, 0, 1, 3]),
+            "draft_limit": st.sampled_from([0, 4]),
+            "draft_lag": st.sampled_from([1, 2, 50, 200]),
+            "length_floor": st.sampled_from([10, 99, 100]),
+            "served": st.integers(0, 3),
+            "waited": st.floats(0, 1),
+        }
+    ),
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(made=VIEWS, batch=st.integers(1, 6), wanted=st.integers(1, 4), workers=st.integers(1, 4))
+def test_plans_hold_together(name: str, made: list[dict[str, Any]], batch: int, wanted: int, workers: int) -> None:
+    views = [view(slot, **({**each, "pending": 0} if each["prefill_left"] else each)) for slot, each in enumerate(made)]
+    taken = snapshot(*views, batch_size=batch, verify_batch=min(wanted, batch), verify_wait_ms=5.0, workers=workers)
+    plan = make_architecture(name, FixedController(3)).plan(taken)
+    by_slot = {each.slot: each for each in views}
+    passes = slots(plan, "verify") + slots(plan, "prefill")
+    assert len(set(passes)) == len(passes), "a request is in one pass only"
+    runnable = any(each.prefill_left or each.room > 0 for each in views)
+    held_back = name in ("unified", "plain", "auto") and len([v for v in views if not v.prefill_left]) >= 1.2 * batch
+    assert plan.empty != runnable or held_back, "whatever can run makes a plan"
+    for part in ("verify", "prefill"):
+        for span in getattr(plan, part).spans if getattr(plan, part) else ():
+            each = by_slot[span.slot]
+            if each.prefill_left:
+                assert span.start == each.chunk_start and 1 <= span.rows <= each.prefill_left
+                assert span.emits == (span.rows == each.prefill_left)
+            else:
+                assert each.room > 0 and span.emits and span.rows == span.drafts + 1
+                assert not each.pending or span.drafts == each.pending
+    for draft in plan.draft.spans if plan.draft else ():
+        each = by_slot[draft.slot]
+        assert not each.pending and not each.prefill_left and draft.drafts <= min(each.draft_limit, each.room - 1)
+        assert not draft.drafts or draft.rows == draft.lag, "a draft model that lags does not draft"
+    drafts = slots(plan, "draft")
+    if name == "baseline":
+        assert len({*passes, *drafts}) <= 1
+    if name in ("pd", "unified", "plain"):
+        assert set(drafts) <= set(slots(plan, "verify"))
+    chunk_rows = [s.rows for b in (plan.verify, plan.prefill) if b for s in b.spans if s.start is not None]
+    assert sum(chunk_rows) <= taken.prefill_chunk * (CHUNK_FACTOR if name == "auto" else 1)

@@ -43,11 +43,12 @@ def run(
     many: list[list[int]],
     tokens: int = TOKENS,
     preempt: int = 0,
+    arch: str = "unified",
     **settings: Any,
 ) -> Any:
     verifier, draft = folders
     named = {"none": None, "ngram": "ngram", "model": str(draft)}[drafter]
-    arch = "plain" if drafter == "none" else "unified"
+    arch = "plain" if drafter == "none" else arch
     options = {"dtype": "float32", "max_draft": 4, "max_model_len": 250, "batch_size": 16, "kv_memory": "64MB"}
     with LLM(str(verifier), draft=named, arch=arch, **{**options, **settings}) as llm:
         preempt_every(llm, preempt)
@@ -96,6 +97,29 @@ def test_every_family(folders: dict[str, tuple[Path, Path]], family: str, drafte
     corners = SCHEDULES if family == "llama" else SCHEDULES[:2] + SCHEDULES[2 + list(FAMILIES).index(family) % 4 :][:1]
     for schedule in corners:
         check(folders[family], drafter, schedule)
+
+
+@pytest.mark.parametrize(
+    ("arch", "family"),
+    [*(("pdv", family) for family in FAMILIES), ("baseline", "gemma3"), ("pd", "qwen2"), ("table", "llama")],
+)
+def test_every_family_under_every_architecture(folders: dict[str, tuple[Path, Path]], arch: str, family: str) -> None:
+    """Unified is above; here the others in a crowd, with verdicts late and requests preempted."""
+    lanes = {"verify_batch": 2, "verify_wait_ms": 50.0} if arch in ("pdv", "table") else {}
+    settings = {
+        "prefill_chunk": 11,
+        "draft_chunk": 13,
+        "late_tickets": True,
+        "arch": arch,
+        "batch_size": 6,
+        "preempt": 11,
+        **lanes,
+    }
+    crowd, stats, _ = run(folders[family], "model", prompts(8, seed=1), tokens=30, **settings)
+    for prompt, output in zip(prompts(8, seed=1), crowd, strict=True):
+        assert len(output) == 30
+        assert_greedy(folders[family][0], prompt, output)
+    assert stats.drafted and stats.accepted and stats.preemptions
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -1,4 +1,4 @@
-"""Random arrivals, lengths, priorities, aborts and preemptions: nothing leaks and every text equals its solo run."""
+"""Random arrivals, priorities, aborts, preemptions and architectures: nothing leaks, every text equals its solo run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from verifypd import LLM, SamplingParams
 from verifypd.request import Request
 
 LIMIT = 96
+ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def engines(pair: tuple[Path, Path]):
             made[drafter, late] = LLM(
                 str(pair[0]),
                 draft=str(pair[1]) if drafter == "model" else drafter,
+                arch="pdv",
+                verify_batch=2,
+                verify_wait_ms=20.0,
                 dtype="float32",
                 max_draft=3,
                 max_model_len=LIMIT,
@@ -92,10 +96,16 @@ def engines(pair: tuple[Path, Path]):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(arrivals=ARRIVALS, preempt=st.sets(st.integers(0, 40), max_size=4))
-def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals, preempt) -> None:
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    arrivals=ARRIVALS,
+    preempt=st.sets(st.integers(0, 40), max_size=4),
+    arch=st.sampled_from(ARCHITECTURES),
+    switches=st.dictionaries(st.integers(0, 40), st.sampled_from(ARCHITECTURES), max_size=4),
+)
+def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals, preempt, arch, switches) -> None:
     engine = engines[drafter, late].engine
+    engine.switch(arch)
     pending = [(arrival.step, request(arrival, 1000 + i), arrival) for i, arrival in enumerate(arrivals)]
     made = [r for _, r, _ in pending]
     started: dict[int, int] = {}
@@ -110,6 +120,8 @@ def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals,
         running = [r for r in engine.running.values() if not r.finished and not r.preempting]
         if step in preempt and running:
             engine.preempt(max(running, key=Request.rank))
+        if step in switches:
+            engine.switch(switches[step])
         engine.step()
         engine.check()
         if not engine.busy and len(started) == len(pending):

@@ -23,11 +23,27 @@ class RequestView:
     draft_lag: int  # tokens the draft's cache may lack, upper bound
     promise: int  # tokens the drafter expects to be able to propose
     prompt_logprobs: int  # as in VerifySpan
+    order: int = 0  # unique id of the request; slots are used again, orders never
+    lane: str = "decode"  # "prefill", "decode" (ready to draft) or "verify" (drafted)
+    waited: float = 0.0  # s since it entered this lane
+    pending: int = 0  # draft tokens written and waiting for the verify lane
+    drafter: str | None = None  # who wrote them
+    slo_tpot: float = 15.0  # ms, its target per output token
+    since_output: float = 0.0  # s since its last output, or since it arrived
+    inflight: int = 0  # verdicts launched and not yet absorbed
+    greedy: bool = False
+    coupled: bool = False  # acceptance rule of a sampled request
+    temperature: float = 1.0  # its own, not the drafter's
 
     @property
     def room(self) -> int:
         """Tokens it can still emit, at most; 0 when the verdicts in flight are sure to end it."""
         return self.max_length - self.length_floor
+
+    @property
+    def context(self) -> int:
+        """Upper bound of its confirmed tokens."""
+        return min(self.length_bound, self.max_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +57,31 @@ class Snapshot:
     draft_chunk: int  # tokens
     drafter: str | None
     drafter_has_cache: bool
+    now: float = 0.0  # s of the engine's clock
+    waiting: int = 0  # requests that arrived and hold no slot yet
+    verify_batch: int = 1  # drafts the verify lane of `pdv` waits for
+    verify_wait_ms: float = 0.0  # ms the oldest of them waits at most
+    workers: int = 1  # requests that share the device under `baseline`
+    queue_factor: float = 1.2  # decode queue at most this many times the batch size
+    lane_weights: tuple[tuple[str, float], ...] = ()  # lane -> share of a contended step; missing: 1
+    slo_ttft: float = 500.0  # ms, target for the first token
+    verifier_bytes: int = 0  # weights of the verifier
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the next step runs, lane by lane."""
+    """What the next step runs, in this order: draft, verify, prefill.
+
+    A draft without a verify span of the same slot leaves the tokens pending: the verify lane takes them in a later
+    plan, as they stand. `verify` may carry prompt chunks; `prefill` is a pass of its own for them.
+    """
 
     draft: DraftBatch | None = None
     verify: VerifyBatch | None = None
+    prefill: VerifyBatch | None = None
 
     @property
     def empty(self) -> bool:
         """Whether nothing runs."""
-        return self.draft is None and self.verify is None
+        return self.draft is None and self.verify is None and self.prefill is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,8 +16,9 @@ from torch import Tensor
 from verifypd import kernels as kernel_sets
 from verifypd.attention.base import AttentionBackend, backend
 from verifypd.config import EngineConfig, parse_bytes
-from verifypd.control.architectures import make_architecture
-from verifypd.control.controller import FixedController
+from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.controller import make_controller
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
@@ -27,6 +30,7 @@ from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import KVCache, block_bytes
 from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
@@ -128,27 +132,36 @@ def _wire(
     sampling = SamplingState(config.slots, vocab, config.max_draft, device)
     runner, pool = _paged(config, model, budget, capacity, attention)
     drafters: dict[str, Drafter] = {}
-    draft_pool, draft_q = None, None
+    draft_pool, draft_q, temperatures = None, None, None
     if config.arch != "plain" and config.max_draft:
         if draft is not None:
             draft_runner, draft_pool = _paged(config, draft, budget, capacity, attention)
             draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
-            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map)
+            temperatures = torch.ones(config.slots, device=device)
+            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
         elif config.draft == "ngram":
             drafters["ngram"] = NgramDrafter(
                 slots, config.ngram_min, config.ngram_max, config.max_draft, always=config.alphas is not None
             )
     return Engine(
         config,
-        architecture=make_architecture(config.arch, FixedController(config.max_draft)),
+        architectures=policies(config),
         memory=RequestMemory(pool, draft_pool, capacity),
         slots=slots,
         sampling=sampling,
         verify=VerifyLane(runner, slots, sampling, drafters, draft_q),
-        decode=DecodeLane(drafters),
+        decode=DecodeLane(drafters, temperatures),
+        placements=Placements(config.placements, device),
         eos_ids=eos_ids,
         max_model_len=max_len,
+        verifier_bytes=model.weight_bytes,
     )
+
+
+def policies(config: EngineConfig) -> Callable[[str], Architecture]:
+    """Architectures by name, over one controller; each is made once and keeps what it has learnt."""
+    controller = make_controller(config.controller, config.max_draft)
+    return cache(lambda name: make_architecture(name, controller))
 
 
 def _paged(
@@ -181,7 +194,7 @@ def make_budget(
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
-    rows = spans + config.prefill_chunk
+    rows = spans + config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
     parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
     verifier_block = _block_bytes(model, config.block_size)

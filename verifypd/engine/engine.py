@@ -6,18 +6,23 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import takewhile
+from typing import Any
 
 from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
+from verifypd.control.observe import Observation
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.drafters.base import Drafter
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
+from verifypd.engine.timing import TimedPlan, TimedPlans
 from verifypd.errors import EngineError, RequestError
 from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Logprob, Request, State
@@ -33,25 +38,30 @@ class Engine:
         self,
         config: EngineConfig,
         *,
-        architecture: Architecture,
+        architectures: Callable[[str], Architecture],
         memory: RequestMemory,
         slots: Slots,
         sampling: SamplingState,
         verify: VerifyLane,
         decode: DecodeLane,
+        placements: Placements,
         eos_ids: tuple[int, ...],
         max_model_len: int,
+        verifier_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.architecture = architecture
+        self.architectures = architectures
+        self.architecture = architectures(config.arch)
         self.memory = memory
         self.slots = slots
         self.sampling = sampling
         self.verify = verify
         self.decode = decode
+        self.placements = placements
         self.eos_ids = eos_ids
         self.max_model_len = max_model_len
+        self.verifier_bytes = verifier_bytes
         self.clock = clock
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
@@ -60,6 +70,9 @@ class Engine:
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
+        self.timed = TimedPlans()
+        self._begun = 0.0  # s, when this step began
+        self._recorded: Any = None  # the last decision of the policy that was written
         self.stats = EngineStats()
 
     # -- requests in and out ------------------------------------------------------------------------------------------
@@ -90,9 +103,16 @@ class Engine:
         self._end(request, reason, stop_reason)
         if request in self.waiting:
             self.waiting.remove(request)
-            self._forget(request)
+            self._forget(request)  # it may have run before, and been preempted
         elif request.slot is not None and not request.tickets:
             self._leave(request)
+
+    def switch(self, name: str) -> None:
+        """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""
+        if name != self.architecture.name:
+            self.architecture = self.architectures(name)
+            self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
+            self.stats.switches += 1
 
     @property
     def busy(self) -> bool:
@@ -103,6 +123,12 @@ class Engine:
         """Prove that nothing leaks: blocks have one owner, slots are free or taken, and idle means empty."""
         self.memory.check()
         assert sorted([*self.free_slots, *self.running]) == list(range(self.config.slots)), "a slot is lost"
+        for name, lane in self.stats.lanes.items():
+            members = sum(request.state.value == name for request in self.running.values())
+            assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
+        assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
+            "a draft outside a lane"
+        )
         if not self.busy:
             assert self.memory.verifier.blocks.used == 0, "an idle engine holds verifier blocks"
             assert self.memory.draft is None or self.memory.draft.blocks.used == 0, "an idle engine holds draft blocks"
@@ -113,6 +139,7 @@ class Engine:
     def step(self) -> list[Request]:
         """One turn. Returns the requests that got tokens or ended."""
         news: dict[int, Request] = {}
+        self._begun = self.clock()
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
         self.admit()
@@ -120,15 +147,28 @@ class Engine:
         self.launch(plan)
         for ticket in self.inflight.arrived():
             news.update((request.order, request) for request in self.absorb(ticket))
+        self.tell()
         if not self.busy:
             self.check()
         return list(news.values())
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
+        now = self.clock()
+        verify_batch, verify_wait_ms = self.config.verify_limits
         return Snapshot(
             step=self.stats.steps,
-            requests=tuple(self._view(r) for r in self.running.values() if not (r.finished or r.preempting)),
+            requests=tuple(self._view(r, now) for r in self.running.values() if not (r.finished or r.preempting)),
+            now=now,
+            waiting=len(self.waiting),
+            verify_batch=verify_batch,
+            verify_wait_ms=verify_wait_ms,
+            workers=self.config.worker_count,
+            queue_factor=self.config.queue_factor,
+            lane_weights=self.config.weights,
+            slo_ttft=self.config.slo_ttft,
+            verifier_bytes=self.verifier_bytes,
+            device=self.slots.device.type,
             batch_size=self.config.batch_size,
             prefill_chunk=self.config.prefill_chunk,
             draft_chunk=self.config.draft_chunk,
@@ -136,9 +176,9 @@ class Engine:
             drafter_has_cache=bool(self.drafter and self.drafter.has_cache),
         )
 
-    def _view(self, request: Request) -> RequestView:
+    def _view(self, request: Request, now: float) -> RequestView:
         params = request.params
-        decoding = request.state is State.DECODE
+        decoding = request.state is not State.PREFILL
         limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
         drafting = decoding and params.speculation and self.drafter is not None
         assert request.slot is not None
@@ -155,6 +195,17 @@ class Engine:
             draft_lag=request.draft_lag,
             promise=self.drafter.promise(request) if drafting and self.drafter and limit else 0,
             prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
+            order=request.order,
+            lane=request.state.value,
+            waited=max(0.0, now - request.entered),
+            pending=request.pending,
+            drafter=request.drafter,
+            slo_tpot=self.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
+            since_output=max(0.0, now - request.last_output),
+            inflight=len(request.inflight),
+            greedy=params.greedy,
+            coupled=params.coupled(self.config.acceptance),
+            temperature=params.temperature,
         )
 
     # -- admission and memory -----------------------------------------------------------------------------------------
@@ -167,7 +218,7 @@ class Engine:
                 return
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
-            request.state = State.PREFILL
+            self._enter(request, State.PREFILL)
             self.running[request.slot] = request
             self.slots.assign(request.slot, request.tokens)
             self.sampling.assign(
@@ -186,12 +237,12 @@ class Engine:
 
     def reserve(self, plan: Plan) -> Plan:
         """Make room for what the plan may write, best rank first. Drafts give way first, then the youngest request."""
-        if plan.verify is None:
-            return plan
-        planned = {span.slot: span for span in plan.verify.spans}
+        planned = {span.slot: span.drafts for span in plan.draft.spans} if plan.draft else {}
+        for batch in (plan.verify, plan.prefill):
+            planned.update({span.slot: span.drafts for span in batch.spans} if batch else {})
         drafts: dict[int, int] = {}
         for slot, request in sorted(((slot, self.running[slot]) for slot in planned), key=lambda pair: pair[1].rank()):
-            wanted = planned[slot].drafts
+            wanted = planned[slot]
             for length in (wanted, 0) if wanted else (0,):
                 if self._make_room(request, length, may_preempt=length == 0):
                     drafts[slot] = length
@@ -225,6 +276,7 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Free slot and blocks; a preempted request queues again."""
         assert request.slot is not None and not request.tickets
+        self.placements.settle()
         self.memory.release(request)
         self.sampling.release(request.slot)
         del self.running[request.slot]
@@ -234,48 +286,75 @@ class Engine:
             self._forget(request)
             return
         request.preempting = False
-        request.state = State.WAITING
+        self._enter(request, State.WAITING)
         insort(self.waiting, request, key=Request.rank)
 
     def _forget(self, request: Request) -> None:
-        """Drop what drafters and memory keep about a request that has ended."""
+        """It has ended: nobody needs to know it any more."""
         self.memory.forget(request)
         for drafter in self.decode.drafters.values():
             drafter.forget(request)
+        self.architecture.forget(request.order)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> None:
-        """Start the plan's batches and note what they will have changed."""
+        """Start the plan's batches, in order of priority, and note what they will have changed."""
         self.stats.steps += 1
         if plan.empty:
             return
-        if self.synthetic and self.synthetic.drifts and plan.verify:
-            self._set_alpha(self.running[span.slot] for span in plan.verify.spans)
+        timed = TimedPlan(self.stats.steps, self.architecture.name, plan, self._begun)
         try:
             if plan.draft:
-                self.decode.launch(plan.draft)
-            ticket = self.verify.launch(plan.verify) if plan.verify else None
+                slots = [span.slot for span in plan.draft.spans]
+                with self.placements.run("decode", slots) as timed.timers["decode"]:
+                    self.decode.launch(plan.draft)
+                timed.decode_wait = self._note_drafts(plan.draft)
+                self.stats.lanes["decode"].ran(len(slots))
+            if plan.verify:
+                timed.timers["verify"] = self._launch_pass("verify", plan.verify)
+            if plan.prefill:
+                timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill)
         except BaseException:
             self._fail(plan)
             raise
-        if plan.draft:
-            for draft in plan.draft.spans:
-                self.running[draft.slot].draft_lag -= draft.rows
-        if plan.verify and ticket:
-            for span in plan.verify.spans:
-                self._note_launch(self.running[span.slot], span)
-            ticket.launched = self.clock()
-            self.inflight.add(ticket)
-            self.stats.passes += 1
-            self.stats.rows += plan.verify.rows
-        if self.recorder:
-            self.recorder.plan(self.stats.steps, self.clock(), plan)
+        self.timed.add(timed)
+
+    def _launch_pass(self, lane: str, batch: VerifyBatch) -> LaneTimer:
+        """One verifier pass, in the lane it belongs to."""
+        requests = [self.running[span.slot] for span in batch.spans]
+        if self.synthetic and self.synthetic.drifts:
+            self._set_alpha(requests)
+        with self.placements.run(lane, [span.slot for span in batch.spans]) as timer:
+            ticket = self.verify.launch(batch)
+        for request, span in zip(requests, batch.spans, strict=True):
+            self._note_launch(request, span)
+        ticket.launched = timer.started
+        self.inflight.add(ticket)
+        self.stats.passes += 1
+        self.stats.rows += batch.rows
+        self.stats.lanes[lane].ran(len(batch.spans))
+        return timer
+
+    def _note_drafts(self, batch: DraftBatch) -> float:
+        """The draft's cache catches up now; what is drafted waits for the verify lane. Returns the longest wait, s."""
+        now, longest = self.clock(), 0.0
+        for span in batch.spans:
+            request = self.running[span.slot]
+            request.draft_lag -= span.rows
+            if span.drafts:
+                longest = max(longest, now - request.entered)
+                self._enter(request, State.VERIFY, now)
+                request.pending, request.drafter = span.drafts, batch.drafter
+                request.draft_temperature = span.temperature
+                request.served = self.stats.steps
+        return longest
 
     def _fail(self, plan: Plan) -> None:
         """A launch broke off: what the device holds of its requests is unknown, so they end; nobody else is harmed."""
-        for span in plan.verify.spans if plan.verify else ():
-            self.finish(self.running[span.slot], "error")
+        batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
+        for slot in {span.slot for spans in batches for span in spans} & set(self.running):
+            self.finish(self.running[slot], "error")
 
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1
@@ -285,11 +364,48 @@ class Engine:
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        request.state = State.DECODE
-        request.inflight.append(span.drafts)
-        # after drafting, the draft's cache lacks the verdict's next token and, if all stood, the last draft token
+        # after drafting, the draft's cache lacks the verdict's next token and, if all stood, the last draft token;
+        # that holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
+        assert span.drafts in (0, request.pending), "drafts are verified as they stand"
         drafted = span.drafter is not None and self.decode.drafters[span.drafter].has_cache
         request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
+        request.inflight.append(span.drafts)
+        request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
+        now = self.clock()
+        if request.state is State.DECODE:
+            self._enter(request, State.VERIFY, now)  # one token and no draft: through the lane within this plan
+        self._enter(request, State.DECODE, now)
+
+    def _enter(self, request: Request, state: State, now: float | None = None) -> None:
+        """Move a request along its path, and count it in the lanes."""
+        lanes = self.stats.lanes
+        before = lanes.get(request.state.value)
+        waited = request.enter(state, self.clock() if now is None else now)
+        if before:
+            before.leave(waited)
+        if state.value in lanes:
+            lanes[state.value].enter()
+
+    def tell(self) -> None:
+        """Pass on what has been timed since: to the policy, and to the record."""
+        for timed in self.timed.finished():
+            for lane, timer in timed.timers.items():
+                self.stats.lanes[lane].seconds += timer.seconds()
+            self.architecture.observe_step(timed.timing())
+            if self.recorder:
+                self.recorder.plan(
+                    timed.step, self.clock(), timed.architecture, timed.plan, timed.start, timed.seconds()
+                )
+        if self.recorder:
+            self._record_decisions(self.recorder)
+
+    def _record_decisions(self, recorder: Recorder) -> None:
+        """Write what the policy has decided since; it keeps the latest decisions only."""
+        decisions = getattr(self.architecture, "decisions", ())
+        fresh = list(takewhile(lambda decision: decision is not self._recorded, reversed(decisions)))
+        for decision in reversed(fresh):
+            recorder.decision(self.clock(), asdict(decision))
+        self._recorded = decisions[-1] if decisions else None
 
     def absorb(self, ticket: Ticket) -> list[Request]:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
@@ -300,12 +416,15 @@ class Engine:
             request = self.running[span.slot]
             request.tickets -= 1
             verdict = result.verdicts[index]
+            tau = 1.0
             if verdict is not None:
                 request.inflight.pop(0)
+                tau = request.temperatures.pop(0)
             if not request.finished:
                 self._take_prompt_logprobs(request, span, result)
                 if verdict is not None:
                     self._confirm(request, verdict)
+                    self._observe(request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -321,6 +440,8 @@ class Engine:
             metrics.first_token_time = self.clock()
         else:
             metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
+        if verdict.tokens:
+            request.last_output = self.clock()
         if verdict.drafted:
             request.last_draft = (verdict.drafted, verdict.accepted)
         request.tokens.extend(verdict.tokens)
@@ -336,6 +457,25 @@ class Engine:
         elif verdict.finish is not None:
             self._end(request, verdict.finish)
 
+    def _observe(self, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
+        """Tell the policy what became of a draft, or of a single token."""
+        if span.start is not None:
+            return
+        params = request.params
+        self.architecture.observe(
+            Observation(
+                order=request.order,
+                drafted=verdict.drafted,
+                accepted=verdict.accepted,
+                emitted=len(verdict.tokens),
+                coupled=params.coupled(self.config.acceptance),
+                greedy=params.greedy,
+                temperature=params.temperature,
+                drafter=span.drafter,
+                tau=tau,
+            )
+        )
+
     def _take_prompt_logprobs(self, request: Request, span: VerifySpan, result: PassResult) -> None:
         if request.prompt_logprobs is None or span.start is None:
             return
@@ -346,7 +486,7 @@ class Engine:
                 request.prompt_logprobs.append(_logprobs(request.tokens[position], own, rank, top, wanted))
 
     def _end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
-        request.state = State.FINISHED
+        self._enter(request, State.FINISHED)
         request.finish_reason = reason
         request.stop_reason = stop_reason
         request.metrics.finished_time = self.clock()
@@ -377,19 +517,31 @@ class Engine:
 
 
 def _keep(plan: Plan, drafts: dict[int, int]) -> Plan:
-    """The part of a plan whose slots have room, with the draft lengths that fit."""
-    assert plan.verify is not None
-    spans = tuple(
+    """The part of a plan whose slots have room, with the draft lengths that fit.
+
+    Who was to draft and wait, and has no room for it, is verified at once with its one token: everyone gets on.
+    """
+    verify = [
         span if span.drafts == drafts[span.slot] else replace(span, drafts=0, rows=1, drafter=None)
-        for span in plan.verify.spans
+        for span in (plan.verify.spans if plan.verify else ())
         if span.slot in drafts
+    ]
+    verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
+    draft_spans = []
+    for span in plan.draft.spans if plan.draft else ():
+        if span.slot not in drafts:
+            continue
+        kept = replace(span, drafts=min(span.drafts, drafts[span.slot]))
+        if span.drafts and not kept.drafts and span.slot not in verified:
+            verify.append(VerifySpan(span.slot, rows=1, drafts=0, start=None, emits=True, context=span.context))
+        if kept.rows or kept.drafts:
+            draft_spans.append(kept)
+    chunks = tuple(span for span in plan.prefill.spans if span.slot in drafts) if plan.prefill else ()
+    return Plan(
+        draft=DraftBatch(plan.draft.drafter, tuple(draft_spans)) if plan.draft and draft_spans else None,
+        verify=VerifyBatch(tuple(verify)) if verify else None,
+        prefill=VerifyBatch(chunks) if chunks else None,
     )
-    draft = None
-    if plan.draft:
-        kept = (replace(s, drafts=min(s.drafts, drafts[s.slot])) for s in plan.draft.spans if s.slot in drafts)
-        draft_spans = tuple(span for span in kept if span.rows or span.drafts)
-        draft = DraftBatch(plan.draft.drafter, draft_spans) if draft_spans else None
-    return Plan(draft=draft, verify=replace(plan.verify, spans=spans) if spans else None)
 
 
 def _logprobs(token: int, own: float, rank: int, top: tuple[tuple[int, float], ...], wanted: int) -> dict[int, Logprob]:

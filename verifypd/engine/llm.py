@@ -161,9 +161,8 @@ class LLM:
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self.engine.sampling.vocab
-        for name in ("slo_tpot", "deadline_ms"):
-            if getattr(params, name) is not None:
-                raise RequestError(f"{name} is not honoured by this version: leave it out", param=name)
+        if params.deadline_ms is not None:
+            raise RequestError("deadline_ms is not honoured by this version: leave it out", param="deadline_ms")
         given = {
             "logit_bias": params.logit_bias or {},
             "allowed_token_ids": params.allowed_token_ids or (),

@@ -14,7 +14,7 @@ from verifypd.errors import ConfigError
 
 
 class Recorder:
-    """Appends a line for each plan and each absorbed batch. Token ids are not written."""
+    """Appends a line for each plan, each absorbed batch and each decision. Token ids are not written."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -23,11 +23,16 @@ class Recorder:
         except OSError as error:
             raise ConfigError(f"--record {folder}: {error.strerror}; give a folder that can be written") from None
 
-    def plan(self, step: int, time: float, plan: Plan) -> None:
-        """A plan that was launched."""
-        draft = [asdict(span) for span in plan.draft.spans] if plan.draft else []
-        verify = [asdict(span) for span in plan.verify.spans] if plan.verify else []
-        self._write({"event": "plan", "step": step, "time": time, "draft": draft, "verify": verify})
+    def plan(
+        self, step: int, time: float, architecture: str, plan: Plan, start: float, seconds: dict[str, float]
+    ) -> None:
+        """A plan that has run: `start` on the host, and seconds by kind of batch (`draft_seconds`, …)."""
+        batches = {
+            name: [asdict(span) for span in batch.spans] if batch else []
+            for name, batch in (("draft", plan.draft), ("verify", plan.verify), ("prefill", plan.prefill))
+        }
+        head = {"event": "plan", "step": step, "time": time, "arch": architecture, "start": start}
+        self._write({**head, **batches, **seconds})
 
     def verdicts(self, time: float, batch: VerifyBatch, verdicts: Sequence[Verdict | None]) -> None:
         """A batch that was absorbed."""
@@ -37,6 +42,10 @@ class Recorder:
             if v is not None
         ]
         self._write({"event": "verdicts", "time": time, "rows": batch.rows, "verdicts": rows})
+
+    def decision(self, time: float, decision: dict[str, Any]) -> None:
+        """A choice of the policy, with its reason."""
+        self._write({"time": time, **decision, "event": "decision"})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

@@ -1,8 +1,71 @@
-"""Running totals of one engine. Plain numbers; knows nothing of how they are shown."""
+"""Running totals of one engine and of its lanes. Plain numbers; knows nothing of how they are shown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+RECENT = 1000  # waits a lane remembers
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` (0..1) of the values lie, by nearest rank; 0 without any."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """One lane: how many are in it now, how many passed, and how long the last of them waited."""
+
+    depth: int = 0
+    deepest: int = 0
+    passed: int = 0
+    batches: int = 0
+    largest: int = 0  # requests in one batch
+    seconds: float = 0.0  # device time of its batches, where it is measured
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # s
+
+    def enter(self) -> None:
+        """A request joins the queue."""
+        self.depth += 1
+        self.deepest = max(self.deepest, self.depth)
+
+    def leave(self, waited: float) -> None:
+        """A request leaves the queue, served or not."""
+        self.depth -= 1
+        self.passed += 1
+        self.waits.append(waited)
+
+    def ran(self, requests: int) -> None:
+        """A batch was launched."""
+        self.batches += 1
+        self.largest = max(self.largest, requests)
+
+    def wait(self, share: float) -> float:
+        """A percentile of the recent waits, s."""
+        return percentile(self.waits, share)
+
+    def summary(self) -> dict[str, float]:
+        """The figures, waits in ms."""
+        return {
+            "depth": self.depth,
+            "deepest": self.deepest,
+            "passed": self.passed,
+            "batches": self.batches,
+            "largest": self.largest,
+            "seconds": self.seconds,
+            **{f"wait_p{share}_ms": self.wait(share / 100) * 1e3 for share in (50, 95, 99)},
+        }
+
+
+def lane_table(names: Sequence[str]) -> dict[str, LaneStats]:
+    """Fresh statistics for each lane."""
+    return {name: LaneStats() for name in names}
 
 
 @dataclass(slots=True)
@@ -18,6 +81,8 @@ class EngineStats:
     accepted: int = 0
     preemptions: int = 0
     finished: int = 0
+    switches: int = 0  # changes of architecture
+    lanes: dict[str, LaneStats] = field(default_factory=lambda: lane_table(("prefill", "decode", "verify")))
 
     @property
     def acceptance_rate(self) -> float:

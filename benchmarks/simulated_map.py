@@ -1,0 +1,321 @@
+"""The simulated map: acceptance × load × architecture, with beliefs that are wrong. No GPU, no model, no torch.
+
+Every run drives the real policy code (`verifypd.control`) with the costs of an H200 and a 7B verifier. The policy
+believes the measured table; the truth is 20 % off in every coefficient, noisy and drifting, and acceptance differs
+between requests and along each of them. Arms see the same requests at the same times.
+
+    python benchmarks/simulated_map.py                       # everything, some minutes on two cores
+    python benchmarks/simulated_map.py --quick --out /tmp/map.json
+    python benchmarks/simulated_map.py --plot-only           # draw again from the JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.auto import Auto
+from verifypd.control.controller import make_controller
+from verifypd.control.simulate import Acceptance, Settings, Simulation, TrueCosts, poisson
+from verifypd.control.tables import h200
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "simulated-map.json"
+IMAGES = ROOT / "docs" / "images"
+
+ALPHAS = (0.3, 0.5, 0.7, 0.9)
+LOADS = (0.1, 0.3, 0.6, 0.9, 1.2)
+SEEDS = (1, 2, 3)
+FIXED = (1, 2, 4, 6)
+ERROR = 0.2  # of every coefficient
+NOISE = 0.05  # of every pass
+DRIFT = 0.1  # slow swing of all costs
+REQUESTS = 100
+SETTINGS = Settings(batch_size=32, verify_batch=16, draft_chunk=1024)
+SHOWN = ("goodput", "throughput", "tpot_p95", "tpot_p99", "e2e_p95", "e2e_p99", "ttft_p95", "gap_p99")
+
+
+# -- arms --------------------------------------------------------------------------------------------------------------
+
+
+def arm(name: str, settings: Settings) -> Architecture:
+    """`unified:4` is unified with L = 4; `table` has the original's controller; `auto` believes the measured table."""
+    kind, _, length = name.partition(":")
+    if kind == "auto":
+        return Auto(make_controller("throughput", settings.max_draft, h200()), overlap=settings.devices > 1)
+    if kind == "table":
+        return make_architecture("table", make_controller("threshold", settings.max_draft))
+    return make_architecture(kind, make_controller("fixed", int(length or 0)))
+
+
+def arms() -> list[str]:
+    """Everything that is compared."""
+    fixed = [f"unified:{length}" for length in FIXED] + ["pd:2", "pdv:2"]
+    return ["plain", *fixed, "table", "auto"]
+
+
+def capacity(seed: int, settings: Settings, costs: TrueCosts) -> float:
+    """Requests a second that `plain` serves when it never lacks work: load 100 %."""
+    arrivals = poisson(math.inf, REQUESTS, Acceptance(0.5), seed=seed)
+    report = Simulation(arm("plain", settings), arrivals, costs, settings, seed=seed).run()
+    return len(arrivals) / report.seconds
+
+
+def truth(seed: int) -> TrueCosts:
+    """What passes really cost in this seed's world."""
+    return TrueCosts(h200().coefficients, noise=NOISE, drift=DRIFT).off_by(ERROR, seed)
+
+
+def point(job: tuple[str, float, float, int, float, int]) -> dict[str, Any]:
+    """One run."""
+    name, alpha, load, seed, rate, requests = job
+    arrivals = poisson(load * rate, requests, Acceptance(alpha), seed=seed)
+    began = time.perf_counter()
+    report = Simulation(arm(name, SETTINGS), arrivals, truth(seed), SETTINGS, seed=seed).run()
+    took = time.perf_counter() - began
+    return {"arm": name, "alpha": alpha, "load": load, "seed": seed, "took": took, **report.summary()}
+
+
+def run_map(
+    alphas: tuple[float, ...], loads: tuple[float, ...], seeds: tuple[int, ...], names: list[str], workers: int
+) -> dict[str, Any]:
+    """All runs, spread over processes."""
+    rates = {seed: capacity(seed, SETTINGS, truth(seed)) for seed in seeds}
+    jobs = [
+        (name, alpha, load, seed, rates[seed], REQUESTS)
+        for alpha in alphas
+        for load in loads
+        for seed in seeds
+        for name in names
+    ]
+    with ProcessPoolExecutor(workers) as pool:
+        runs = []
+        for number, run in enumerate(pool.map(point, jobs, chunksize=4), 1):
+            runs.append(run)
+            if number % 100 == 0:
+                print(f"{number} of {len(jobs)} runs", flush=True)
+    return {
+        "settings": asdict(SETTINGS),
+        "requests": REQUESTS,
+        "error": ERROR,
+        "noise": NOISE,
+        "drift": DRIFT,
+        "capacity": {str(seed): rate for seed, rate in rates.items()},
+        "truth": {str(seed): asdict(truth(seed)) for seed in seeds},
+        "runs": runs,
+    }
+
+
+# -- worlds in which each architecture wins ----------------------------------------------------------------------------
+
+WORLDS = {
+    "unified": (SETTINGS, {}),
+    "pd": (SETTINGS, {"mixed": 12e-3}),  # kernels that lose when decode spans and chunks share a pass
+    "pdv": (replace(SETTINGS, devices=2), {"floor": 1e-3, "row": 40e-6}),  # a second device that drafts
+}
+WORLD_ARMS = ("plain", "unified:2", "unified:4", "pd:2", "pdv:2", "pdv:4", "table", "auto")
+WORLD_ALPHA = 0.85
+
+
+def world(job: tuple[str, str, int]) -> dict[str, Any]:
+    """One arm, never short of work, in one world."""
+    name, place, seed = job
+    settings, changes = WORLDS[place]
+    costs = TrueCosts(replace(h200().coefficients, **changes), noise=NOISE, drift=DRIFT).off_by(ERROR, seed)
+    arrivals = poisson(math.inf, REQUESTS, Acceptance(WORLD_ALPHA), seed=seed)
+    policy = arm(name, settings)
+    report = Simulation(policy, arrivals, costs, settings, seed=seed).run()
+    decisions = [(round(d.time, 2), d.architecture, d.reason) for d in getattr(policy, "decisions", ())]
+    return {"arm": name, "world": place, "seed": seed, "decisions": decisions, **report.summary()}
+
+
+def run_worlds(seeds: tuple[int, ...], workers: int) -> list[dict[str, Any]]:
+    """All arms in all worlds."""
+    jobs = [(name, place, seed) for place in WORLDS for seed in seeds for name in WORLD_ARMS]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(world, jobs, chunksize=2))
+
+
+def world_table(runs: list[dict[str, Any]]) -> str:
+    """Markdown: tokens a second, mean over seeds."""
+    lines = ["| world | " + " | ".join(WORLD_ARMS) + " | auto / best |", "|---" * (2 + len(WORLD_ARMS)) + "|"]
+    for place in WORLDS:
+        rate = {
+            name: statistics.fmean(r["throughput"] for r in runs if (r["arm"], r["world"]) == (name, place))
+            for name in WORLD_ARMS
+        }
+        best = max(value for name, value in rate.items() if name not in ("auto", "table"))
+        cells = " | ".join(f"**{v:.0f}**" if v == best else f"{v:.0f}" for v in rate.values())
+        lines.append(f"| {place} | {cells} | {rate['auto'] / best:.3f} |")
+    return "\n".join(lines)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def mean(runs: list[dict[str, Any]], name: str, alpha: float, load: float, figure: str) -> float:
+    """Mean over seeds of one figure of one arm at one point."""
+    return statistics.fmean(
+        run[figure] for run in runs if (run["arm"], run["alpha"], run["load"]) == (name, alpha, load)
+    )
+
+
+def points(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The map point by point: the best fixed arm, and how `auto`, `table` and `plain` stand beside it."""
+    names = list(dict.fromkeys(run["arm"] for run in runs))
+    fixed = [name for name in names if name not in ("auto", "table")]
+    rows = []
+    for alpha, load in sorted({(run["alpha"], run["load"]) for run in runs}):
+        value = {name: {f: mean(runs, name, alpha, load, f) for f in SHOWN} for name in names}
+        row: dict[str, Any] = {"alpha": alpha, "load": load, "arms": value}
+        for figure in ("goodput", "throughput"):
+            best = max(fixed, key=lambda name: value[name][figure])
+            row[f"best_{figure}"] = best
+            row[f"auto_{figure}_ratio"] = value["auto"][figure] / max(value[best][figure], 1e-9)
+            row[f"auto_{figure}_plain_ratio"] = value["auto"][figure] / max(value["plain"][figure], 1e-9)
+        for figure in ("tpot_p95", "tpot_p99", "e2e_p95", "e2e_p99"):
+            best = min(fixed, key=lambda name: value[name][figure])
+            row[f"best_{figure}"] = best
+            row[f"auto_{figure}_ratio"] = value["auto"][figure] / max(value[best][figure], 1e-9)
+            row[f"auto_{figure}_plain_ratio"] = value["auto"][figure] / max(value["plain"][figure], 1e-9)
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: one line a point."""
+    heads = "α|load|goodput: best fixed|auto|table|plain|auto / best|E2E p95: best|auto|plain|TPOT p95: auto|plain"
+    lines = ["| " + heads.replace("|", " | ") + " |", "|---" * (1 + heads.count("|")) + "|"]
+    for row in rows:
+        a, best, quick = row["arms"], row["best_goodput"], row["best_e2e_p95"]
+        lines.append(
+            f"| {row['alpha']} | {row['load']:.0%} | {a[best]['goodput']:.2f} ({best}) | {a['auto']['goodput']:.2f} "
+            f"| {a['table']['goodput']:.2f} | {a['plain']['goodput']:.2f} | {row['auto_goodput_ratio']:.3f} "
+            f"| {a[quick]['e2e_p95']:.0f} ({quick}) | {a['auto']['e2e_p95']:.0f} | {a['plain']['e2e_p95']:.0f} "
+            f"| {a['auto']['tpot_p95']:.2f} | {a['plain']['tpot_p95']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+# -- plots -------------------------------------------------------------------------------------------------------------
+
+THEMES = {
+    "": {"page": "#ffffff", "ink": "#1f2328", "soft": "#9aa4af", "line": "#d1d9e0"},
+    "-dark": {"page": "#0d1117", "ink": "#e6edf3", "soft": "#6e7681", "line": "#3d444d"},
+}
+COLOURS = {
+    "plain": "#8c959f",
+    "unified": "#4493f8",
+    "pd": "#d29922",
+    "pdv": "#3fb950",
+    "table": "#f778ba",
+    "auto": "#f85149",
+}
+
+
+def draw(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Goodput, TPOT and E2E against load, one column for each α; for a light and a dark page."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    alphas = sorted({row["alpha"] for row in rows})
+    figures = (("goodput", "goodput, requests/s"), ("tpot_p95", "TPOT p95, ms"), ("e2e_p95", "E2E p95, s"))
+    for suffix, theme in THEMES.items():
+        fig, axes = plt.subplots(len(figures), len(alphas), figsize=(13, 8), squeeze=False, sharex=True)
+        fig.patch.set_facecolor(theme["page"])
+        for column, alpha in enumerate(alphas):
+            here = [row for row in rows if row["alpha"] == alpha]
+            for line, (figure, label) in enumerate(figures):
+                axis = axes[line][column]
+                dress(axis, theme)
+                scale = 1e-3 if figure.startswith("e2e") else 1.0
+                for name in here[0]["arms"]:
+                    kind = name.partition(":")[0]
+                    strong = kind in ("auto", "plain", "table")
+                    axis.plot(
+                        [100 * row["load"] for row in here],
+                        [scale * row["arms"][name][figure] for row in here],
+                        color=COLOURS[kind],
+                        linewidth=2.2 if kind == "auto" else 1.6 if strong else 0.8,
+                        linestyle="--" if kind == "table" else "-",
+                        alpha=1.0 if strong else 0.65,
+                        zorder=3 if kind == "auto" else 2,
+                    )
+                if line == 0:
+                    axis.set_title(f"mean α = {alpha}", color=theme["ink"], fontsize=11)
+                if column == 0:
+                    axis.set_ylabel(label, color=theme["ink"])
+                if figure == "e2e_p95":
+                    axis.set_yscale("log")
+                    axis.set_xlabel("load, % of plain's capacity", color=theme["ink"])
+        handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]
+        legend = fig.legend(handles=handles, loc="lower center", ncol=len(handles), frameon=False)
+        for text in legend.get_texts():
+            text.set_color(theme["ink"])
+        fig.tight_layout(rect=(0, 0.05, 1, 1))
+        fig.savefig(folder / f"lanes-map{suffix}.png", dpi=110, facecolor=theme["page"])
+        plt.close(fig)
+
+
+def dress(axis: Any, theme: dict[str, str]) -> None:
+    """Colours of the page."""
+    axis.set_facecolor(theme["page"])
+    axis.tick_params(colors=theme["ink"], labelsize=8)
+    axis.grid(color=theme["line"], linewidth=0.5)
+    for spine in axis.spines.values():
+        spine.set_color(theme["line"])
+
+
+def main() -> None:
+    """Run, print, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--images", type=Path, default=IMAGES)
+    parser.add_argument("--quick", action="store_true", help="two α, three loads, one seed")
+    parser.add_argument("--plot-only", action="store_true", help="draw and print from the JSON of an earlier run")
+    parser.add_argument("--arms", help="run these again, comma-separated, and keep the others of an earlier run")
+    parser.add_argument("--part", choices=("all", "map", "worlds"), default="all")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    if args.plot_only:
+        result = json.loads(args.out.read_text())
+    else:
+        began = time.perf_counter()
+        grid = ((0.5, 0.9), (0.3, 0.7, 1.2), (1,)) if args.quick else (ALPHAS, LOADS, SEEDS)
+        names = args.arms.split(",") if args.arms else arms()
+        result = json.loads(args.out.read_text()) if args.out.exists() else {}
+        if args.part != "worlds":
+            kept = [run for run in result.get("runs", ()) if run["arm"] not in names]  # the others as they stand
+            result |= run_map(*grid, names, workers=args.workers)
+            result["runs"] += kept if args.arms else []
+        if args.part != "map":
+            result["worlds"] = run_worlds(grid[2], args.workers)
+        result["minutes"] = (time.perf_counter() - began) / 60
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    if "worlds" in result:
+        print(world_table(result["worlds"]), end="\n\n")
+    if "runs" not in result:
+        return
+    rows = points(result["runs"])
+    draw(rows, args.images)
+    print(table(rows))
+    within = sum(row["auto_goodput_ratio"] >= 0.97 for row in rows)
+    print(f"\nauto within 3 % of the best fixed arm in goodput at {within} of {len(rows)} points")
+    tied = sum(row["arms"]["plain"]["goodput"] >= row["arms"][row["best_goodput"]]["goodput"] for row in rows)
+    print(f"plain already has the best goodput at {tied} of {len(rows)}: there goodput tells the arms apart no better")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The simulator keeps the engine's books, and in it the policies hold their promises: nobody starves, priorities and
+backpressure hold, and a burst of long prompts delays a running request by no more than the chunk rule says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.controller import make_controller
+from verifypd.control.cost import Coefficients
+from verifypd.control.simulate import (
+    Acceptance,
+    Arrival,
+    Lengths,
+    Report,
+    Settings,
+    Simulation,
+    TrueCosts,
+    percentile,
+    poisson,
+)
+from verifypd.control.snapshot import Plan, Snapshot
+from verifypd.errors import EngineError
+
+FIXED = ("plain", "baseline", "pd", "pdv", "unified", "table")
+EVERY = (*FIXED, "auto")
+SMALL = Settings(batch_size=8, verify_batch=4, verify_wait_ms=3.0, workers=3, prefill_chunk=128, draft_chunk=128)
+SHORT = Lengths(prompt_median=40, output_median=20, long_prompt=(300, 700))
+NOISY = TrueCosts(noise=0.05, drift=0.1)
+
+
+def make(name: str, length: int = 3) -> Architecture:
+    return make_architecture(name, make_controller("throughput" if name == "auto" else "fixed", length))
+
+
+class Log:
+    """Every snapshot and plan of a run."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Snapshot, Plan]] = []
+
+    def __call__(self, _: Simulation, snapshot: Snapshot, plan: Plan) -> None:
+        self.steps.append((snapshot, plan))
+
+    def plans(self) -> list[Plan]:
+        return [plan for _, plan in self.steps if not plan.empty]
+
+
+def run(
+    name: str, arrivals: list[Arrival], options: Settings = SMALL, *, length: int = 3, costs: TrueCosts = NOISY
+) -> tuple[Report, Log]:
+    log = Log()
+    return Simulation(make(name, length), arrivals, costs, options, seed=1, on_step=log).run(), log
+
+
+def burst(count: int, prompt: int, output: int, at: float = 0.0) -> list[Arrival]:
+    return [Arrival(at, prompt, output, (True,) * output) for _ in range(count)]
+
+
+# -- nobody starves, and no token is lost ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_request_ends_with_all_its_tokens(name: str, late: bool) -> None:
+    arrivals = poisson(30.0, 30, Acceptance(0.6), lengths=SHORT, seed=3)
+    report, _ = run(name, arrivals, replace(SMALL, late=late))
+    assert [outcome.tokens for outcome in report.outcomes] == [arrival.output for arrival in arrivals]
+    assert all(outcome.finished for outcome in report.outcomes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(EVERY),
+    rate=st.sampled_from([5.0, 60.0, math.inf]),
+    alpha=st.floats(0.05, 0.95),
+    batch=st.integers(1, 9),
+    verify_batch=st.integers(1, 9),
+    late=st.booleans(),
+    has_cache=st.booleans(),
+    length=st.integers(0, 6),
+    seed=st.integers(0, 99),
+)
+def test_nobody_starves(
+    name: str,
+    rate: float,
+    alpha: float,
+    batch: int,
+    verify_batch: int,
+    late: bool,
+    has_cache: bool,
+    length: int,
+    seed: int,
+) -> None:
+    options = replace(SMALL, batch_size=batch, verify_batch=verify_batch, late=late, drafter_has_cache=has_cache)
+    arrivals = poisson(rate, 12, Acceptance(alpha), lengths=SHORT, seed=seed)
+    report, log = run(name, arrivals, options, length=length)
+    assert all(outcome.finished for outcome in report.outcomes)
+    assert sum(outcome.tokens for outcome in report.outcomes) == sum(arrival.output for arrival in arrivals)
+    prompt_rows = sum(
+        span.rows
+        for plan in log.plans()
+        for part in (plan.verify, plan.prefill)
+        if part
+        for span in part.spans
+        if span.start is not None
+    )
+    assert prompt_rows == sum(arrival.prompt for arrival in arrivals), "each prompt token is computed once"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_prompt_progresses_however_many_requests_decode(name: str) -> None:
+    arrivals = [*burst(8, 20, 400), *burst(1, 600, 5, at=0.3)]
+    report, _ = run(name, arrivals)
+    late = report.outcomes[-1]
+    assert late.last is not None
+    assert late.last < max(outcome.last or 0.0 for outcome in report.outcomes[:-1])
+
+
+def test_a_policy_that_plans_nothing_is_reported() -> None:
+    class Lazy:
+        name = "lazy"
+
+        def plan(self, snapshot: Snapshot) -> Plan:
+            return Plan()
+
+    with pytest.raises(EngineError, match="lazy plans nothing"):
+        Simulation(Lazy(), burst(1, 4, 4), NOISY, SMALL).run()  # type: ignore[arg-type]
+
+
+# -- priorities and backpressure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "pd", "pdv", "unified", "table", "auto"])
+def test_a_better_priority_waits_less(name: str) -> None:
+    arrivals = [
+        replace(arrival, priority=index % 2, time=0.0)
+        for index, arrival in enumerate(poisson(100.0, 40, Acceptance(0.5), lengths=SHORT, seed=5))
+    ]
+    report, log = run(name, arrivals)
+    first = {p: [o.first or 0.0 for o in report.outcomes if o.priority == p] for p in (0, 1)}
+    assert sum(first[0]) < 0.8 * sum(first[1])
+    for snapshot, plan in log.steps:
+        chunks = [s.slot for part in (plan.verify, plan.prefill) if part for s in part.spans if s.start is not None]
+        ranks = {view.slot: view.rank for view in snapshot.requests if view.prefill_left}
+        if chunks and name != "unified" and name != "plain" and name != "auto":
+            assert min(ranks.values()) == min(ranks[slot] for slot in chunks), "the best-ranked prompt goes first"
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25, 2.0])
+@pytest.mark.parametrize("name", EVERY)
+def test_backpressure_keeps_the_queue_short(name: str, factor: float) -> None:
+    options = replace(SMALL, queue_factor=factor)
+    _, log = run(name, poisson(math.inf, 40, Acceptance(0.5), lengths=SHORT, seed=2), options)
+    admitted = max(len(snapshot.requests) for snapshot, _ in log.steps)
+    assert admitted <= math.ceil(factor * options.batch_size)
+    assert all(len(plan.verify.spans) <= 2 * options.batch_size for plan in log.plans() if plan.verify)
+
+
+# -- the longest gap under a burst of long prompts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "turns"), [("plain", 1), ("unified", 1), ("pd", 1), ("pdv", 2), ("table", 2), ("auto", 2)]
+)
+def test_a_burst_of_long_prompts_delays_a_running_request_by_one_chunk_a_turn(name: str, turns: int) -> None:
+    options = replace(SMALL, queue_factor=1.0)
+    exact = TrueCosts()
+    report, _ = run(name, [*burst(4, 30, 300), *burst(12, 3000, 20, at=0.2)], options, costs=exact)
+    context = 8 * 3400
+    chunk = options.prefill_chunk
+    costs = exact.model()
+    step = (
+        costs.draft_seconds(8, options.draft_chunk, context)
+        + costs.verify_seconds(8 * 9 + chunk, context, chunk * 3000)
+        + costs.verify_seconds(chunk, 3000, chunk * 3000)
+    )
+    bound = turns * step + (options.verify_wait_ms / 1e3 if turns > 1 else 0.0)
+    assert max(outcome.longest_gap for outcome in report.outcomes[:4]) <= bound
+    whole = costs.verify_seconds(12 * 3000, 12 * 3000, 12 * 3000 * 3000)
+    assert bound < whole / 4, "the bound is far below what unchunked prompts would cost"
+
+
+def test_a_smaller_chunk_makes_a_shorter_gap() -> None:
+    gaps = []
+    for chunk in (1024, 64):
+        arrivals = [*burst(2, 30, 200), *burst(6, 2000, 10, at=0.1)]
+        report, _ = run("unified", arrivals, replace(SMALL, prefill_chunk=chunk), costs=TrueCosts())
+        gaps.append(max(outcome.longest_gap for outcome in report.outcomes[:2]))
+    assert gaps[1] < 0.6 * gaps[0]
+
+
+# -- plans tell the architectures apart --------------------------------------------------------------------------------
+
+
+def busy_plans(name: str) -> list[Plan]:
+    return run(name, poisson(40.0, 30, Acceptance(0.6), lengths=SHORT, seed=4))[1].plans()
+
+
+def drafted_slots(plan: Plan) -> set[int]:
+    return {span.slot for span in plan.draft.spans if span.drafts} if plan.draft else set()
+
+
+def verified_slots(plan: Plan) -> set[int]:
+    return {span.slot for span in plan.verify.spans if span.drafts} if plan.verify else set()
+
+
+def test_baseline_batches_are_always_one() -> None:
+    for plan in busy_plans("baseline"):
+        assert sum(len(part.spans) for part in (plan.verify, plan.prefill) if part) == 1
+        assert plan.draft is None or len(plan.draft.spans) == 1
+
+
+def test_pd_drafts_and_verifies_in_one_plan_and_prefills_apart() -> None:
+    plans = busy_plans("pd")
+    assert all(drafted_slots(plan) == verified_slots(plan) for plan in plans)
+    assert any(len(drafted_slots(plan)) > 1 for plan in plans)
+    assert any(plan.prefill for plan in plans)
+    assert all(span.start is None for plan in plans if plan.verify for span in plan.verify.spans)
+
+
+def test_pdv_verifies_many_while_others_draft() -> None:
+    plans = busy_plans("pdv")
+    assert any(
+        len(verified_slots(plan)) > 1 and drafted_slots(plan) and not verified_slots(plan) & drafted_slots(plan)
+        for plan in plans
+    )
+
+
+def test_unified_never_hands_over() -> None:
+    plans = busy_plans("unified")
+    assert all(plan.prefill is None for plan in plans)
+    assert all(drafted_slots(plan) == verified_slots(plan) for plan in plans)
+    kinds = [{span.start is None for span in plan.verify.spans} for plan in plans if plan.verify]
+    assert {True, False} in kinds, "prompt chunks ride with verify spans"
+
+
+# -- the simulator itself ----------------------------------------------------------------------------------------------
+
+
+def test_one_request_alone_takes_what_its_passes_cost() -> None:
+    each = Coefficients(context=0.0, chunk_context=0.0)
+    report, _ = run("plain", burst(1, 100, 11), replace(SMALL, drafter=None), costs=TrueCosts(each))
+    a_pass = each.base + each.floor
+    assert report.seconds == pytest.approx(11 * a_pass)
+    [outcome] = report.outcomes
+    assert outcome.first == pytest.approx(a_pass)
+    assert outcome.tpot == pytest.approx(a_pass)
+    assert outcome.met(500.0) and report.throughput == pytest.approx(1 / a_pass)
+
+
+def test_tokens_a_pass_follow_acceptance() -> None:
+    """α = 0.8 and L = 4: 3.36 tokens a span, 0.59 of the drafts."""
+    acceptance = Acceptance(0.8, spread=0.0, swing=0.0)
+    lengths = Lengths(output_median=5000, output_sigma=0.0, longest_output=5000, prompt_median=20, long_share=0.0)
+    report, log = run("unified", poisson(50.0, 8, acceptance, lengths=lengths, seed=1), length=4)
+    assert report.accepted / report.drafted == pytest.approx(0.59, abs=0.02)
+    spans = sum(len(verified_slots(plan)) for plan in log.plans())
+    assert report.accepted / spans == pytest.approx(2.36, abs=0.06)
+
+
+def test_verdicts_one_step_late_change_times_not_tokens() -> None:
+    arrivals = poisson(40.0, 20, Acceptance(0.6), lengths=SHORT, seed=8)
+    prompt, late = (run("unified", arrivals, replace(SMALL, late=late))[0] for late in (False, True))
+    assert [o.tokens for o in prompt.outcomes] == [o.tokens for o in late.outcomes]
+    assert prompt.accepted <= late.drafted
+
+
+def test_two_devices_draft_beside_the_verifier() -> None:
+    arrivals = burst(16, 20, 200)
+    one, two = (run("pdv", arrivals, replace(SMALL, batch_size=16, devices=n))[0].seconds for n in (1, 2))
+    assert two < 0.9 * one
+    one, two = (run("pd", arrivals, replace(SMALL, batch_size=16, devices=n))[0].seconds for n in (1, 2))
+    assert two == pytest.approx(one), "an atomic step waits for its own drafts"
+
+
+def test_wrong_costs_are_wrong_by_what_was_asked() -> None:
+    true, wrong = Coefficients(), TrueCosts().off_by(0.2, seed=1)
+    ratios = [getattr(wrong.coefficients, name) / value for name, value in asdict(true).items() if value]
+    assert all(ratio == pytest.approx(0.8) or ratio == pytest.approx(1.2) for ratio in ratios)
+    assert TrueCosts().off_by(0.2, seed=1) == wrong
+
+
+def test_workloads_repeat_and_have_long_prompts() -> None:
+    slow, fast = (poisson(rate, 400, Acceptance(0.5), seed=1) for rate in (1.0, 10.0))
+    assert [(a.prompt, a.output, a.stands) for a in slow] == [(a.prompt, a.output, a.stands) for a in fast]
+    assert slow[-1].time == pytest.approx(10 * fast[-1].time)
+    assert slow[-1].time == pytest.approx(400, rel=0.2)
+    assert sum(a.prompt >= 1500 for a in slow) / 400 == pytest.approx(0.12, abs=0.05)
+    assert sum(sum(a.stands) for a in slow) / sum(a.output for a in slow) == pytest.approx(0.5, abs=0.03)
+
+
+def test_unfinished_requests_count_at_the_time_they_were_stopped() -> None:
+    report = Simulation(make("plain"), burst(2, 50, 500), NOISY, SMALL).run(until=0.5)
+    figures = report.summary()
+    assert figures["unfinished"] == 2 and figures["goodput"] == 0
+    assert figures["e2e_p50"] == pytest.approx(1e3 * report.seconds)
+
+
+def test_percentiles() -> None:
+    assert percentile([], 95) == 0.0
+    assert percentile([4.0, 1.0, 3.0, 2.0, 5.0], 50) == 3.0
+    assert percentile([0.0, 10.0], 95) == pytest.approx(9.5)

@@ -1,0 +1,354 @@
+"""Every architecture through the whole engine: same texts, different traces, nothing lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from tests.engine.pairs import preempt_every
+from tests.models.checkpoints import reference_logits
+from verifypd import LLM, SamplingParams
+from verifypd.engine import build
+from verifypd.request import Request, State
+
+ARCHITECTURES = ("baseline", "pd", "pdv", "unified", "table", "auto")
+LENGTHS = (1, 3, 8, 17, 33, 40, 12, 26, 5, 21)
+TOKENS = 40
+LANES: dict[str, dict[str, Any]] = {
+    "pdv": {"verify_batch": 2, "verify_wait_ms": 200.0},
+    "table": {"verify_batch": 2, "verify_wait_ms": 200.0},
+    "baseline": {"workers": 3},
+}
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Random ids, the longer ones with a stretch that repeats so that n-grams match."""
+    made = []
+    for i in range(count):
+        length = LENGTHS[i % len(LENGTHS)]
+        ids = [3 + ((i // 2) * 17 + j * j * 7) % 300 for j in range(length)]
+        made.append((ids[: length // 2] * 2 + ids)[:length] if length > 8 else ids)
+    return made
+
+
+def parameters(count: int) -> list[SamplingParams]:
+    """Greedy and seeded requests in turn: with both, the text is what plain decoding gives."""
+    base: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"seed": 1, "temperature": 0.7},
+        {"temperature": 0.0, "priority": 1},
+        {"seed": 2, "top_p": 0.8, "repetition_penalty": 1.2},
+    ]
+    return [SamplingParams(**base, **kinds[i % len(kinds)]) for i in range(count)]
+
+
+def make(pair: tuple[Path, Path], arch: str, drafter: str = "model", **settings: Any) -> LLM:
+    options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
+    options |= {"batch_size": 8, "prefill_chunk": 11, "draft_chunk": 13, "block_size": 8, **LANES.get(arch, {})}
+    named = str(pair[1]) if drafter == "model" else drafter
+    return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
+
+
+def texts(llm: LLM, count: int) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(count), parameters(count))]
+
+
+@pytest.fixture(scope="module")
+def plain(pair: tuple[Path, Path]) -> list[list[int]]:
+    """What plain decoding gives each request alone."""
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "kv_memory": "32MB", "prefix_cache": False}
+    with LLM(str(pair[0]), draft=None, arch="plain", batch_size=1, **options) as llm:
+        both = zip(prompts(10), parameters(10), strict=True)
+        return [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt, params in both]
+
+
+@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True)])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
+    with make(pair, arch, drafter, late_tickets=late) as llm:
+        preempt_every(llm, 9)
+        assert texts(llm, 10) == plain
+        llm.engine.check()
+        assert llm.engine.stats.drafted and llm.engine.stats.accepted and llm.engine.stats.preemptions
+
+
+@pytest.mark.parametrize("arch", ["pd", "pdv", "baseline"])
+def test_a_pool_too_small_for_all_loses_nothing(pair: tuple[Path, Path], plain: Any, arch: str) -> None:
+    with make(pair, arch, late_tickets=True, kv_memory=420_000) as llm:
+        assert texts(llm, 10) == plain
+        assert llm.engine.stats.preemptions
+
+
+class Restless:
+    """A controller that changes its mind all the time: lengths 0 to 3 and drafter temperatures 0.6 to 1.6.
+
+    Both follow the request and its confirmed length, never a drawn token.
+    """
+
+    name = "restless"
+
+    def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
+        return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
+
+    def temperature(self, view: Any) -> float:
+        return 0.6 + (view.order + view.length_floor) % 11 / 10
+
+    def observe(self, seen: Any) -> None: ...
+
+    def observe_step(self, timing: Any) -> None: ...
+
+    def forget(self, order: int) -> None: ...
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "make_controller", lambda *_: Restless())
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch: str) -> None:
+    with make(pair, arch, late_tickets=True) as llm:
+        assert texts(llm, 10) == plain
+        assert llm.engine.stats.drafted
+
+
+@pytest.mark.parametrize("controller", ["throughput", "threshold"])
+@pytest.mark.parametrize("arch", ["pdv", "auto"])
+def test_controllers_that_learn_change_no_text(pair: tuple[Path, Path], plain: Any, arch: str, controller: str) -> None:
+    with make(pair, arch, controller=controller) as llm:
+        assert texts(llm, 10) == plain
+        assert llm.engine.stats.drafted
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("arch", ["pdv", "unified"])
+def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path, Path], arch: str) -> None:
+    """Rejection sampling, with lengths and drafter temperatures that keep changing, against the verifier's law."""
+    prompt, draws = [*range(3, 11), *range(3, 11)], 1200
+    shared: dict[str, Any] = {"allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
+    lanes: dict[str, Any] = {"verify_batch": 100} if arch == "pdv" else {}
+    with make(pair, arch, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
+        params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
+        found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
+        assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
+    for position in range(3):
+        prefix, count = Counter(tuple(text[:position]) for text in found).most_common(1)[0]
+        logits = reference_logits(pair[0], [*prompt, *prefix])[-1, 3:11].double() / 0.8
+        expected = logits.softmax(-1).numpy() * count
+        seen = np.bincount([t[position] - 3 for t in found if tuple(t[:position]) == prefix], minlength=8)
+        assert chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-5, (position, seen, expected)
+
+
+# -- switching ---------------------------------------------------------------------------------------------------------
+
+
+def switch_every(llm: LLM, steps: int) -> None:
+    """From now on the architecture changes every `steps` steps, through all of them."""
+    engine, original = llm.engine, llm.engine.step
+    names = ["pdv", "plain", "pd", "auto", "pdv", "baseline", "unified", "pdv", "table"]
+
+    def step() -> list[Request]:
+        if engine.stats.steps % steps == steps - 1:
+            engine.switch(names[engine.stats.steps // steps % len(names)])
+        return original()
+
+    engine.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("steps", "drafter", "late"),
+    [(1, "model", True), (3, "ngram", True), (3, "model", False), (20, "ngram", False), (20, "model", True)],
+)
+def test_switching_under_load_changes_no_text(
+    pair: tuple[Path, Path], plain: Any, steps: int, drafter: str, late: bool
+) -> None:
+    with make(pair, "pdv", drafter, late_tickets=late) as llm:
+        switch_every(llm, steps)
+        if steps == 3:
+            preempt_every(llm, 7)
+        assert texts(llm, 10) == plain
+        llm.engine.check()
+        assert llm.engine.stats.switches > 2
+
+
+def test_drafts_that_wait_are_verified_after_a_switch(pair: tuple[Path, Path], plain: Any) -> None:
+    with make(pair, "pdv") as llm:
+        waiting = until(llm, lambda r: r.state is State.VERIFY)
+        pending = waiting.pending
+        assert pending > 0
+        before = waiting.metrics.drafted
+        llm.engine.switch("plain")
+        llm.engine.step()
+        llm.engine.step()
+        assert waiting.metrics.drafted == before + pending, "as they stood"
+        finish(llm)
+        assert waiting.output_ids == plain[int(waiting.request_id)]
+
+
+# -- leaving in each state ---------------------------------------------------------------------------------------------
+
+
+def until(llm: LLM, wanted: Callable[[Request], bool]) -> Request:
+    """Submit requests and step until one of them is as wanted."""
+    llm._submit(prompts(10), parameters(10))
+    for _ in range(200):
+        everyone = [*llm.engine.waiting, *llm.engine.running.values()]
+        found = next((r for r in everyone if not r.finished and wanted(r)), None)
+        if found is not None:
+            return found
+        llm.engine.step()
+    raise AssertionError("no request got there")
+
+
+def finish(llm: LLM) -> None:
+    for _ in range(2000):
+        if not llm.engine.busy:
+            return
+        llm.engine.step()
+        llm.engine.check()
+    raise AssertionError("every request must end")
+
+
+@pytest.mark.parametrize(
+    ("leave", "state", "late"),
+    [
+        ("abort", State.WAITING, True),
+        *((leave, state, True) for leave in ("abort", "preempt") for state in (State.PREFILL, State.DECODE)),
+        *((leave, State.VERIFY, late) for leave in ("abort", "preempt") for late in (False, True)),
+    ],
+)
+def test_leaving_in_each_state_leaks_nothing(
+    pair: tuple[Path, Path], plain: Any, leave: str, state: State, late: bool
+) -> None:
+    with make(pair, "pdv", late_tickets=late) as llm:
+        # in the middle of its work, where it has got so far
+        chosen = until(
+            llm, lambda r: r.state is state and (state.value not in ("decode", "verify") or r.output_len > 3)
+        )
+        if leave == "abort":
+            llm.engine.finish(chosen)
+        else:
+            llm.engine.preempt(chosen)
+        llm.engine.check()
+        finish(llm)
+        assert all(lane.depth == 0 for lane in llm.engine.stats.lanes.values())
+        expected = plain[int(chosen.request_id)]
+        assert chosen.output_ids == (expected[: chosen.output_len] if leave == "abort" else expected)
+        assert chosen.pending == 0 and not chosen.inflight and not chosen.temperatures
+
+
+# -- the trace tells them apart ----------------------------------------------------------------------------------------
+
+
+def trace(pair: tuple[Path, Path], arch: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    """The plans of a run with eight requests at once."""
+    with make(pair, arch, record=str(folder), **settings) as llm:
+        texts(llm, 8)
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    plans = [line for line in lines if line["event"] == "plan"]
+    assert all(plan["arch"] == arch for plan in plans)
+    return plans
+
+
+def of(plan: dict[str, Any], part: str) -> set[int]:
+    return {span["slot"] for span in plan[part]}
+
+
+def test_baseline_batches_are_always_one(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = trace(pair, "baseline", tmp_path)
+    assert all(len(of(plan, "draft") | of(plan, "verify") | of(plan, "prefill")) == 1 for plan in plans)
+    assert all(max(len(plan[part]) for part in ("draft", "verify", "prefill")) == 1 for plan in plans)
+    turns = [slot for plan in plans for slot in of(plan, "verify")]
+    assert sum(a != b for a, b in zip(turns, turns[1:], strict=False)) > len(turns) / 2, "they take turns"
+
+
+def test_pd_drafts_and_verifies_in_one_plan(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = trace(pair, "pd", tmp_path)
+    assert all(of(plan, "draft") <= of(plan, "verify") for plan in plans)
+    assert any(len(of(plan, "draft")) > 3 for plan in plans)
+    assert all(span["start"] is None for plan in plans for span in plan["verify"]), "prompts have a pass of their own"
+    assert any(plan["prefill"] and plan["verify"] for plan in plans)
+
+
+def test_pdv_verifies_several_while_others_draft(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = trace(pair, "pdv", tmp_path)
+    handed = [plan for plan in plans if any(s["drafts"] and s["slot"] not in of(plan, "verify") for s in plan["draft"])]
+    assert handed, "drafts wait for a later plan"
+    beside = [p for p in plans if len(of(p, "verify")) > 1 and of(p, "draft") - of(p, "verify")]
+    assert len(beside) > len(plans) / 4, "verify batches of several run beside drafts of others"
+    assert any(p["verify"] and p["prefill"] for p in plans)
+
+
+def test_unified_never_hands_over(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = trace(pair, "unified", tmp_path)
+    assert not any(plan["prefill"] for plan in plans)
+    assert all(of(plan, "draft") <= of(plan, "verify") for plan in plans)
+    assert any(
+        any(span["start"] is None for span in plan["verify"])
+        and any(span["start"] is not None for span in plan["verify"])
+        for plan in plans
+    ), "a pass carries verify rows and a chunk"
+
+
+def test_plain_never_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    plans = trace(pair, "plain", tmp_path)
+    assert not any(plan["draft"] or plan["prefill"] for plan in plans)
+
+
+# -- what the policy hears and the lanes count -------------------------------------------------------------------------
+
+
+class Listener:
+    """Stands before an architecture and keeps what it is told."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.name = inner, inner.name
+        self.verdicts: list[Any] = []
+        self.timings: list[Any] = []
+        self.gone: list[int] = []
+
+    def plan(self, snapshot: Any) -> Any:
+        return self.inner.plan(snapshot)
+
+    def observe(self, observation: Any) -> None:
+        self.verdicts.append(observation)
+
+    def observe_step(self, timing: Any) -> None:
+        self.timings.append(timing)
+
+    def forget(self, order: int) -> None:
+        self.gone.append(order)
+
+
+@pytest.mark.parametrize("arch", ["pdv", "unified"])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_policy_hears_verdicts_and_times(pair: tuple[Path, Path], arch: str, late: bool) -> None:
+    with make(pair, arch, late_tickets=late, placement="stream") as llm:
+        listener = Listener(llm.engine.architecture)
+        llm.engine.architecture = listener
+        texts(llm, 8)
+        stats = llm.engine.stats
+    assert sum(v.drafted for v in listener.verdicts) == stats.drafted > 0
+    assert sum(v.accepted for v in listener.verdicts) == stats.accepted
+    assert {v.order for v in listener.verdicts} == set(range(8)) == set(listener.gone)
+    assert {v.greedy for v in listener.verdicts} == {v.coupled for v in listener.verdicts} == {True, False}
+    assert sum(t.chunk_rows for t in listener.timings) == stats.prompt_tokens
+    assert all(t.draft_seconds > 0 for t in listener.timings if t.draft_requests)
+    assert all(t.verify_seconds > 0 for t in listener.timings if t.verify_rows)
+    assert all((t.prefill_seconds > 0) == (t.chunk_rows > 0) for t in listener.timings if arch == "pdv")
+    assert all(t.step_seconds >= t.draft_seconds + t.verify_seconds + t.prefill_seconds for t in listener.timings)
+    lanes = stats.lanes
+    assert lanes["verify"].largest >= 2 and lanes["decode"].batches
+    assert all(lane.depth == 0 for lane in lanes.values())
+    # round and round: at the end a request leaves from the decode lane, or from the verify lane with a late verdict
+    assert 0 <= lanes["decode"].passed - lanes["verify"].passed <= 8
+    assert lanes["prefill"].wait(0.95) > 0

@@ -1,0 +1,111 @@
+"""The trace of a recorded run: lanes as rows, batches as spans, counters; and the run in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.cli import main
+from verifypd.engine import trace
+from verifypd.errors import RequestError
+
+
+def draft_span(slot: int, drafts: int) -> dict[str, Any]:
+    return {"slot": slot, "lag": 2, "rows": 2, "drafts": drafts, "context": 20}
+
+
+def verify_span(slot: int, drafts: int = 0, start: int | None = None, rows: int | None = None) -> dict[str, Any]:
+    rows = drafts + 1 if rows is None else rows
+    return {"slot": slot, "rows": rows, "drafts": drafts, "start": start, "emits": True, "context": 20}
+
+
+def verdict(slot: int, drafted: int, accepted: int, finish: str | None = None) -> dict[str, Any]:
+    return {"slot": slot, "drafted": drafted, "accepted": accepted, "tokens": accepted + 1, "finish": finish}
+
+
+LINES = [
+    {
+        "event": "plan",
+        "step": 1,
+        "time": 100.0,
+        "draft": [draft_span(0, 4), draft_span(1, 2)],
+        "verify": [verify_span(0, 4), verify_span(1, 2), verify_span(2, start=0, rows=32)],
+    },
+    {"event": "verdicts", "time": 100.01, "rows": 40, "verdicts": [verdict(0, 4, 3), verdict(1, 2, 0, "length")]},
+    {"event": "plan", "step": 2, "time": 100.01, "draft": [], "verify": [verify_span(0)]},
+    {"event": "verdicts", "time": 100.02, "rows": 1, "verdicts": [verdict(0, 0, 0)]},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / trace.FILE).write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return tmp_path
+
+
+def test_lanes_are_rows_and_batches_are_spans_with_sizes(folder: Path) -> None:
+    events = trace.chrome_trace(trace.read(folder))["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(rows.values()) == ["decode", "verify", "prefill"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert [(rows[e["tid"]], e["args"]["step"], e["args"]["requests"], e["args"]["rows"]) for e in spans] == [
+        ("decode", 1, 2, 4),
+        ("verify", 1, 3, 40),
+        ("verify", 2, 1, 1),
+    ]
+    assert spans[1]["args"]["chunk_rows"] == 32
+    assert spans[1]["ts"] == 0 and spans[1]["dur"] == 10_000, "from launch to absorption, in microseconds"
+
+
+def test_acceptance_and_draft_length_are_counters(folder: Path) -> None:
+    events = trace.chrome_trace(trace.read(folder))["traceEvents"]
+    counters = [(e["name"], e["args"]) for e in events if e["ph"] == "C"]
+    assert ("acceptance", {"rate": 0.5}) in counters
+    assert ("draft length", {"longest": 4}) in counters
+    assert ("tokens out", {"tokens": 5}) in counters
+
+
+def test_times_the_record_knows_are_used(tmp_path: Path) -> None:
+    plan = LINES[0] | {"start": 50.0, "draft_seconds": 0.004, "verify_seconds": 0.006, "prefill": [verify_span(3)]}
+    (tmp_path / trace.FILE).write_text(json.dumps(plan | {"prefill_seconds": 0.002}))
+    decode, verify, prefill = trace.read(tmp_path).batches
+    assert (decode.start, verify.start, prefill.start) == pytest.approx((50.0, 50.004, 50.01))
+    assert prefill.end == pytest.approx(50.012)
+
+
+def test_a_line_cut_short_at_the_end_is_left_out(folder: Path) -> None:
+    with (folder / trace.FILE).open("a") as file:
+        file.write('{"event": "pl')
+    assert trace.read(folder).steps == 2
+
+
+@pytest.mark.parametrize("text", ["nonsense\n", "[1]\n"])
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / trace.FILE).write_text(text)
+    with pytest.raises(RequestError, match="--record"):
+        trace.read(tmp_path)
+
+
+def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(["trace", str(folder), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["traceEvents"]
+    assert main(["explain", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "3 batches written" in text
+    assert "acceptance rate 0.50 of 6 drafted" in text
+    assert "1 by length" in text
+    assert main(["explain", str(tmp_path / "nothing")]) == 2
+
+
+def test_decisions_are_told_with_reasons(folder: Path) -> None:
+    decision = {"event": "decision", "time": 100.005, "architecture": "unified", "reason": "predicted 1.2x"}
+    decision |= {"gain": 1.2}
+    with (folder / trace.FILE).open("a") as file:
+        file.write(json.dumps(decision) + "\n")
+    record = trace.read(folder)
+    assert "unified: predicted 1.2x (gain 1.2)" in trace.explain(record)
+    assert any(e["ph"] == "i" for e in trace.chrome_trace(record)["traceEvents"])

@@ -1,0 +1,318 @@
+"""Chooses the architecture, the prefill chunk and the queue factor at run time, and keeps a record of why.
+
+Stands over the other policies: what it answers is always the plan of one of them. Draft lengths are the controller's.
+It is never worse than `plain` by more than its margin and its probes: drafting nothing is one of the choices, a switch
+needs a foretold gain beyond the errors made lately, and what was foretold is held against what came. Pure: no clock of
+its own, no torch, no logging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
+from verifypd.control.controller import Controller, ThroughputController
+from verifypd.control.cost import CostModel
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.snapshot import Plan, RequestView, Snapshot
+
+INTERVAL = 16  # steps between two looks
+PATIENCE = 3  # looks in a row that must agree before it switches
+DWELL = 8  # looks after a switch before the next
+KEEP = 1000  # decisions remembered
+SMALLEST_CHUNK = 32  # tokens: prefill always progresses
+CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
+PRESSED, LATE = 0.3, 0.5  # parts of the target for the first token, after which chunks may grow, and steps stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One change of mind."""
+
+    step: int
+    time: float  # s of the engine's clock
+    previous: str
+    architecture: str
+    reason: str
+    predicted: dict[str, float]  # architecture → tokens a second
+
+
+class Auto:
+    """The policy over the policies. `plain` is `unified` with nothing drafted, plan for plan, and is named when so.
+
+    `baseline` is not among the choices: at one worker it is `pd` with one request, with more it only reads the weights
+    more often.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        controller: Controller,
+        cost: CostModel | None = None,
+        *,
+        overlap: bool = False,
+        margin: float = 0.02,
+        adapt: bool = True,
+    ) -> None:
+        self.controller = controller
+        self._throughput = controller if isinstance(controller, ThroughputController) else None
+        self._own_cost = cost or (self._throughput.cost if self._throughput else CostModel())
+        self.overlap = overlap  # whether drafts run on a device of their own, beside the verifier
+        self.margin_floor = margin
+        self.adapt = adapt  # whether it moves the prefill chunk and the queue factor
+        self.choices: dict[str, Architecture] = {
+            "unified": Unified(controller),
+            "pd": PD(controller),
+            "pdv": PDV(controller),
+        }
+        self.running = "unified"  # whose plans it answers with
+        self.label = "unified"  # the same, or "plain" while nothing is drafted
+        self.decisions: list[Decision] = []
+        self.predicted: dict[str, float] = {}  # tokens a second, smoothed
+        self.queue_factor: float | None = None  # None: the setting
+        self.prefill_chunk: int | None = None
+        self._fidelity: dict[str, float] = {}  # architecture → measured / foretold tokens a second
+        self._scatter = 0.0
+        self._looks = 0
+        self._agree: tuple[str, int] = ("", 0)
+        self._since_switch = DWELL
+        self._last: tuple[float, bool] | None = None  # time of the last plan, and whether requests were decoding
+        self._emitted = 0
+        self._busy = 0.0
+        self._steps = 0
+
+    @property
+    def cost(self) -> CostModel:
+        """What passes are believed to take."""
+        return self._own_cost
+
+    # -- the policy ---------------------------------------------------------------------------------------------------
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """What the next step runs."""
+        ready = [view for view in snapshot.requests if not view.prefill_left and view.room > 0]
+        self._clock(snapshot, ready)
+        self._steps += 1
+        tuned = self._tune(snapshot, ready)
+        if ready and self._steps % INTERVAL == 0:
+            self._look(tuned)
+        plan = self.choices[self.running].plan(tuned)
+        self._relabel(snapshot, ready)
+        return plan
+
+    def observe(self, observation: Observation) -> None:
+        """A verdict was absorbed."""
+        self._emitted += observation.emitted
+        self.controller.observe(observation)
+
+    def observe_step(self, timing: StepTiming) -> None:
+        """The batches of a plan have run."""
+        self.controller.observe_step(timing)
+        if self._throughput is None or self._throughput.cost is not self._own_cost:
+            self._own_cost.observe(timing)
+
+    def forget(self, order: int) -> None:
+        """A request has left for good."""
+        self.controller.forget(order)
+
+    # -- which architecture -------------------------------------------------------------------------------------------
+
+    @property
+    def margin(self) -> float:
+        """Gain that must be foretold before it switches: grows with the errors made lately."""
+        return self.margin_floor + 0.5 * min(0.2, self._scatter)
+
+    def _look(self, snapshot: Snapshot) -> None:
+        """Weigh the architectures; switch when one has been clearly better for a while."""
+        self._looks += 1
+        self._since_switch += 1
+        self._hold_to_account()
+        old = self.predicted
+        fresh = self.predict(snapshot)
+        self.predicted = {
+            name: old.get(name, rate) + 0.3 * (rate - old.get(name, rate)) for name, rate in fresh.items()
+        }
+        own = self._fidelity.get(self.running, 1.0)
+        scores = {name: rate * self._fidelity.get(name, own) for name, rate in self.predicted.items()}
+        here = scores.get(self.running, 0.0)
+        best = max(scores, key=lambda name: scores[name], default=self.running)
+        if best == self.running or scores[best] <= here * (1.0 + self.margin):
+            self._agree = ("", 0)
+            return
+        self._agree = (best, self._agree[1] + 1 if self._agree[0] == best else 1)
+        disappointed = self._fidelity.get(self.running, 1.0) < 0.9 * self._fidelity.get(best, 1.0)
+        if self._agree[1] >= PATIENCE and (disappointed or self._since_switch >= DWELL):
+            gain = scores[best] / here if here else 1.0
+            reason = f"foretold {100 * (gain - 1):.0f} % faster than {self.running} (margin {100 * self.margin:.1f} %)"
+            self._switch(snapshot, best, best, reason)
+
+    def predict(self, snapshot: Snapshot) -> dict[str, float]:
+        """Tokens a second of each architecture for what is in flight now."""
+        views = decoding(snapshot)[: snapshot.batch_size]
+        if not views:
+            return {}
+        apart = replace(snapshot, requests=tuple(view for view in snapshot.requests if not view.prefill_left))
+        prefill = self._prefill_seconds(snapshot)
+        half = views[: max(1, len(views) // 2)]
+        alone = replace(apart, requests=tuple(half))
+        rates = {
+            "unified": self._best_rate(views, snapshot, 0.0, False),
+            "pd": self._best_rate(views, apart, prefill, False),
+        }
+        if len(views) >= 2 and snapshot.drafter is not None:
+            rates["pdv"] = self._best_rate(half, alone, prefill, self.overlap)
+        return rates
+
+    def _best_rate(self, views: Sequence[RequestView], snapshot: Snapshot, prefill: float, overlap: bool) -> float:
+        """Most tokens a second of these requests, a pass of `prefill` seconds beside each step."""
+        if self._throughput is None:
+            lengths = list(self.controller.draft_lengths(views, snapshot).values()) if snapshot.drafter else []
+            context = float(sum([view.length_bound for view in views]))
+            draft = self.cost.draft_seconds(max(lengths, default=0), 0.0, context)
+            passes = self.cost.verify_seconds(len(views) + sum(lengths), context) + prefill
+            return len(views) / (max(draft, passes) if overlap else draft + passes)
+        options = self._throughput.predict(views, snapshot, overlap)
+        best = max(options, key=lambda option: option.rate)
+        verify = best.seconds - best.draft_seconds if not overlap else best.seconds
+        seconds = max(best.draft_seconds, verify + prefill) if overlap else best.seconds + prefill
+        return best.tokens / seconds
+
+    def _prefill_seconds(self, snapshot: Snapshot) -> float:
+        """A pass of its own over the next prompt chunks."""
+        left, context, square = snapshot.prefill_chunk, 0.0, 0.0
+        for view in snapshot.requests:
+            take = min(left, view.prefill_left)
+            left -= take
+            context += (view.chunk_start + take) if take else 0
+            square += take * (view.chunk_start + take)
+        return self.cost.verify_seconds(snapshot.prefill_chunk - left, context, square)
+
+    def _hold_to_account(self) -> None:
+        """Hold what was foretold of the running architecture against what came since the last look."""
+        foretold, emitted, busy = self.predicted.get(self.running), self._emitted, self._busy
+        self._emitted, self._busy = 0, 0.0
+        if not foretold or busy <= 0.0 or not emitted or self._since_switch < 2:
+            return
+        ratio = max(0.5, min(2.0, emitted / busy / foretold))
+        own = self._fidelity.get(self.running, ratio)
+        self._scatter += 0.1 * (abs(ratio - own) * 0.3 - self._scatter)  # of a mean over ten looks
+        self._fidelity[self.running] = own + 0.1 * (ratio - own)
+        for name in self._fidelity:
+            if name != self.running:  # what was learnt of the others grows old
+                self._fidelity[name] += 0.003 * (self._fidelity[self.running] - self._fidelity[name])
+
+    def _clock(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
+        """Count the time in which requests were decoding."""
+        if self._last is not None and self._last[1]:
+            self._busy += max(0.0, snapshot.now - self._last[0])
+        self._last = (snapshot.now, bool(ready))
+
+    def _relabel(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
+        """`plain` is the running architecture with nothing drafted: note when that begins and ends."""
+        if not ready or self.running != "unified":
+            return
+        idle = snapshot.drafter is None or (self._throughput is not None and not self._throughput.speculating)
+        label = "plain" if idle else "unified"
+        if label == self.label:
+            return
+        if snapshot.drafter is None:
+            reason = "no drafter"
+        elif self._throughput is not None:
+            gain, margin = self._throughput.gain, self._throughput.margin
+            reason = f"drafting foretold to gain {100 * (gain - 1):.1f} % (margin {100 * margin:.1f} %)"
+        else:
+            reason = "drafting"
+        self._switch(snapshot, self.running, label, reason)
+
+    def _switch(self, snapshot: Snapshot, running: str, label: str, reason: str) -> None:
+        if running != self.running:
+            self._since_switch = 0
+            self._agree = ("", 0)
+            self._emitted, self._busy = 0, 0.0
+        if not self.predicted:
+            self.predicted = self.predict(snapshot)
+        decision = Decision(snapshot.step, snapshot.now, self.label, label, reason, dict(self.predicted))
+        self.running, self.label = running, label
+        if self._throughput is not None:
+            self._throughput.overlap = self.overlap and running == "pdv"
+        if len(self.decisions) >= KEEP:
+            del self.decisions[: KEEP // 2]
+        self.decisions.append(decision)
+
+    # -- chunk and queue ----------------------------------------------------------------------------------------------
+
+    def _tune(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> Snapshot:
+        """The snapshot with this policy's own settings in it."""
+        if not self.adapt:
+            return snapshot
+        if self._steps % INTERVAL == 0 or self.queue_factor is None:
+            self.queue_factor = self._next_queue_factor(snapshot, ready)
+        self.prefill_chunk = self._next_chunk(snapshot, ready)
+        verify_batch = snapshot.verify_batch
+        if self.running == "pdv":
+            verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)
+        return replace(
+            snapshot, prefill_chunk=self.prefill_chunk, queue_factor=self.queue_factor, verify_batch=verify_batch
+        )
+
+    def _next_chunk(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> int:
+        """As many prompt tokens as fit the tightest inter-token target in flight; more than the setting only where
+        prompts would else miss theirs: a larger chunk than needed makes everyone who decodes wait for nothing."""
+        most = CHUNK_FACTOR * snapshot.prefill_chunk
+        waiting = [view for view in snapshot.requests if view.prefill_left]
+        if not waiting or not self.cost.known:
+            return snapshot.prefill_chunk
+        if not ready:
+            return most
+        chosen = self._throughput.chosen if self._throughput else None
+        served = ready[: snapshot.batch_size]
+        rows = len(served) + (chosen.rows if chosen and self.label != "plain" else 0.0)
+        draft = chosen.draft_seconds if chosen and self.label != "plain" else 0.0
+        context = float(sum([view.length_bound for view in served]))
+        target = min([view.slo_tpot for view in served]) * 1e-3
+        first = min(waiting, key=lambda view: view.rank)
+        if first.waited < PRESSED * snapshot.slo_ttft * 1e-3:
+            most = snapshot.prefill_chunk
+        late = first.waited > LATE * snapshot.slo_ttft * 1e-3
+        return chunk_within(self.cost, target, rows, context, draft, first.chunk_start, most, late)
+
+    def _next_queue_factor(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> float:
+        """More prompts made ready where the batch runs short of requests, fewer where ready ones wait too long."""
+        factor = snapshot.queue_factor if self.queue_factor is None else self.queue_factor
+        short = len(ready) < snapshot.batch_size and any(view.prefill_left == 1 for view in snapshot.requests)
+        if short:
+            return min(2.0, round(factor + 0.1, 1))
+        late = len(ready) > snapshot.batch_size and any(v.since_output * 1e3 > 2.0 * v.slo_tpot for v in ready)
+        if late:
+            return max(1.0, round(factor - 0.1, 1))
+        return factor
+
+
+def chunk_within(
+    cost: CostModel,
+    target: float,
+    rows: float,
+    context: float,
+    draft_seconds: float,
+    start: int,
+    most: int,
+    late: bool = False,
+) -> int:
+    """Most prompt tokens, up to `most`, that keep a step within `target` seconds; half as long again as the step takes
+    without them where that is more (twice where the prompt is late), so that prefill always progresses."""
+    base = draft_seconds + cost.verify_seconds(max(1.0, rows), context) + cost.overhead
+    budget = max(target, base * (2.0 if late else 1.5))
+
+    def seconds(chunk: int) -> float:
+        passes = cost.verify_seconds(rows + chunk, context + start + chunk, chunk * (start + chunk), mixed=True)
+        return draft_seconds + passes + cost.overhead
+
+    low, high = min(SMALLEST_CHUNK, most), most
+    if seconds(high) <= budget:
+        return high
+    while high - low > 8:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seconds(middle) <= budget else (low, middle)
+    return low

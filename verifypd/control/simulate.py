@@ -1,0 +1,607 @@
+"""A discrete-event twin of the engine: the same policies, a manual clock, costs and acceptance from a formula.
+
+Keeps the engine's books (slots, chunks, length bounds, draft lag, drafts that wait for the verify lane, verdicts one
+step late) over the same architecture and controller objects. Knows nothing of tensors, text or KV blocks: memory never
+runs out here. What is true (costs, acceptance) and what the policy believes are different objects.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.control.architectures import Architecture
+from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.errors import EngineError
+
+POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
+MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
+
+# -- what arrives ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as the world sees it. `stands[i]` says whether a draft of output token i would be accepted."""
+
+    time: float  # s
+    prompt: int  # tokens
+    output: int  # tokens until it ends by itself
+    stands: tuple[bool, ...]
+    alpha: float = 0.0  # mean chance of a draft token of this request
+    priority: int = 0
+    slo_tpot: float | None = None  # ms; None: the server's
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths in the manner of chat traffic: log-normal, with a share of long documents among the prompts."""
+
+    prompt_median: float = 120.0
+    prompt_sigma: float = 0.9
+    output_median: float = 120.0
+    output_sigma: float = 0.7
+    long_share: float = 0.12
+    long_prompt: tuple[int, int] = (1500, 4000)
+    longest_prompt: int = 1400  # of the ordinary ones
+    longest_output: int = 512
+
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        """Prompt and output tokens of one request."""
+        output = rng.lognormvariate(math.log(self.output_median), self.output_sigma)
+        prompt = rng.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
+        if rng.random() < self.long_share:
+            prompt = rng.uniform(*self.long_prompt)
+        else:
+            prompt = min(prompt, self.longest_prompt)
+        return max(4, round(prompt)), max(2, min(self.longest_output, round(output)))
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """α of each request drawn around a mean, and wandering while it writes: text is easier here and harder there."""
+
+    mean: float
+    spread: float = 0.1  # standard deviation between requests
+    swing: float = 0.12  # amplitude along one request's output
+    period: float = 120.0  # output tokens
+
+    def draw(self, rng: random.Random, output: int) -> tuple[float, tuple[bool, ...]]:
+        """The request's own mean, and whether a draft of each output token would stand."""
+        base = min(0.97, max(0.03, rng.gauss(self.mean, self.spread)))
+        phase = rng.random()
+        stands = []
+        for i in range(output):
+            alpha = base + self.swing * math.sin(2 * math.pi * (i / self.period + phase))
+            stands.append(rng.random() < min(0.99, max(0.01, alpha)))
+        return base, tuple(stands)
+
+
+def poisson(
+    rate: float, count: int, acceptance: Acceptance, *, lengths: Lengths | None = None, seed: int = 0
+) -> list[Arrival]:
+    """`count` requests at `rate` a second; rate = inf: all at once. One seed gives the same requests at every rate."""
+    lengths = lengths or Lengths()
+    arrivals, time = [], 0.0
+    for index in range(count):
+        rng = random.Random(f"{seed}/{index}")
+        time += rng.expovariate(1.0) / rate
+        prompt, output = lengths.draw(rng)
+        alpha, stands = acceptance.draw(rng, output)
+        arrivals.append(Arrival(time, prompt, output, stands, alpha))
+    return arrivals
+
+
+# -- what things really cost -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrueCosts:
+    """What passes really take: the cost model's formula, but not what the policy believes; noisy and drifting."""
+
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    noise: float = 0.0  # standard deviation of the logarithm, each pass
+    drift: float = 0.0  # amplitude of a slow swing of all costs
+    drift_period: float = 20.0  # s
+
+    def off_by(self, error: float, seed: int) -> TrueCosts:
+        """The same with every coefficient multiplied by 1 − error or 1 + error, at random."""
+        rng = random.Random(f"costs/{seed}")
+        wrong = {name: value * (1 + rng.choice((-error, error))) for name, value in asdict(self.coefficients).items()}
+        return replace(self, coefficients=Coefficients(**wrong))
+
+    def model(self) -> CostModel:
+        """The formula with these coefficients."""
+        return CostModel(self.coefficients)
+
+    def factor(self, now: float, rng: random.Random) -> float:
+        """What this moment multiplies a pass by."""
+        swing = 1 + self.drift * math.sin(2 * math.pi * now / self.drift_period) if self.drift else 1.0
+        return swing * (math.exp(rng.gauss(0.0, self.noise)) if self.noise else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The server's settings, by the names of the command line."""
+
+    batch_size: int = 32
+    queue_factor: float = 1.2
+    max_draft: int = 8
+    prefill_chunk: int = 256
+    draft_chunk: int = 256
+    verify_batch: int = 16
+    verify_wait_ms: float = 4.0
+    workers: int = 4
+    slo_ttft: float = 500.0  # ms
+    slo_tpot: float = 15.0  # ms
+    max_tokens: int = 1024  # what requests ask for at most; most end sooner
+    drafter: str | None = "model"
+    drafter_has_cache: bool = True
+    late: bool = False  # verdicts reach the host one step late
+    devices: int = 1  # 2: drafting runs on a device of its own, beside the verifier
+    host_seconds: float = 0.0  # s of each step that the device does not see
+    verifier_bytes: int = 13_500_000_000
+    device: str = "cuda"
+
+    @property
+    def slots(self) -> int:
+        """Requests that may hold a slot at once."""
+        return math.ceil(self.batch_size * self.queue_factor)
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one request saw. Times in seconds since the start of the run."""
+
+    order: int
+    arrival: float
+    priority: int
+    slo_tpot: float  # ms
+    first: float | None = None
+    last: float | None = None
+    tokens: int = 0
+    finished: bool = False
+    longest_gap: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+
+    def output(self, now: float, tokens: int) -> None:
+        """Tokens reached the client."""
+        if self.first is None or self.last is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+            self.longest_gap = max(self.longest_gap, now - self.last)
+        self.last = now
+        self.tokens += tokens
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first; 0 for a single token."""
+        if self.first is None or self.last is None or self.tokens < 2:
+            return 0.0
+        return (self.last - self.first) / (self.tokens - 1)
+
+    def met(self, slo_ttft: float) -> bool:
+        """Whether it finished within its targets (ms)."""
+        if not self.finished or self.first is None:
+            return False
+        return (self.first - self.arrival) * 1e3 <= slo_ttft and self.tpot * 1e3 <= self.slo_tpot
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run."""
+
+    outcomes: tuple[Outcome, ...]
+    window: float  # s from the first arrival to the last
+    seconds: float  # s until the last token
+    steps: int
+    drafted: int
+    accepted: int
+    slo_ttft: float  # ms
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second of arrivals that met their targets."""
+        met = sum(outcome.met(self.slo_ttft) for outcome in self.outcomes)
+        return met / self.window if self.window else met / self.seconds
+
+    @property
+    def throughput(self) -> float:
+        """All tokens emitted, a second of the run."""
+        return sum(outcome.tokens for outcome in self.outcomes) / self.seconds if self.seconds else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """The figures by name; latencies in ms. An unfinished request counts at the time it was stopped."""
+        ends = [o.last if o.finished and o.last is not None else self.seconds for o in self.outcomes]
+        ttft = [(self.seconds if o.first is None else o.first) - o.arrival for o in self.outcomes]
+        series = {
+            "ttft": ttft,
+            "tpot": [o.tpot for o in self.outcomes if o.tokens > 1],
+            "gap": [gap for o in self.outcomes for gap in o.gaps],
+            "e2e": [end - o.arrival for end, o in zip(ends, self.outcomes, strict=True)],
+        }
+        figures = {
+            f"{name}_{label}": 1e3 * percentile(values, q)
+            for name, values in series.items()
+            for label, q in (("p50", 50), ("p95", 95), ("p99", 99))
+        }
+        return figures | {
+            "gap_max": 1e3 * max((o.longest_gap for o in self.outcomes), default=0.0),
+            "goodput": self.goodput,
+            "attainment": sum(o.met(self.slo_ttft) for o in self.outcomes) / max(1, len(self.outcomes)),
+            "throughput": self.throughput,
+            "unfinished": sum(not o.finished for o in self.outcomes),
+            "acceptance_rate": self.accepted / self.drafted if self.drafted else 0.0,
+            "drafted": self.drafted,
+            "steps": self.steps,
+            "seconds": self.seconds,
+        }
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile, linear between neighbours; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * q / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+# -- the twin of the engine --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Request:
+    """The host's books of a request, and beside them what the device knows."""
+
+    order: int
+    arrival: Arrival
+    outcome: Outcome
+    max_length: int
+    slot: int = -1
+    length: int = 0  # confirmed tokens the host knows of
+    computed: int = 0
+    decoding: bool = False
+    pending: int = 0
+    drafter: str | None = None
+    draft_lag: int = 0
+    inflight: list[int] = field(default_factory=list)
+    tickets: int = 0
+    served: int = 0
+    entered: float = 0.0  # when it came into its lane
+    device_length: int = 0
+    alive: bool = True
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (self.arrival.priority, self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    request: _Request
+    drafted: int
+    accepted: int
+    emitted: int
+    ends: bool
+    drafter: str | None
+    decode: bool  # of a decode span, not the end of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One verifier pass in numbers."""
+
+    requests: int = 0  # decode spans
+    rows: int = 0  # all tokens
+    context: int = 0  # Σ of all spans
+    chunk_rows: int = 0
+    chunk_context: int = 0  # Σ chunk × context
+
+    def seconds(self, costs: CostModel) -> float:
+        mixed = bool(self.requests and self.chunk_rows)
+        return costs.verify_seconds(self.rows, self.context, self.chunk_context, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    step: int
+    verdicts: tuple[_Verdict, ...]
+    touched: tuple[_Request, ...]
+
+
+class Simulation:
+    """Runs arrivals through an architecture. `step` mirrors the engine's: absorb, admit, plan, launch."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        arrivals: Sequence[Arrival],
+        costs: TrueCosts,
+        settings: Settings | None = None,
+        *,
+        seed: int = 0,
+        on_step: Callable[[Simulation, Snapshot, Plan], None] | None = None,
+    ) -> None:
+        self.architecture = architecture
+        self.costs = costs
+        self.model = costs.model()
+        self.settings = settings or Settings()
+        self.on_step = on_step
+        self.rng = random.Random(f"noise/{seed}")
+        self.now = 0.0
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.requests = [self._request(order, arrival) for order, arrival in enumerate(arrivals)]
+        self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
+        self.waiting: list[_Request] = []
+        self.running: dict[int, _Request] = {}
+        self.free_slots = deque(range(self.settings.slots))
+        self.inflight: deque[_Ticket] = deque()
+
+    def _request(self, order: int, arrival: Arrival) -> _Request:
+        target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
+        limit = arrival.prompt + max(self.settings.max_tokens, arrival.output)
+        return _Request(order, arrival, Outcome(order, arrival.time, arrival.priority, target), limit)
+
+    def run(self, until: float = math.inf) -> Report:
+        """Step until every request has ended or the clock reaches `until` (s)."""
+        idle = 0
+        while (self.coming or self.waiting or self.running) and self.now < until:
+            idle = 0 if self.step() else idle + 1
+            if idle > MAX_IDLE:
+                raise EngineError(f"{self.architecture.name} plans nothing while {len(self.running)} requests wait")
+        times = [request.arrival.time for request in self.requests]
+        return Report(
+            outcomes=tuple(request.outcome for request in self.requests),
+            window=max(times, default=0.0) - min(times, default=0.0),
+            seconds=self.now,
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            slo_ttft=self.settings.slo_ttft,
+        )
+
+    def step(self) -> bool:
+        """One turn; whether anything ran."""
+        while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
+            self.absorb(self.inflight.popleft())
+        self.admit()
+        snapshot = self.snapshot()
+        plan = self.architecture.plan(snapshot)
+        if self.on_step:
+            self.on_step(self, snapshot, plan)
+        self.steps += 1
+        if not plan.empty:
+            self.now += self.launch(plan)
+            return True
+        if self.inflight:
+            return True  # a verdict is on its way: the next turn absorbs it
+        if self.running or self.waiting:
+            self.now += POLL
+        elif self.coming:
+            self.now = max(self.now, self.coming[0].arrival.time)
+        return False
+
+    def admit(self) -> None:
+        """Take in what has arrived and give slots to the best-ranked."""
+        while self.coming and self.coming[0].arrival.time <= self.now:
+            insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
+        while self.waiting and self.free_slots:
+            request = self.waiting.pop(0)
+            request.slot = self.free_slots.popleft()
+            request.length = request.device_length = request.arrival.prompt
+            request.draft_lag = request.length if self.settings.drafter_has_cache else 0
+            request.entered = self.now
+            self.running[request.slot] = request
+
+    def snapshot(self) -> Snapshot:
+        """What the policy sees."""
+        settings = self.settings
+        return Snapshot(
+            step=self.steps,
+            requests=tuple(self._view(request) for request in self.running.values() if not request.outcome.finished),
+            batch_size=settings.batch_size,
+            prefill_chunk=settings.prefill_chunk,
+            draft_chunk=settings.draft_chunk,
+            drafter=settings.drafter,
+            drafter_has_cache=settings.drafter_has_cache,
+            now=self.now,
+            waiting=len(self.waiting),
+            verify_batch=settings.verify_batch,
+            verify_wait_ms=settings.verify_wait_ms,
+            workers=settings.workers,
+            queue_factor=settings.queue_factor,
+            slo_ttft=settings.slo_ttft,
+            verifier_bytes=settings.verifier_bytes,
+            device=settings.device,
+        )
+
+    def _view(self, request: _Request) -> RequestView:
+        drafting = request.decoding and self.settings.drafter is not None
+        last = request.outcome.last
+        return RequestView(
+            slot=request.slot,
+            rank=request.rank,
+            served=request.served,
+            chunk_start=request.computed,
+            prefill_left=0 if request.decoding else request.length - request.computed,
+            length_floor=request.length + len(request.inflight),
+            length_bound=request.length + sum(request.inflight) + len(request.inflight),
+            max_length=request.max_length,
+            draft_limit=self.settings.max_draft if drafting else 0,
+            draft_lag=request.draft_lag,
+            promise=self.settings.max_draft if drafting else 0,
+            prompt_logprobs=-1,
+            order=request.order,
+            lane="verify" if request.pending else "decode" if request.decoding else "prefill",
+            waited=self.now - request.entered,
+            pending=request.pending,
+            drafter=request.drafter,
+            slo_tpot=request.outcome.slo_tpot,
+            since_output=self.now - (request.arrival.time if last is None else last),
+            inflight=len(request.inflight),
+        )
+
+    # -- launch and absorb --------------------------------------------------------------------------------------------
+
+    def launch(self, plan: Plan) -> float:
+        """Run the plan's batches; returns how long they took."""
+        timing = self.timing(plan)
+        if plan.draft:
+            self._draft(plan.draft)
+        for batch in (plan.verify, plan.prefill):
+            if batch:
+                self._verify(batch)
+        self.architecture.observe_step(timing)
+        return timing.step_seconds
+
+    def _duration(self, plan: Plan, timing: StepTiming) -> float:
+        """Lanes run one after the other; with two devices drafts run beside a pass that does not need them."""
+        passes = timing.verify_seconds + timing.prefill_seconds
+        if self.settings.devices > 1 and plan.draft:
+            drafted = {span.slot for span in plan.draft.spans if span.drafts}
+            verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
+            if not drafted & verified:
+                return max(timing.draft_seconds, passes)
+        return timing.device_seconds
+
+    def timing(self, plan: Plan) -> StepTiming:
+        """How much work the plan is, by what the device really holds, and how long it takes this time."""
+        costs, factor = self.model, self.costs.factor
+        steps = rows = requests = context = 0
+        waited = 0.0
+        if plan.draft:
+            spans = plan.draft.spans
+            requests, rows = len(spans), sum(span.rows for span in spans)
+            steps = max(span.drafts for span in spans)
+            context = sum(self.running[span.slot].device_length for span in spans)
+            waited = max(self.now - self.running[span.slot].entered for span in spans)
+        draft_seconds = costs.draft_seconds(steps, rows, context) * factor(self.now, self.rng)
+        verify, prefill = self._work(plan.verify), self._work(plan.prefill)
+        timing = StepTiming(
+            draft_requests=requests,
+            draft_steps=steps,
+            draft_rows=rows,
+            draft_context=context,
+            verify_requests=verify.requests,
+            verify_rows=verify.rows,
+            verify_context=verify.context,
+            chunk_rows=verify.chunk_rows + prefill.chunk_rows,
+            chunk_context=verify.chunk_context + prefill.chunk_context,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify.seconds(costs) * factor(self.now, self.rng),
+            prefill_seconds=prefill.seconds(costs) * factor(self.now, self.rng),
+            decode_wait=waited,
+        )
+        return replace(timing, step_seconds=self.settings.host_seconds + self._duration(plan, timing))
+
+    def _work(self, batch: VerifyBatch | None) -> _Work:
+        requests = rows = context = chunk_rows = chunk_context = 0
+        for span in batch.spans if batch else ():
+            rows += span.rows
+            if span.start is None:
+                requests += 1
+                context += self.running[span.slot].device_length + span.drafts
+            else:
+                context += span.context
+                chunk_rows += span.rows
+                chunk_context += span.rows * span.context
+        return _Work(requests, rows, context, chunk_rows, chunk_context)
+
+    def _draft(self, batch: DraftBatch) -> None:
+        for span in batch.spans:
+            request = self.running[span.slot]
+            if self.settings.drafter_has_cache:
+                request.draft_lag -= span.rows
+            if span.drafts:
+                request.pending = span.drafts
+                request.drafter = batch.drafter
+                request.entered = self.now
+                request.served = self.steps
+
+    def _verify(self, batch: VerifyBatch) -> None:
+        verdicts = []
+        touched = []
+        for span in batch.spans:
+            request = self.running[span.slot]
+            touched.append(request)
+            request.tickets += 1
+            request.served = self.steps
+            if span.start is not None:
+                assert span.start == request.computed, "a chunk must begin where the last one ended"
+                request.computed += span.rows
+            else:
+                assert span.drafts == request.pending, "drafts are verified as they stand"
+            if not span.emits:
+                continue
+            verdicts.append(self._judge(request, span.drafts, span.drafter, span.start is None))
+            request.inflight.append(span.drafts)
+            request.decoding = True
+            request.pending, request.drafter = 0, None
+            request.entered = self.now
+            drafted = span.drafter is not None and self.settings.drafter_has_cache
+            request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
+        self.inflight.append(_Ticket(self.steps, tuple(verdicts), tuple(touched)))
+
+    def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
+        """What the device decides, at once; the host learns of it when the ticket is absorbed."""
+        if not request.alive:
+            return _Verdict(request, 0, 0, 0, False, drafter, decode)
+        written = request.device_length - request.arrival.prompt
+        stands = request.arrival.stands
+        left = request.arrival.output - written
+        accepted = 0
+        while accepted < min(drafts, left) and stands[written + accepted]:
+            accepted += 1
+        emitted = min(accepted + 1, left)
+        request.device_length += emitted
+        request.alive = emitted < left
+        return _Verdict(request, drafts, min(accepted, emitted), emitted, not request.alive, drafter, decode)
+
+    def absorb(self, ticket: _Ticket) -> None:
+        """The host learns what a pass came to."""
+        for request in ticket.touched:
+            request.tickets -= 1
+        for verdict in ticket.verdicts:
+            request = verdict.request
+            request.inflight.pop(0)
+            if request.outcome.finished:
+                continue
+            request.length += verdict.emitted
+            request.outcome.output(self.now, verdict.emitted)
+            request.outcome.finished = verdict.ends
+            self.drafted += verdict.drafted
+            self.accepted += verdict.accepted
+            if verdict.decode:
+                self.architecture.observe(
+                    Observation(
+                        order=request.order,
+                        drafted=verdict.drafted,
+                        accepted=verdict.accepted,
+                        emitted=verdict.emitted,
+                        coupled=False,
+                        greedy=False,
+                        temperature=1.0,
+                        drafter=verdict.drafter,
+                    )
+                )
+        for request in ticket.touched:
+            if request.outcome.finished and not request.tickets and request.slot in self.running:
+                del self.running[request.slot]
+                self.free_slots.append(request.slot)
+                self.architecture.forget(request.order)

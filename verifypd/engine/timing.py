@@ -1,0 +1,81 @@
+"""Times the batches of each plan and tells them on once the device has finished. Waits for nothing, decides nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from verifypd.control.observe import StepTiming
+from verifypd.control.snapshot import Plan
+from verifypd.lanes.placement import LaneTimer
+
+KINDS = {"decode": "draft_seconds", "verify": "verify_seconds", "prefill": "prefill_seconds"}
+
+
+@dataclass(slots=True)
+class TimedPlan:
+    """A launched plan and the timers of its batches, by lane."""
+
+    step: int
+    architecture: str
+    plan: Plan
+    begun: float  # s, when the step began on the host
+    timers: dict[str, LaneTimer] = field(default_factory=dict)
+    decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
+
+    @property
+    def start(self) -> float:
+        """When the first batch was launched, s."""
+        return min(timer.started for timer in self.timers.values())
+
+    def seconds(self) -> dict[str, float]:
+        """Length of each batch that ran, by kind."""
+        return {KINDS[lane]: timer.seconds() for lane, timer in self.timers.items()}
+
+    def timing(self) -> StepTiming:
+        """In the numbers of the cost model."""
+        drafts = self.plan.draft.spans if self.plan.draft else ()
+        verify = self.plan.verify.spans if self.plan.verify else ()
+        prefill = self.plan.prefill.spans if self.plan.prefill else ()
+        chunks = [span for span in (*verify, *prefill) if span.start is not None]
+        seconds = self.seconds()
+        return StepTiming(
+            draft_requests=len(drafts),
+            draft_steps=max((span.drafts for span in drafts), default=0),
+            draft_rows=sum(span.rows for span in drafts),
+            draft_context=sum(span.context for span in drafts),
+            verify_requests=sum(1 for span in verify if span.start is None),
+            verify_rows=sum(span.rows for span in verify),
+            verify_context=sum(span.context for span in verify),
+            chunk_rows=sum(span.rows for span in chunks),
+            chunk_context=sum(span.rows * span.context for span in chunks),
+            draft_seconds=seconds.get("draft_seconds", 0.0),
+            verify_seconds=seconds.get("verify_seconds", 0.0),
+            prefill_seconds=seconds.get("prefill_seconds", 0.0),
+            decode_wait=self.decode_wait,
+            step_seconds=self._step_seconds(),
+        )
+
+    def _step_seconds(self) -> float:
+        """From the beginning of the step to the end of its last batch, host work included; 0: not known."""
+        ends = [timer.ended for timer in self.timers.values()]
+        known = [end for end in ends if end is not None]
+        return max(0.0, max(known) - self.begun) if known and len(known) == len(ends) else 0.0
+
+
+class TimedPlans:
+    """Plans whose times are not all known yet, in launch order."""
+
+    def __init__(self) -> None:
+        self._plans: deque[TimedPlan] = deque()
+
+    def add(self, plan: TimedPlan) -> None:
+        """Count a launched plan in."""
+        self._plans.append(plan)
+
+    def finished(self) -> list[TimedPlan]:
+        """Those that the device has finished, oldest first."""
+        ready = []
+        while self._plans and all(timer.ready() for timer in self._plans[0].timers.values()):
+            ready.append(self._plans.popleft())
+        return ready

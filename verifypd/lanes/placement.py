@@ -1,0 +1,97 @@
+"""Where a lane executes, and how long it took there. Knows streams and events; nothing of batches or of scheduling.
+
+`fused`: on the engine's own stream, one lane after the other. `stream`: on a CUDA stream of the lane's own, ordered by
+the slots that launches share. On a CPU there are no streams, and both are the same. A partition of the device and
+another device are placements too; they are refused by the settings until they are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+STREAM_PRIORITY = {"prefill": 0, "verify": -1, "decode": -2}  # lower goes first
+
+
+class LaneTimer:
+    """Start and length of one launch. On a CPU a launch is the work; on CUDA events mark it."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self.started = clock()  # s of the engine's clock, when the host launched it
+        self._clock = clock
+        self._ended = self.started
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events[0].record()
+
+    def stop(self) -> None:
+        """The launch is complete on the host."""
+        self._ended = self._clock()
+        if self._events:
+            self._events[1].record()
+
+    def ready(self) -> bool:
+        """Whether `seconds` is known; never waits."""
+        return self._events is None or self._events[1].query()
+
+    def seconds(self) -> float:
+        """How long it ran."""
+        if self._events is None:
+            return self._ended - self.started
+        return self._events[0].elapsed_time(self._events[1]) / 1e3
+
+    @property
+    def ended(self) -> float | None:
+        """s of the engine's clock when the work was done; None on CUDA, where only the device knows."""
+        return None if self._events else self._ended
+
+
+class Placements:
+    """Runs launches where their lanes belong, each after the launches that touched its slots."""
+
+    def __init__(
+        self, chosen: Mapping[str, str], device: torch.device, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.chosen = dict(chosen)
+        self.device = device
+        self.clock = clock
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._last: dict[int, torch.cuda.Event] = {}  # slot -> end of the launch that last touched it
+        if device.type == "cuda":
+            self._streams = {
+                lane: torch.cuda.Stream(device, priority=STREAM_PRIORITY[lane])
+                for lane, where in chosen.items()
+                if where == "stream"
+            }
+
+    @contextmanager
+    def run(self, lane: str, slots: Iterable[int]) -> Iterator[LaneTimer]:
+        """Launch what follows on the lane's stream; it starts when earlier work on these slots has ended."""
+        if not self._streams:
+            timer = LaneTimer(self.device, self.clock)
+            yield timer
+            timer.stop()
+            return
+        own = torch.cuda.current_stream(self.device)  # carries new slots and block tables
+        stream = self._streams.get(lane, own)
+        touched = list(slots)
+        if stream is not own:
+            stream.wait_stream(own)
+        for event in {id(e): e for e in map(self._last.get, touched) if e is not None}.values():
+            stream.wait_event(event)
+        with torch.cuda.stream(stream):
+            timer = LaneTimer(self.device, self.clock)
+            yield timer
+            timer.stop()
+            done = torch.cuda.Event()
+            done.record(stream)
+        self._last.update(dict.fromkeys(touched, done))
+
+    def settle(self) -> None:
+        """Order everything launched so far before what comes next: slots and blocks are about to change hands."""
+        for stream in self._streams.values():
+            torch.cuda.current_stream(self.device).wait_stream(stream)
