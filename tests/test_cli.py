@@ -51,7 +51,7 @@ class Speller:
             CompletionOutput(i, self.text[:length], list(range(length)), "length" if done else None)
             for i in range(params.n)
         ]
-        metrics = RequestMetrics(drafted=8, accepted=6, emitted=9, passes=3)
+        metrics = RequestMetrics(drafted=8, accepted=6, emitted=9, passes=3, span_emitted=9, spans=3)
         return RequestOutput("r", prompt, [1], choices, done, metrics=metrics)
 
     def generate(self, prompts, params):

@@ -250,16 +250,16 @@ class Totals:
     seconds: float = 0.0
     drafted: int = 0
     accepted: int = 0
-    emitted: int = 0  # by passes after the prefill
-    passes: int = 0
+    emitted: int = 0  # by passes that carried drafts
+    spans: int = 0
 
     def add(self, output: RequestOutput) -> None:
         """Count one finished request."""
         self.tokens += sum(len(choice.token_ids) for choice in output.outputs)
         self.drafted += output.metrics.drafted
         self.accepted += output.metrics.accepted
-        self.emitted += output.metrics.emitted
-        self.passes += output.metrics.passes
+        self.emitted += output.metrics.span_emitted
+        self.spans += output.metrics.spans
 
     def summary(self) -> dict[str, float | int | None]:
         """The figures by name; None where nothing was drafted or no pass ran."""
@@ -270,7 +270,7 @@ class Totals:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_rate": round(self.accepted / self.drafted, 4) if self.drafted else None,
-            "mean_accepted_length": round(self.emitted / self.passes, 4) if self.passes else None,
+            "mean_accepted_length": round(self.emitted / self.spans, 4) if self.spans else None,
         }
 
     def line(self) -> str:
@@ -281,8 +281,8 @@ class Totals:
             parts.append(f"acceptance {self.accepted / self.drafted:.2f} ({self.accepted} of {self.drafted} drafted)")
         else:
             parts.append("nothing drafted")
-        if self.passes:
-            parts.append(f"mean accepted length {self.emitted / self.passes:.2f}")
+        if self.spans:
+            parts.append(f"mean accepted length {self.emitted / self.spans:.2f}")
         return ", ".join(parts)
 
 
