@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from verifypd import cli
+from verifypd.cli import flags, running
 from verifypd.config import EngineConfig
 from verifypd.errors import ModelError, RequestError
 from verifypd.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
@@ -82,7 +83,7 @@ class Speller:
 @pytest.fixture
 def llm(monkeypatch):
     speller = Speller()
-    monkeypatch.setattr(cli, "load", speller)
+    monkeypatch.setattr(running, "load", speller)
     return speller
 
 
@@ -100,16 +101,16 @@ def run(*args: str) -> int:
 
 def test_every_engine_setting_has_a_flag(llm):
     options = cli.build_parser().parse_args(["generate", "x"])
-    assert cli.engine_settings(options) == {}  # defaults live in EngineConfig alone
+    assert flags.engine_settings(options) == {}  # defaults live in EngineConfig alone
     subparser = cli.build_parser()._subparsers._group_actions[0].choices["generate"]
     known = set(subparser._option_string_actions)
     for f in fields(EngineConfig):
-        assert cli.ENGINE_FLAGS.get(f.name, "--" + f.name.replace("_", "-")) in known
+        assert flags.ENGINE_FLAGS.get(f.name, "--" + f.name.replace("_", "-")) in known
 
 
 def test_every_sampling_parameter_has_a_flag_or_a_reason():
-    assert {f.name for f in fields(SamplingParams)} == {*cli.SAMPLING_HELP, *cli.ENGINE_OWNED, *cli.NOT_FLAGS}
-    for name in cli.ENGINE_OWNED:
+    assert {f.name for f in fields(SamplingParams)} == {*flags.SAMPLING_HELP, *flags.ENGINE_OWNED, *flags.NOT_FLAGS}
+    for name in flags.ENGINE_OWNED:
         assert name in EngineConfig.names()
 
 
@@ -162,7 +163,7 @@ def test_one_prompt_streams(llm, capsys):
 
 def test_text_appears_as_it_grows(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(cli, "load", Speller("xyz", on_step=lambda step: seen.append(capsys.readouterr().out)))
+    monkeypatch.setattr(running, "load", Speller("xyz", on_step=lambda step: seen.append(capsys.readouterr().out)))
     run("generate", "hello")
     assert seen == ["", "x", "y"]
 
@@ -254,7 +255,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch, capsys):
             os.kill(os.getpid(), signal.SIGINT)
 
     speller = Speller("abcdef", on_step=interrupt)
-    monkeypatch.setattr(cli, "load", speller)
+    monkeypatch.setattr(running, "load", speller)
     before = signal.getsignal(signal.SIGINT)
     feed(monkeypatch, "hi\nmore\n")
     assert run("chat", "--quiet") == 0
@@ -269,7 +270,7 @@ def test_second_ctrl_c_leaves(monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(cli, "load", Speller(on_step=interrupt))
+    monkeypatch.setattr(running, "load", Speller(on_step=interrupt))
     feed(monkeypatch, "hi\n")
     assert run("chat") == 130
     assert "Traceback" not in capsys.readouterr().err
@@ -316,7 +317,7 @@ def test_errors_of_the_engine_are_one_line(monkeypatch, capsys):
     def fail(settings):
         raise ModelError("weights are\n truncated; pull them again")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr(running, "load", fail)
     assert run("generate", "x") == 2
     assert capsys.readouterr().err == "error: weights are truncated; pull them again\n"
 
@@ -326,7 +327,7 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     speller = Speller(on_step=interrupt)
-    monkeypatch.setattr(cli, "load", speller)
+    monkeypatch.setattr(running, "load", speller)
     assert run("generate", "x") == 130
     assert "Traceback" not in capsys.readouterr().err
     assert speller.closed == 1
@@ -337,7 +338,8 @@ import sys
 sys.path.insert(0, "tests")
 from test_cli import Speller
 from verifypd import cli
-cli.load = Speller("x\\n" * 100_000)
+from verifypd.cli import flags, running
+running.load = Speller("x\\n" * 100_000)
 sys.exit(cli.main(["generate", "x"]))
 """
 

@@ -1,0 +1,62 @@
+"""The `verifypd` command. Each module of this package is a command or a few; `register` adds them to the parser.
+
+Knows how to talk to a terminal; nothing of tensors. Torch is imported only by a command that runs a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from verifypd import __version__
+from verifypd.cli import chat, generate, models, records
+from verifypd.cli.flags import Parser, Run, wide
+from verifypd.cli.terminal import BAD_INPUT, INTERRUPTED, PIPE_CLOSED, one_line, say
+from verifypd.errors import VerifyPDError
+
+COMMANDS = (generate, chat, models, records)  # in the order `--help` lists them
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="verifypd", description="Exact speculative decoding for large language models.")
+    parser.add_argument("--version", action="version", version=f"verifypd {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, run: Run, usage: str | None = None) -> Parser:
+        sub: Parser = commands.add_parser(
+            name, help=text, description=text.capitalize() + ".", allow_abbrev=False, formatter_class=wide, usage=usage
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    for module in COMMANDS:
+        module.register(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
+    try:
+        args = build_parser().parse_args(argv)
+        logging.basicConfig(
+            level=logging.INFO if getattr(args, "verbose", False) else logging.WARNING, format="%(message)s"
+        )
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except VerifyPDError as error:
+        say(f"error: {one_line(error)}")
+        return BAD_INPUT
+    except BrokenPipeError:
+        # the reader has gone: nothing to say, and nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        say("")
+        return INTERRUPTED
