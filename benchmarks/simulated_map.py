@@ -25,8 +25,9 @@ from typing import Any
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
-from verifypd.control.simulate import Acceptance, Settings, Simulation, TrueCosts, poisson
+from verifypd.control.simulate import Settings, Simulation, TrueCosts
 from verifypd.control.tables import h200
+from verifypd.control.traffic import Acceptance, poisson
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulated-map.json"

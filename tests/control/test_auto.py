@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.control.test_controller import snapshot, view
+from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
 from verifypd.control.architectures import Architecture, Plain
 from verifypd.control.auto import KEEP, SMALLEST_CHUNK, Auto, chunk_within
-from verifypd.control.controller import FixedController, ThroughputController
+from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tables import h200
+from verifypd.control.throughput import ThroughputController
 
 GPU = h200().coefficients
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
-from verifypd.control.controller import Controller, ThroughputController
+from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.throughput import ThroughputController
 
 INTERVAL = 16  # steps between two looks
 PATIENCE = 3  # looks in a row that must agree before it switches
