@@ -25,6 +25,7 @@ from typing import Any
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.simulate import Settings, Simulation, TrueCosts
 from verifypd.control.tables import h200
 from verifypd.control.traffic import Acceptance, poisson
@@ -41,18 +42,19 @@ ERROR = 0.2  # of every coefficient
 NOISE = 0.05  # of every pass
 DRIFT = 0.1  # slow swing of all costs
 REQUESTS = 100
-SETTINGS = Settings(batch_size=32, verify_batch=16, draft_chunk=1024)
+SETTINGS = Settings(batch_size=32, verify_batch=16, draft_chunk=256)
 SHOWN = ("goodput", "throughput", "tpot_p95", "tpot_p99", "e2e_p95", "e2e_p99", "ttft_p95", "gap_p99")
 
 
 # -- arms --------------------------------------------------------------------------------------------------------------
 
 
-def arm(name: str, settings: Settings) -> Architecture:
+def arm(name: str, settings: Settings, belief: Coefficients | None = None) -> Architecture:
     """`unified:4` is unified with L = 4; `table` has the original's controller; `auto` believes the measured table."""
     kind, _, length = name.partition(":")
     if kind == "auto":
-        return Auto(make_controller("throughput", settings.max_draft, h200()), overlap=settings.devices > 1)
+        cost = CostModel(belief or h200().coefficients)
+        return Auto(make_controller("throughput", settings.max_draft, cost), overlap=settings.devices > 1)
     if kind == "table":
         return make_architecture("table", make_controller("threshold", settings.max_draft))
     return make_architecture(kind, make_controller("fixed", int(length or 0)))
@@ -125,15 +127,17 @@ WORLDS = {
 }
 WORLD_ARMS = ("plain", "unified:2", "unified:4", "pd:2", "pdv:2", "pdv:4", "table", "auto")
 WORLD_ALPHA = 0.85
+WORLD_REQUESTS = 300
 
 
 def world(job: tuple[str, str, int]) -> dict[str, Any]:
     """One arm, never short of work, in one world."""
     name, place, seed = job
     settings, changes = WORLDS[place]
-    costs = TrueCosts(replace(h200().coefficients, **changes), noise=NOISE, drift=DRIFT).off_by(ERROR, seed)
-    arrivals = poisson(math.inf, REQUESTS, Acceptance(WORLD_ALPHA), seed=seed)
-    policy = arm(name, settings)
+    belief = replace(h200().coefficients, **changes)
+    costs = TrueCosts(belief, noise=NOISE, drift=DRIFT).off_by(ERROR, seed)
+    arrivals = poisson(math.inf, WORLD_REQUESTS, Acceptance(WORLD_ALPHA), seed=seed)
+    policy = arm(name, settings, belief)
     report = Simulation(policy, arrivals, costs, settings, seed=seed).run()
     decisions = [(round(d.time, 2), d.architecture, d.reason) for d in getattr(policy, "decisions", ())]
     return {"arm": name, "world": place, "seed": seed, "decisions": decisions, **report.summary()}

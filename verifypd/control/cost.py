@@ -21,6 +21,7 @@ REFIT_EVERY = 48  # observations between two fits
 CELLS = 64  # kinds of work remembered, the longest unseen is dropped
 CELL_RATE = 0.05  # weight of a new measurement in its cell: the last twenty or so count
 HALF_LIFE = 1500.0  # observations after which an unseen cell counts half
+KNEE_STEPS = (0.85, 1.0 / 0.85, 0.5, 2.0)  # where the knee is looked for, one a fit
 ANCHOR = 0.003  # pull towards the measured start where the data say nothing, as a share of the data's own weight
 
 
@@ -96,7 +97,7 @@ class CostModel:
         self._verify_factor = self._draft_factor = 1.0  # what holds for all passes alike: the clock of the device
         self._passes: dict[tuple[int, ...], _Cell] = {}
         self._drafts: dict[tuple[int, ...], _Cell] = {}
-        self._upward = False
+        self._turn = 0  # which neighbour of the knee the next fit tries
         if coefficients is not None:
             self._seed()
 
@@ -225,8 +226,8 @@ class CostModel:
         if passes:
             weights = self._weights(passes)
             knee = old.knee if math.isfinite(old.knee) else 1.0
-            self._upward = not self._upward
-            knees = _knees(passes) if whole else [knee, knee / 0.85 if self._upward else knee * 0.85]
+            self._turn = (self._turn + 1) % len(KNEE_STEPS)
+            knees = _knees(passes) if whole else [knee, knee * KNEE_STEPS[self._turn]]
             prior = (anchor.base, anchor.row, anchor.context, anchor.chunk_context, anchor.mixed)
             trials: list[tuple[float, float, list[float]]] = []
             for candidate in knees:

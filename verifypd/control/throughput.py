@@ -17,8 +17,15 @@ from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.survival import Kind, Survival, kind_of
 from verifypd.control.temperature import TemperatureSearch
 
+SLACK = 0.04  # tokens a second given up for shorter drafts
+FEW = 0.1  # part of the requests that may do worse than without drafts
+FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
 MISS_RATE = 0.05  # of the running means of forecast errors
-FORGET = 0.9  # what is left of the evidence about a kind, for each probe: it was gathered under another sky
+FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
+PROBED = 16  # requests in one probe at most
+PATIENT = 16  # probes in a row that changed nothing, after which they come half as often
+SETTLED = 0.025  # standard error of the acceptance that is taken for none
+SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
 CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
 
 
@@ -53,6 +60,7 @@ class ThroughputController:
         self.speculating = True
         self.gain = 1.0  # foretold: tokens a second over those of plain decoding
         self.chosen: Allocation | None = None  # of the last step
+        self.stretch = 1.0  # how much longer its drafts make a step
         self.probes = 0
         self.probe_seconds = 0.0  # spent on probes, foretold
         self._price = 0.0  # of the last probe, for each request in it
@@ -72,6 +80,11 @@ class ThroughputController:
         doubt = 2.0 * math.sqrt(MISS_RATE / 2.0) * self._scatter  # two standard errors of a running mean
         return self.base_margin + doubt + 0.1 * min(0.1, self.survival.calibration_error)
 
+    @property
+    def _unsure(self) -> float:
+        """Part of a foretold gain that may be luck: the acceptance behind it was seen so and so often."""
+        return 0.75 * SURE * max(0.0, self.survival.doubt - SETTLED)
+
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
@@ -85,7 +98,7 @@ class ThroughputController:
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
         options = allocations(curves, load, self.cost, self.overlap)
-        best = self._choose(options, curves, joining)
+        best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
             self.chosen = options[0]
             return self._probe(candidates, load, snapshot)
@@ -116,24 +129,31 @@ class ThroughputController:
         return False
 
     def _choose(
-        self, options: list[Allocation], curves: Sequence[Sequence[float]], joining: list[tuple[RequestView, int]]
+        self,
+        options: list[Allocation],
+        curves: Sequence[Sequence[float]],
+        joining: list[tuple[RequestView, int]],
+        others: int,
     ) -> Allocation:
         """The best option, the last longest draft where it is as good, or none at all."""
         plain = options[0]
         ranked = sorted(options[1:], key=lambda option: -option.rate)
-        while ranked and self.protect and self._hurts(ranked[0], plain, curves, joining):
-            del ranked[0]
-        if not ranked:
-            self.gain, self.speculating = 1.0, False
+        # the optimum is flat: of those about as good, the shortest has the shortest steps, which others wait for
+        slack = SLACK * (1.0 - 1.0 / max(1, others))
+        close = [option for option in ranked if option.rate >= ranked[0].rate * (1.0 - slack)]
+        close.sort(key=lambda option: option.longest)
+        best = next((o for o in (*close, *ranked[len(close) :]) if not self._hurts(o, plain, curves, joining)), None)
+        if best is None:
+            self.gain, self.stretch, self.speculating = 1.0, 1.0, False
             return plain
-        best = next((o for o in ranked if o.longest == self._longest and o.rate > ranked[0].rate * 0.995), ranked[0])
         self.gain = self.corrected(best, plain)
-        margin = self.margin * (0.3 if self.speculating else 1.0)
+        margin = self.margin * 0.3 - self._unsure if self.speculating else self.margin + self._unsure
         entering = not self.speculating
         self.speculating = self.gain > 1.0 + margin
         if entering and self.speculating:
             self._fruitless = 0
         self._longest = best.longest
+        self.stretch = best.seconds / plain.seconds if self.speculating else 1.0
         return best if self.speculating else plain
 
     def _hurts(
@@ -143,14 +163,25 @@ class ThroughputController:
         curves: Sequence[Sequence[float]],
         joining: list[tuple[RequestView, int]],
     ) -> bool:
-        """Whether more than a few requests would miss a target that they meet without drafts."""
-        missed = 0
+        """Whether more than a few requests would miss a target that they meet without drafts, or the slowest would lose
+        more than what all gain is worth: a mean that is bought from the tail shows in p95."""
+        if not self.protect:
+            return False
+        missed, progress = 0, []  # tokens a request makes in the step
         low, high = plain.seconds * 1e3, option.seconds * 1e3
         for (view, _), curve in zip(joining, curves, strict=True):
-            if low <= view.slo_tpot < high:
-                drafted = reach(curve, option.threshold, option.longest)
-                missed += high > view.slo_tpot * (1.0 + sum(curve[:drafted]))
-        return missed > 0.05 * len(joining)
+            drafted = reach(curve, option.threshold, option.longest)
+            tokens = 1.0 + sum(curve[:drafted])
+            progress.append(tokens)
+            missed += low <= view.slo_tpot < high / tokens
+        if missed > FEW * len(joining):
+            return True
+        slowest = sorted(progress)[int(FEW * len(progress))]
+        loss = (option.seconds - option.aside) / (plain.seconds - plain.aside) / slowest - 1.0
+        gain = option.rate / plain.rate - 1.0
+        if self.speculating:  # to stop again needs more than to begin: both are guesses
+            return loss - self._unsure > 3.0 * FAIR * gain
+        return loss > FAIR * gain
 
     def _curves(self, candidates: Sequence[tuple[RequestView, int]], snapshot: Snapshot) -> list[list[float]]:
         """Survivals as far as each may draft; requests behind their target weigh more, the mean weight is 1."""
@@ -232,21 +263,19 @@ class ThroughputController:
         plain = self.cost.verify_seconds(load.rows, load.context, load.chunk_context, load.mixed) + self.cost.overhead
         cached = snapshot.drafter_has_cache
         lags = sorted(((view.draft_lag if cached else 0, view.slot) for view, _ in candidates), key=lambda p: p[0])
-        price = c.draft_start + c.draft_step + c.draft_row * lags[0][0]
-        share = self.probe_share * (1.0 if self._fruitless < 32 else 0.5)
-        self._credit = min(self._credit + share * plain, max(4.0 * price, share * plain))
         free = c.knee - load.rows
-        if free < 1:
-            price += c.row
-        if self._credit < price or not share:
-            return {}
-        slots = {lags[0][1]: 1}
-        for lag, slot in lags[1:16]:
+        price = c.draft_start + c.draft_step
+        slots: dict[int, int] = {}
+        for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
             more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
-            if price + more > self._credit or more > 0.1 * price:
+            if slots and more > 0.5 * (c.draft_start + c.draft_step):
                 break
             price += more
             slots[slot] = 1
+        share = self.probe_share * (1.0 if self._fruitless < PATIENT else 0.5)
+        self._credit = min(self._credit + share * plain, max(2.0 * price, share * plain))
+        if self._credit < price or not share:
+            return {}
         self._credit -= price
         self.probes += 1
         self._fruitless += 1
