@@ -316,7 +316,7 @@ def main() -> None:
     if args.plot_only:
         result = json.loads(args.out.read_text())
     else:
-        began = time.perf_counter()
+        began, made = time.perf_counter(), provenance()
         grid = ((0.5, 0.9), (0.3, 0.7, 1.2), (1,)) if args.quick else (ALPHAS, LOADS, SEEDS)
         names = args.arms.split(",") if args.arms else arms()
         result = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -327,7 +327,7 @@ def main() -> None:
         if args.part != "map":
             result["worlds"] = run_worlds(grid[2], args.workers)
         result["minutes"] = (time.perf_counter() - began) / 60
-        result |= provenance()
+        result |= made
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     if "worlds" in result:
@@ -345,8 +345,10 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     ratio = [row["auto_goodput_ratio"] for row in rows]
     plain = [row["auto_goodput_plain_ratio"] for row in rows]
     lines = [
-        f"goodput of auto / best fixed: {min(ratio):.3f} to {max(ratio):.3f}; 0.97 or more at "
-        f"{sum(value >= 0.97 for value in ratio)} of {len(rows)} points",
+        (
+            f"goodput of auto / best fixed: {min(ratio):.3f} to {max(ratio):.3f}; 0.97 or more at "
+            f"{sum(value >= 0.97 for value in ratio)} of {len(rows)} points"
+        ),
         f"goodput of auto / plain: {min(plain):.3f} to {max(plain):.3f}; below 1 at {sum(v < 1 for v in plain)}",
     ]
     for figure in LATENCIES:
