@@ -147,6 +147,7 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
         "observe": {"seen"},
         "observe_step": {"timing"},
         "forget": {"order"},
+        "state": set(),
         "predict": {"views", "snapshot", "overlap"},
         "corrected": {"best", "plain"},
     }

@@ -272,3 +272,9 @@ def test_requests_are_forgotten() -> None:
     for order in range(8):
         controller.forget(order)
     assert not controller.survival._requests and not controller._outputs
+
+
+def test_rows_that_cost_nothing_are_all_free() -> None:
+    """A fit may find no cost of rows at all: then every position that may stand is drafted, and nothing overflows."""
+    found = allocations([[0.9, 0.5, 0.01]] * 4, Load(4, 4.0, 2048.0), CostModel(Coefficients(row=0.0, draft_step=1e-6)))
+    assert [option.rows for option in found] == [0.0, 4, 8, 8], "the last position hardly ever stands"

@@ -71,7 +71,8 @@ class Auto:
         }
         self.running = "unified"  # whose plans it answers with
         self.label = "unified"  # the same, or "plain" while nothing is drafted
-        self.decisions: list[Decision] = []
+        self.decisions: list[Decision] = []  # the latest
+        self.decided = 0  # all there were
         self.predicted: dict[str, float] = {}  # tokens a second, smoothed
         self.queue_factor: float | None = None  # None: the setting
         self.prefill_chunk: int | None = None
@@ -118,6 +119,12 @@ class Auto:
     def forget(self, order: int) -> None:
         """A request has left for good."""
         self.controller.forget(order)
+
+    def state(self) -> dict[str, float | str]:
+        """What it has chosen, how often it has changed its mind, and what its controller believes."""
+        chosen: dict[str, float | str] = {"architecture": self.label, "decisions": self.decided}
+        foretold = {f"foretold_{name}": rate for name, rate in self.predicted.items()}  # tokens a second
+        return chosen | self.controller.state() | foretold
 
     # -- which architecture -------------------------------------------------------------------------------------------
 
@@ -260,6 +267,7 @@ class Auto:
         if len(self.decisions) >= KEEP:
             del self.decisions[: KEEP // 2]
         self.decisions.append(decision)
+        self.decided += 1
 
     # -- chunk and queue ----------------------------------------------------------------------------------------------
 
@@ -353,7 +361,7 @@ class Step:
 
     def free(self, cost: CostModel) -> int:
         """Tokens of a chunk that cost no more than one does: the rows up to the knee."""
-        knee = min(cost.coefficients.knee, 1e9)
+        knee = cost.coefficients.knee
         return int(knee if self.apart else knee - self.rows)
 
 

@@ -43,6 +43,10 @@ class Controller(Protocol):
         """A request has left for good."""
         ...
 
+    def state(self) -> dict[str, float]:
+        """What it believes and does now, by name, for metrics and records."""
+        ...
+
 
 def allowed(view: RequestView, length: int) -> int:
     """`length`, unless the request or its drafter allows less. One token is left for the correction or bonus."""
@@ -77,6 +81,10 @@ class FixedController:
 
     def forget(self, order: int) -> None:
         """Nothing was kept."""
+
+    def state(self) -> dict[str, float]:
+        """The length."""
+        return {"draft_length": self.length}
 
 
 class ThresholdController:
@@ -127,6 +135,10 @@ class ThresholdController:
 
     def forget(self, order: int) -> None:
         """Nothing is kept by request."""
+
+    def state(self) -> dict[str, float]:
+        """The length, and what it was last moved by."""
+        return {"draft_length": self.length, "tau": self.tau, "queue": self.queue, "decode_p95_ms": self.p95 * 1e3}
 
     @property
     def p95(self) -> float:

@@ -283,6 +283,18 @@ class ThroughputController:
         self._price = price / len(slots)
         return slots
 
+    def state(self) -> dict[str, float]:
+        """What it foretells, and how far its forecasts have been off."""
+        return {
+            "draft_length": self.chosen.longest if self.chosen else 0,
+            "gain": self.gain,
+            "margin": self.margin,
+            "acceptance": self.survival.mean(),
+            "calibration_error": self.survival.calibration_error,
+            "cost_error": self.cost.error,
+            "probes": self.probes,
+        }
+
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def temperature(self, view: RequestView) -> float:

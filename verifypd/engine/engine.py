@@ -30,6 +30,8 @@ from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
+BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
+
 
 class Engine:
     """Runs requests through the lanes. Not thread-safe: one loop calls `step`, and between steps `add` and `finish`."""
@@ -398,6 +400,8 @@ class Engine:
                 )
         if self.recorder:
             self._record_decisions(self.recorder)
+            if self.stats.steps % BELIEFS_EVERY == 1 or not self.busy:
+                self.recorder.policy(self.stats.steps, self.clock(), self.architecture.state())
 
     def _record_decisions(self, recorder: Recorder) -> None:
         """Write what the policy has decided since; it keeps the latest decisions only."""
