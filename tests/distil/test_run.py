@@ -93,7 +93,7 @@ def test_text_of_another_recipe_is_not_mixed_in(verifier: Path, whole: Path) -> 
 def test_training_learns(verifier: Path, tmp_path: Path) -> None:
     made = make(verifier, tmp_path, recipe={"steps": 60, "losses": ("kl",), "warmup": 10, "responses": 64})
     first, last = (json.loads((tmp_path / "curve.json").read_text())["curve"][i]["validation"] for i in (0, -1))
-    assert last["0.8"]["all"]["alpha"][0] > first["0.8"]["all"]["alpha"][0] + 0.1
+    assert last["0.8"]["all"]["alpha"][0] > first["0.8"]["all"]["alpha"][0] + 0.05
     assert made["evaluation"]["0.8"]["all"]["alpha"][0] > 0.25
 
 

@@ -112,7 +112,7 @@ class Generator:
 
     def _capture(self, width: int) -> Any:
         state = (self.ids, self.column, self.done, self.out)
-        kept = [tensor.clone() for tensor in state]
+        kept, noise = [tensor.clone() for tensor in state], torch.cuda.get_rng_state(self.model.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -120,6 +120,7 @@ class Generator:
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
+        torch.cuda.set_rng_state(noise, self.model.device)  # the text must not depend on when a graph was captured
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool):

@@ -18,8 +18,8 @@ class Recipe:
     self_prompts: int = 60_000  # prompts the verifier writes itself, after its own chat template
     responses: int = 200_000  # answers in all, over given and self-written prompts
     raw_share: float = 0.08  # of the answers: text continued without a chat template
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.5, 0.8, 0.8, 0.8, 1.0)  # used in turn
-    max_prompt: int = 160  # tokens; longer prompts are left out
+    temperatures: tuple[float, ...] = (0.0, 0.8, 0.5, 0.0, 0.8, 1.0, 0.0, 0.8)  # used in turn
+    max_prompt: int = 192  # tokens; longer prompts are left out
     max_new: int = 320  # tokens of an answer
     generate_batch: int = 4096  # sequences generated side by side
     validation: int = 256  # prompts kept back from training, for the choice of the loss and the curve
