@@ -74,3 +74,9 @@ def test_too_long_a_text_is_refused(folders: Path) -> None:
     generator = Generator(load(tiny("llama", folders / "long")), 2, 32, [EOS])
     with pytest.raises(ValueError, match="do not fit"):
         generator.run([random_ids(60)], [0.0], 8, seed=0)
+
+
+def test_rows_nobody_asked_for_do_not_end_a_batch(folders: Path) -> None:
+    generator = Generator(load(tiny("llama", folders / "few")), 40, 64, [EOS])
+    (output,) = generator.run([random_ids(5)], [0.0], 40, seed=0)
+    assert len(output) == 40 or output[-1] == EOS

@@ -115,7 +115,8 @@ class DenseAttention:
         if self.first is None and window is None and softcap is None:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         else:
-            mixed = masked_attention(q, k, v, self._mask(q.device, window), scale, softcap)
+            bias = bias_of(self._mask(q.device, window), q.dtype)
+            mixed = biased_attention(q, k, v, bias, scale, softcap)
         return mixed.transpose(1, 2).reshape(len(layout.positions), -1, q.shape[-1])
 
     def _mask(self, device: torch.device, window: int | None) -> Tensor:
@@ -138,11 +139,22 @@ class StepAttention:
         self.column = column  # [1] int64, where the new tokens stand
         self.width = width  # columns looked at; host int, so that shapes are known
         self.first = first  # [B], columns before it are padding
+        self._seen: dict[int | None, Tensor] = {}  # window -> mask, shared by the layers of one pass
 
-    def prepare(self, layout: Any) -> Tensor:
-        """Which columns each sequence sees, [B, 1, 1, width]."""
-        at = torch.arange(self.width, device=self.column.device)
-        return ((at >= self.first[:, None]) & (at <= self.column))[:, None, None]
+    def prepare(self, layout: Any) -> None:
+        """Nothing yet: masks are made when the first layer asks."""
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """0 where a sequence sees a column, else -inf: [B, 1, 1, width]."""
+        if window is not None and window >= self.width:
+            window = None
+        if window not in self._seen:
+            at = torch.arange(self.width, device=self.column.device)
+            seen = (at >= self.first[:, None]) & (at <= self.column)
+            if window is not None:
+                seen &= at > self.column - window
+            self._seen[window] = bias_of(seen[:, None, None], dtype)
+        return self._seen[window]
 
     def attend(
         self,
@@ -151,7 +163,7 @@ class StepAttention:
         v: Tensor,
         cache: LayerCache,
         layout: Any,
-        prepared: Tensor,
+        prepared: Any,
         *,
         scale: float,
         window: int | None,
@@ -160,22 +172,24 @@ class StepAttention:
         """See AttentionBackend.attend. Heads that share keys are rows of one query: keys are never repeated."""
         cache.k.index_copy_(2, self.column, k.unsqueeze(2))
         cache.v.index_copy_(2, self.column, v.unsqueeze(2))
-        if window is not None and window < self.width:
-            at = torch.arange(self.width, device=self.column.device)
-            prepared = prepared & (at > self.column - window)
         queries = q.view(q.shape[0], k.shape[1], -1, q.shape[-1])  # [B, kv heads, group, D]
         keys, values = cache.k[:, :, : self.width], cache.v[:, :, : self.width]
-        return masked_attention(queries, keys, values, prepared, scale, softcap).reshape(q.shape)
+        bias = self._bias(window, q.dtype)
+        return biased_attention(queries, keys, values, bias, scale, softcap).reshape(q.shape)
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """q [B, H, T, D] over k and v [B, H, S, D], where `seen` (bool, broadcast to [B, H, T, S])."""
+def bias_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `seen`, else -inf."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """q [B, H, T, D] over k and v [B, H, S, D]; bias is added to the scores [B, H, T, S]."""
     if softcap is None:
-        bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
         with _kernels(q.device):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    return (scores + bias).softmax(-1) @ v
 
 
 def _kernels(device: torch.device) -> Any:

@@ -6,7 +6,7 @@ captured graph for each width of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -49,7 +49,6 @@ class Generator:
         *,
         seed: int,
         min_p: float = 0.0,
-        progress: Callable[[int], Any] = lambda steps: None,
     ) -> list[list[int]]:
         """The continuation of each prompt, its stop token included where it ended."""
         wanted = len(prompts)
@@ -67,10 +66,8 @@ class Generator:
         self.min_p.fill_(min_p)
         for step in range(max_new):
             self._step(-(-(longest + step) // WIDTH) * WIDTH)
-            if step % LOOK == LOOK - 1:
-                progress(LOOK)
-                if float(self.done.float().mean()) >= ENOUGH:
-                    break
+            if step % LOOK == LOOK - 1 and float(self.done[:wanted].float().mean()) >= ENOUGH:
+                break
         written = self.out[:wanted, longest : longest + step + 1].cpu().tolist()
         stops = set(self.stop_ids.tolist())
         return [_upto_stop(row, stops) for row in written]

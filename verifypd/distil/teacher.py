@@ -47,7 +47,8 @@ class Teacher:
         total, parts = [], []
         cap = self.model.config.logit_softcap
         for part in hidden.split(LOGIT_ROWS):
-            normaliser = (self.model.logits(part) / temperature).logsumexp(-1)
+            full = self.model.logits(part)
+            normaliser = (full if temperature == 1.0 else full / temperature).logsumexp(-1)
             logits = F.linear(part, self.rows).float()
             logits = logits if cap is None else torch.tanh(logits / cap) * cap
             parts.append((logits / temperature - normaliser[:, None]).exp().to(self.rows.dtype))
