@@ -47,6 +47,7 @@ def register(command: Command) -> None:
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="stop after so many seconds; the same command again goes on"
     )
+    parser.add_argument("--name", help="what the draft's files call the verifier (default: what --model says)")
     parser.add_argument("--commit", help="commit to name in distil.json, where the source has no repository around it")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what it does")
     defaults = Recipe()
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         held_out=held_out,
         device=args.device,
         time_limit=args.time_limit,
+        name=args.name,
         commit=args.commit,
         command=shlex.join(["verifypd", *sys.argv[1:]]),
     )

@@ -172,6 +172,7 @@ class Head(nn.Module):
         self.fc = _linear(2 * shape.hidden, shape.hidden)
         self.layers = nn.ModuleList(HeadLayer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.hidden, shape.norm_eps)
+        self._rope: tuple[Tensor, Tensor] | None = None  # made once a length is known
 
     def project(self, captured: tuple[Tensor, ...], hidden: Tensor) -> Tensor:
         """Features [..., hidden] from the verifier's residual streams and its last hidden state."""
@@ -181,9 +182,10 @@ class Head(nn.Module):
 
     def unroll(self, embedded: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
         """Residual streams [B, T, hidden] of depth 1, 2, …; embedded, features [B, T, hidden] by position."""
-        shape = self.shape
-        cos, sin = rope_tables(Rope(shape.rope_theta), shape.head_dim, embedded.shape[1], embedded.device)
-        cos, sin = cos[: embedded.shape[1]], sin[: embedded.shape[1]]
+        shape, length = self.shape, embedded.shape[1]
+        if self._rope is None or len(self._rope[0]) < length or self._rope[0].device != embedded.device:
+            self._rope = rope_tables(Rope(shape.rope_theta), shape.head_dim, max(length, shape.window), embedded.device)
+        cos, sin = (table[:length] for table in self._rope)
         seen = [Seen([], []) for _ in range(shape.layers)]
         token = self.embed_norm(embedded)
         stream = features

@@ -47,12 +47,14 @@ def distil(
     held_out: Sequence[Prompt],
     device: str = "auto",
     time_limit: float | None = None,
+    name: str | None = None,
     commit: str | None = None,
     command: str = "",
 ) -> dict[str, Any]:
     """Make or go on making the draft in `out`/draft; returns what its distil.json says.
 
-    time_limit: seconds after which it writes what it has and stops; the same call again goes on.
+    time_limit: seconds after which it writes what it has and stops; the same call again goes on. name: what the draft's
+    files call the verifier, where that is not what it was loaded by.
     """
     begun = time.monotonic()
     check = _until(None if time_limit is None else begun + time_limit - RESERVE)
@@ -77,7 +79,7 @@ def distil(
     evaluation = measure(trainer.head, teacher, load(work / "evaluation.npz"), recipe.depth)
     made = {
         "finished": finished,
-        "verifier": model,
+        "verifier": name or model,
         "command": command,
         "commit": commit or commit_here(),
         "versions": {"verifypd": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -94,7 +96,7 @@ def distil(
         "steps": trainer.step,
         "evaluation": report(evaluation),
     }
-    write_draft(out / "draft", trainer.head, ids, verifier.config, model, made)
+    write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")
     return made
