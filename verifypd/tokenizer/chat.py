@@ -67,6 +67,11 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise TokenizerError(f"{where}: the chat template is broken ({error}); download the model again") from None
 
+    @property
+    def available(self) -> bool:
+        """Whether there is a template for an ordinary conversation."""
+        return "default" in self._templates
+
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **kwargs: Any) -> str:
         """The prompt for these messages. What the template refuses is the request's fault."""
         tools = kwargs.get("tools")
