@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """`verifypd costs`."""
     settings = engine_settings(args)
     if args.plot:
-        from verifypd.cli import plots
+        from verifypd.bench import plots
 
         plots.require(args.plot)  # before anything slow
     with running.load(settings | {"measure_costs": False}) as llm:

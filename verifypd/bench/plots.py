@@ -1,4 +1,4 @@
-"""Pictures for the command line. Matplotlib is an extra: imported only when one is drawn."""
+"""Pictures of what was measured. Knows numbers and matplotlib, which is an extra and imported only to draw."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ def draw_costs(
 
 def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
     """ms of a verifier pass against its rows."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     decode = [t for t in timings if not t.chunk_rows]
     contexts = sorted({_each(t) for t in decode})
     middle = (contexts[0] + contexts[-1]) / 2
@@ -86,6 +88,7 @@ def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
             mixed = bool(t.chunk_rows and t.verify_requests)
             predicted = cost.verify_seconds(t.verify_rows, t.verify_context, t.chunk_context, mixed) * 1e3
             axis.plot([t.verify_rows] * 2, [t.verify_seconds * 1e3, predicted], color=colour, linewidth=0.8, alpha=0.6)
+            axis.plot(t.verify_rows, predicted, "_", color=colour, markersize=9)
     most = max(t.verify_rows for t in timings)
     rows = [most ** (i / 60) for i in range(61)]
     line = [cost.verify_seconds(r, contexts[0]) * 1e3 for r in rows]
@@ -95,7 +98,11 @@ def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
         axis.axvline(knee, color=SOFT, linewidth=0.8, linestyle=":")
         axis.text(knee, axis.get_ylim()[0], " knee", color=SOFT, fontsize=8, va="bottom")
     axis.set(xscale="log", yscale="log", xlabel="rows in the pass", ylabel="ms")
-    axis.set_title("verifier pass", color=INK, fontsize=10)
+    for part in (axis.xaxis, axis.yaxis):
+        part.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        part.set_major_formatter("{x:g}")
+        part.set_minor_locator(NullLocator())
+    axis.set_title("verifier pass (bar: predicted)", color=INK, fontsize=10)
     _legend(axis)
 
 
