@@ -12,9 +12,9 @@ import pytest
 
 from verifypd import LLM, SamplingParams
 from verifypd.control.auto import Auto
-from verifypd.control.controller import ThroughputController
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import StepTiming
+from verifypd.control.throughput import ThroughputController
 from verifypd.engine import costs
 from verifypd.engine import measure as measuring
 from verifypd.engine.measure import REPEATS, Measured, Point, grid, measure
@@ -80,6 +80,7 @@ def test_measuring_times_every_part_and_leaves_nothing(
 ) -> None:
     with make(pair, drafter, late_tickets=late, record=None) as llm:
         [before] = llm.generate([PROMPT], GREEDY)
+        llm.engine.drain()
         stats = replace(llm.engine.stats)
         policy = llm.engine.architecture
         used = [pool.blocks.available for pool in llm.engine.memory._pools]
