@@ -104,7 +104,7 @@ class EngineConfig:
             "wait",
         ):
             self._check_choice(name)
-        if self.measure_costs not in (None, True, False):
+        if self.measure_costs is not None and not isinstance(self.measure_costs, bool):
             raise ConfigError(f"--measure-costs {self.measure_costs!r} must be true, false or left out")
         self._check_range("max_draft", 0, 64)
         self._check_range("batch_size", 1, 4096)

@@ -75,9 +75,7 @@ def test_a_model_of_few_tokens_has_none() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", [None, "ngram", "model"])
-def test_measuring_times_every_part_and_leaves_nothing(
-    pair: tuple[Path, Path], drafter: str | None, late: bool
-) -> None:
+def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path], drafter: str | None, late: bool) -> None:
     with make(pair, drafter, late_tickets=late, record=None) as llm:
         [before] = llm.generate([PROMPT], GREEDY)
         llm.engine.drain()

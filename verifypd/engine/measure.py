@@ -261,10 +261,14 @@ def _length(point: Point) -> int:
 
 
 def _median(timings: Sequence[StepTiming]) -> StepTiming:
-    """One timing out of several of the same work."""
-    names = ("draft_seconds", "verify_seconds", "prefill_seconds", "step_seconds")
+    """One timing out of several of the same work: the median of each lane, and of the host's part."""
+    names = ("draft_seconds", "verify_seconds", "prefill_seconds")
     middle = {name: statistics.median(getattr(timing, name) for timing in timings) for name in names}
-    return replace(timings[len(timings) // 2], **middle, decode_wait=0.0)
+    whole = replace(timings[len(timings) // 2], **middle, decode_wait=0.0, step_seconds=0.0)
+    if not all(timing.step_seconds for timing in timings):
+        return whole
+    host = statistics.median(timing.step_seconds - timing.device_seconds for timing in timings)
+    return replace(whole, step_seconds=whole.device_seconds + max(0.0, host))
 
 
 def _doubling(first: int, last: int) -> list[int]:

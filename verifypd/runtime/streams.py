@@ -39,10 +39,10 @@ class HostCopy:
 
     def wait(self) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays, once they are here."""
-        if self._ready is not None:
-            while self._spin and not self._ready.query():
-                pass
+        if self._ready is not None and not self._spin:
             self._ready.synchronize()
+        while self._ready is not None and self._spin and not self._ready.query():
+            pass
         return {name: t.numpy() for name, t in self._host.items()}
 
 
