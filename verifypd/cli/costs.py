@@ -77,7 +77,7 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], has_cach
     coefficients = cost.coefficients
     return {
         "setup": setup,
-        "coefficients": asdict(coefficients),
+        "coefficients": {name: value for name, value in asdict(coefficients).items() if _is_measured(name, measured)},
         "overhead": cost.overhead,
         "knee": coefficients.knee if coefficients.row else None,
         "measured_in": measured.seconds,
@@ -86,6 +86,17 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], has_cach
         "drafts": [_draft(cost, timing) for timing in measured.timings if timing.draft_seconds],
         "break_even": _break_even(cost, setup, has_cache),
     }
+
+
+def _is_measured(name: str, measured: Measured) -> bool:
+    """Whether some point depends on a coefficient; the others are a guess of where the model starts, not a finding."""
+    feature = {
+        "chunk_context": "chunk_context",
+        "draft_row": "draft_rows",
+        "mixed": "chunk_rows",
+        **dict.fromkeys(("draft_start", "draft_step", "draft_context"), "draft_seconds"),
+    }.get(name, "verify_rows")
+    return any(getattr(timing, feature) for timing in measured.timings)
 
 
 def _pass(cost: CostModel, timing: StepTiming) -> dict[str, float]:
