@@ -27,6 +27,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,15 +204,16 @@ def run_map(llm: LLM, cost: CostModel, args: argparse.Namespace) -> list[dict[st
     warm_up(llm, loop, cost, prompts(tokenizer, 6, 99), arms, 4)
     runs = []
     with tqdm(total=args.rounds * len(levels) * len(arms), disable=None) as bar:
-        for round_index, level in itertools.product(range(args.rounds), levels):
-            count = max(level, math.ceil(share * WORK.get(level, level + 8)))
-            work = prompts(tokenizer, count, seed=1000 * round_index + level)
-            for arm in random.Random(round_index * 100 + level).sample(arms, len(arms)):
-                bar.set_description(f"round {round_index + 1}, {level} at once, {arm}")
-                chosen = llm.engine.architecture = policy(arm, cost)
-                found = loop.run(work, args.tokens, level, args.cap)
-                runs.append({"arm": arm, "concurrency": level, "round": round_index, **found, **_mind(chosen)})
-                bar.update()
+        for round_index in timely(args):
+            for level in levels:
+                count = max(level, math.ceil(share * WORK.get(level, level + 8)))
+                work = prompts(tokenizer, count, seed=1000 * round_index + level)
+                for arm in random.Random(round_index * 100 + level).sample(arms, len(arms)):
+                    bar.set_description(f"round {round_index + 1}, {level} at once, {arm}")
+                    chosen = llm.engine.architecture = policy(arm, cost)
+                    found = loop.run(work, args.tokens, level, args.cap)
+                    runs.append({"arm": arm, "concurrency": level, "round": round_index, **found, **_mind(chosen)})
+                    bar.update()
     return runs
 
 
@@ -223,7 +225,7 @@ def run_drift(llm: LLM, cost: CostModel, args: argparse.Namespace) -> list[dict[
     count = STRETCH * (4 if args.quick else 8) * args.drift_concurrency
     runs = []
     with tqdm(total=args.rounds * len(arms), disable=None) as bar:
-        for round_index in range(args.rounds):
+        for round_index in timely(args):
             work = drifting(tokenizer, count, seed=round_index)
             for arm in random.Random(round_index).sample(arms, len(arms)):
                 bar.set_description(f"round {round_index + 1}, {arm}")
@@ -233,6 +235,16 @@ def run_drift(llm: LLM, cost: CostModel, args: argparse.Namespace) -> list[dict[
                 runs.append({"arm": arm, "concurrency": level, "round": round_index, **found, **_mind(chosen)})
                 bar.update()
     return runs
+
+
+def timely(args: argparse.Namespace) -> Iterator[int]:
+    """Numbers of the rounds that end in time, the first in any case."""
+    began = time.perf_counter()
+    for index in range(args.rounds):
+        if index and (time.perf_counter() - began) * (index + 1) / index > 60 * args.minutes:
+            print(f"{index} of {args.rounds} rounds: another would end after {args.minutes:g} minutes", file=sys.stderr)
+            return
+        yield index
 
 
 def warm_up(llm: LLM, loop: Loop, cost: CostModel, work: list[list[int]], arms: list[str], level: int) -> None:
@@ -383,9 +395,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--concurrency", default="1,4,16,32")
     parser.add_argument("--arms", help="only these, comma-separated")
-    parser.add_argument("--rounds", type=int, help="default: 2, with --quick 1, with --drift 3")
+    parser.add_argument("--rounds", type=int, help="at most (default: 3, with --quick 1)")
     parser.add_argument("--tokens", type=int, help="of each request (default: 40, with --quick 16)")
     parser.add_argument("--cap", type=float, default=CAP, help="s after which a run of the map is stopped")
+    parser.add_argument("--minutes", type=float, default=12.0, help="no round is begun that would end after this")
+    parser.add_argument("--slo-tpot", type=float, default=150.0, help="target per output token, ms: one a CPU can meet")
+    parser.add_argument("--slo-ttft", type=float, default=3000.0, help="target for the first token, ms")
     parser.add_argument("--drift", action="store_true", help="fixed draft lengths against the throughput controller")
     parser.add_argument("--drift-concurrency", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="less work, one round: a smoke test, no figures")
@@ -393,7 +408,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES)
     parser.add_argument("--plot-only", action="store_true", help="draw and print from the JSON of an earlier run")
     args = parser.parse_args()
-    args.rounds = args.rounds or (1 if args.quick else 3 if args.drift else 2)
+    args.rounds = args.rounds or (1 if args.quick else 3)
     args.tokens = args.tokens or (16 if args.quick else 40)
     stem = "cpu-drift" if args.drift else "cpu-map"
     stem += "" if args.draft == "ngram" else f"-{Path(args.draft).name}"
@@ -418,6 +433,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     options: dict[str, Any] = {"dtype": args.dtype, "batch_size": BATCH, "max_draft": MAX_DRAFT, "prefix_cache": False}
     options |= {"max_model_len": 1024, "kv_memory": "1GiB", "arch": "auto", "controller": "throughput"}
+    options |= {"slo_tpot": args.slo_tpot, "slo_ttft": args.slo_ttft}
     with LLM(args.model, draft=args.draft, measure_costs=True, **options) as llm:
         auto = llm.engine.architecture
         assert isinstance(auto, Auto)
@@ -425,8 +441,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         report["runs"] = (run_drift if args.drift else run_map)(llm, auto.cost, args)
         report["coefficients_at_end"] = json.loads(auto.cost.to_json())
         report["dtype"] = str(llm.engine.verify.runner.model.dtype).removeprefix("torch.")
-    for name in ("model", "draft", "concurrency", "rounds", "tokens", "cap", "drift", "drift_concurrency", "quick"):
+    asked = ("model", "draft", "concurrency", "rounds", "tokens", "cap", "minutes", "slo_tpot", "slo_ttft")
+    for name in (*asked, "drift", "drift_concurrency", "quick"):
         report[name] = getattr(args, name)
+    report["rounds_done"] = 1 + max(run["round"] for run in report["runs"])
     report["minutes"] = (time.perf_counter() - began) / 60
     return report
 
