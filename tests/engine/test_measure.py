@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import fields, replace
@@ -46,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_grid_covers_what_the_model_has_terms_for(
     drafter: str | None, batch: int, max_draft: int, max_len: int
 ) -> None:
-    points = grid(batch, max_draft, max_len, 256, 256, drafter)
+    points = [*itertools.chain(*grid(batch, max_draft, max_len, 256, 256, drafter))]
     assert len(set(points)) == len(points)
     assert all(point.context + point.chunk + point.drafts < max_len for point in points)
     assert max(point.drafts for point in points) == (max_draft if drafter else 0) or max_len < 200
@@ -57,17 +58,20 @@ def test_the_grid_covers_what_the_model_has_terms_for(
         assert any(p.chunk and not p.requests for p in points) and any(p.chunk and p.requests for p in points)
 
 
-def test_what_a_budget_cuts_off_is_the_most_work() -> None:
-    points = grid(32, 8, 8192, 256, 256, "ngram")
-    first = points[:9]
+def test_what_tells_the_coefficients_apart_comes_first() -> None:
+    first, rest = grid(32, 8, 8192, 256, 256, "model")
     assert any(p.chunk and p.requests for p in first) and any(p.chunk and p.context > 500 for p in first)
-    assert {p.requests for p in first} >= {0, 1, 8} and max(p.drafts for p in first) == 8
-    rest = [point.work for point in points[9:]]
-    assert rest == sorted(rest)
+    assert {p.requests for p in first} == {0, 1, 8} and {p.drafts for p in first} == {0, 1, 2, 4}
+    assert {p.context > 500 for p in first if p.drafts} == {False, True}, "loops at more than one context"
+    assert any(p.lag > 2 for p in first)
+    assert not set(first) & set(rest)
+    for part in (first, rest):
+        assert [point.work for point in part] == sorted(point.work for point in part)
+    assert max(p.work for p in first) < max(p.work for p in rest) / 5, "what a budget cuts off is the most work"
 
 
 def test_a_model_of_few_tokens_has_none() -> None:
-    assert grid(4, 3, 8, 16, 16, None) == []
+    assert grid(4, 3, 8, 16, 16, None) == ([], [])
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

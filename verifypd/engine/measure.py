@@ -25,6 +25,7 @@ from verifypd.request import Request, SamplingParams
 from verifypd.runtime.streams import synchronize
 
 BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
+STRETCH = 2.0  # times that, where it must be to tell the coefficients apart
 REPEATS = 5  # of a point, the median counts; fewer where a pass is long
 LONG_PASS = 0.06  # s: two repeats do from here on
 SHARE = 0.2  # of the time left, for one point
@@ -66,9 +67,9 @@ class Measured:
 
 def grid(
     batch_size: int, max_draft: int, max_len: int, prefill_chunk: int, draft_chunk: int, drafter: str | None
-) -> list[Point]:
-    """What to time. First what tells each coefficient from the others, then the rest, the least work first: what a
-    budget cuts off are the passes easiest to extrapolate."""
+) -> tuple[list[Point], list[Point]]:
+    """What to time: the points that tell each coefficient from the others, then the rest, each with the least work
+    first, so that what a budget cuts off are the passes easiest to extrapolate."""
     long = min(LONG, max_len // 2)
     short = max(2, min(SHORT, long // 2))
     counts = _doubling(1, batch_size)
@@ -79,7 +80,7 @@ def grid(
         lengths = sorted({*lengths, longest})
     points = [Point(count, 0, context) for count in counts for context in (short, long)]
     points += [Point(count, drafts, short) for count in few for drafts in lengths]
-    points += [Point(count, lengths[-1], long) for count in few if lengths]
+    points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
     chunks = sorted({min(64, prefill_chunk), prefill_chunk, CHUNK_FACTOR * prefill_chunk})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
     points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
@@ -90,20 +91,25 @@ def grid(
     some, short_chunk = min(8, batch_size), chunks[0]
     telling = {
         *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
-        *(Point(1, drafts, short) for drafts in (min(4, longest), longest)),
+        *(Point(1, drafts, short) for drafts in lengths[:3]),
+        *(Point(1, drafts, long) for drafts in lengths[:1]),
         *(Point(chunk=short_chunk, context=at) for at in (0, long)),
         Point(some, 0, short, chunk=short_chunk),
         Point(1, 0, long, min(64, draft_chunk)),
     }
-    return sorted(dict.fromkeys(fitting), key=lambda point: (point not in telling, point.work))
+    ordered = sorted(dict.fromkeys(fitting), key=lambda point: point.work)
+    return [point for point in ordered if point in telling], [point for point in ordered if point not in telling]
 
 
 def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Measured:
-    """Time the grid on an idle engine, within about `budget` seconds. Progress is shown on a terminal only."""
+    """Time the grid on an idle engine, within `budget` seconds, or twice that on a slow one.
+
+    Progress is shown on a terminal only.
+    """
     if engine.busy:
         raise EngineError("costs are measured on an idle engine: wait until its requests have ended")
     config = engine.config
-    points = grid(
+    telling, rest = grid(
         config.batch_size,
         config.max_draft,
         engine.max_model_len,
@@ -115,12 +121,13 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
     begun = time.monotonic()
     timings: list[StepTiming] = []
     skipped = 0
+    points = [*telling, *rest]
     with _aside(engine, probe), tqdm(points, desc="measuring costs", disable=None if progress else True) as bar:
-        for point in points[:1]:
+        for point in telling[:1]:
             _time(engine, probe, point, budget)  # the first passes of a process are slow: not counted
         per_work = 0.0  # s, of the passes timed last
-        for point in bar:
-            left = budget - (time.monotonic() - begun)
+        for number, point in enumerate(bar):
+            left = budget * (STRETCH if number < len(telling) else 1.0) - (time.monotonic() - begun)
             found = _time(engine, probe, point, left) if per_work * point.work < left else []
             if not found:
                 skipped += 1
