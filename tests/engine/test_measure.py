@@ -7,6 +7,7 @@ import json
 import logging
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,15 +43,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- the grid ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", "model"])
+DRAFTERS: dict[str, Any] = {
+    "none": None,
+    "ngram": SimpleNamespace(has_cache=False),
+    "model": SimpleNamespace(has_cache=True),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(("batch", "max_draft", "max_len"), [(1, 0, 40), (32, 8, 8192), (5, 3, 128), (256, 16, 4096)])
-def test_the_grid_covers_what_the_model_has_terms_for(
-    drafter: str | None, batch: int, max_draft: int, max_len: int
-) -> None:
-    points = [*itertools.chain(*grid(batch, max_draft, max_len, 256, 256, drafter))]
+def test_the_grid_covers_what_the_model_has_terms_for(drafter: str, batch: int, max_draft: int, max_len: int) -> None:
+    points = [*itertools.chain(*grid(batch, max_draft, max_len, 256, 256, DRAFTERS[drafter]))]
     assert len(set(points)) == len(points)
     assert all(point.context + point.chunk + point.drafts < max_len for point in points)
-    assert max(point.drafts for point in points) == (max_draft if drafter else 0) or max_len < 200
+    assert max(point.drafts for point in points) == (max_draft if DRAFTERS[drafter] else 0) or max_len < 200
     assert {1, batch} <= {point.requests for point in points}
     assert len({point.context for point in points}) >= 2
     assert any(point.lag > 2 for point in points) == (drafter == "model")
@@ -59,7 +65,7 @@ def test_the_grid_covers_what_the_model_has_terms_for(
 
 
 def test_what_tells_the_coefficients_apart_comes_first() -> None:
-    first, rest = grid(32, 8, 8192, 256, 256, "model")
+    first, rest = grid(32, 8, 8192, 256, 256, DRAFTERS["model"])
     assert any(p.chunk and p.requests for p in first) and any(p.chunk and p.context > 500 for p in first)
     assert {p.requests for p in first} == {0, 1, 8} and {p.drafts for p in first} == {0, 1, 2, 4}
     assert {p.context > 500 for p in first if p.drafts} == {False, True}, "loops at more than one context"

@@ -18,6 +18,7 @@ from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.auto import CHUNK_FACTOR
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
+from verifypd.drafters.base import Drafter
 from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
@@ -66,7 +67,7 @@ class Measured:
 
 
 def grid(
-    batch_size: int, max_draft: int, max_len: int, prefill_chunk: int, draft_chunk: int, drafter: str | None
+    batch_size: int, max_draft: int, max_len: int, prefill_chunk: int, draft_chunk: int, drafter: Drafter | None
 ) -> tuple[list[Point], list[Point]]:
     """What to time: the points that tell each coefficient from the others, then the rest, each with the least work
     first, so that what a budget cuts off are the passes easiest to extrapolate."""
@@ -84,7 +85,7 @@ def grid(
     chunks = sorted({min(64, prefill_chunk), prefill_chunk, CHUNK_FACTOR * prefill_chunk})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
     points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
-    if drafter == "model":
+    if drafter and drafter.has_cache:
         lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
         points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
     fitting = [point for point in points if _length(point) <= max_len and point.lag <= max(STEADY_LAG, point.context)]
@@ -115,7 +116,7 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
         engine.max_model_len,
         config.prefill_chunk,
         config.draft_chunk,
-        engine.drafter.name if engine.drafter else None,
+        engine.drafter,
     )
     probe = _Probe()
     begun = time.monotonic()
@@ -159,6 +160,9 @@ class _Probe:
         self.timings.append(timing)
 
     def forget(self, order: int) -> None: ...
+
+    def state(self) -> dict[str, float | str]:
+        return {"architecture": self.name}
 
 
 @contextmanager
