@@ -100,9 +100,12 @@ def test_bad_plots_are_refused_before_anything_is_loaded(
     assert "verifypd[bench]" in capsys.readouterr().err
 
 
-def test_an_engine_too_small_for_any_pass_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["costs", "--model", str(folder), "--dtype", "float32", "--max-model-len", "8"]) == 2
+def test_an_engine_too_small_for_any_pass_says_so(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["costs", *options, "--max-model-len", "8"]) == 2
     assert "--max-model-len" in capsys.readouterr().err
+    assert not (tmp_path / "cache" / "costs").exists(), "nothing is kept of nothing"
 
 
 def test_a_pass_that_costs_the_same_at_any_size_is_shown(options: list[str]) -> None:

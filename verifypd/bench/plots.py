@@ -125,7 +125,7 @@ def _loops(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
             axis.plot([t.draft_steps] * 2, [t.draft_seconds * 1e3, predicted], color=colour, linewidth=0.8, alpha=0.6)
             axis.plot(t.draft_steps, predicted, "_", color=colour, markersize=9)
     axis.set(xlabel="draft tokens", ylabel="ms")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.3e3 * max(t.draft_seconds for t in loops))
     axis.set_title("draft loop (bar: predicted)", color=INK, fontsize=10)
     _legend(axis)
 

@@ -42,7 +42,8 @@ def obtain(engine: Engine, *, fresh: bool = False, progress: bool = True) -> Mea
         return kept
     found = measure(engine, progress=progress)
     log.info("%d pass times measured in %.1f s", len(found.timings), found.seconds)
-    write(path, setup, found)
+    if found.timings:
+        write(path, setup, found)
     return found
 
 
