@@ -116,6 +116,11 @@ class Engine:
             self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
             self.stats.switches += 1
 
+    def skip_prefill(self, request: Request) -> None:
+        """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
+        request.computed, request.draft_lag = len(request.tokens), 0
+        self._enter(request, State.DECODE)
+
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""

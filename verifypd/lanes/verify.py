@@ -45,12 +45,14 @@ class VerifyLane:
         sampling: SamplingState,
         drafters: dict[str, Drafter],
         draft_q: Tensor | None,
+        wait: str = "block",
     ) -> None:
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
         self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
+        self.wait = wait  # how the host waits for verdicts
 
     @torch.inference_mode()
     def launch(self, batch: VerifyBatch) -> Ticket:
@@ -65,7 +67,7 @@ class VerifyLane:
             if verdicts.logprobs is not None:
                 tensors.update(_named("", verdicts.logprobs))
         tensors.update(self._prompt_logprobs(batch, hidden))
-        return Ticket(batch, HostCopy(tensors), lambda arrays: _read(batch, arrays))
+        return Ticket(batch, HostCopy(tensors, self.wait), lambda arrays: _read(batch, arrays))
 
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
