@@ -63,6 +63,7 @@ class Renderer:
         }
         chunk_head = orjson.dumps({**self.head, "object": self.chunk_kind, "system_fingerprint": FINGERPRINT})
         self._open = b"data: " + chunk_head[:-1] + b',"choices":'
+        self._shut = (b',"usage":null}' if prepared.include_usage else b"}") + b"\n\n"
         params = call.ask.params
         self._plain = not (
             prepared.continuous_usage
@@ -214,7 +215,7 @@ class CompletionRenderer(Renderer):
                 self._open,
                 b'[{"index":%d,"text":' % index,
                 orjson.dumps(text),
-                b',"logprobs":null,"finish_reason":null}]}\n\n',
+                b',"logprobs":null,"finish_reason":null}]' + self._shut,
             )
         )
 
@@ -333,7 +334,7 @@ class ChatRenderer(Renderer):
                 self._open,
                 b'[{"index":%d,"delta":{"content":' % index,
                 orjson.dumps(text),
-                b'},"logprobs":null,"finish_reason":null}]}\n\n',
+                b'},"logprobs":null,"finish_reason":null}]' + self._shut,
             )
         )
 
