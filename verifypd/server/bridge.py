@@ -208,7 +208,6 @@ class Bridge:
         self.lost = False  # the engine will not come back
         self.draining = False
         self.figures: dict[str, Any] = {}
-        self.restarts = 0
         self.on_idle: Callable[[], None] = lambda: None
         self._numbers = itertools.count()
         self._parked: list[Call] = []  # to be tried again when the engine is back
@@ -219,6 +218,11 @@ class Bridge:
     def info(self) -> dict[str, Any]:
         """What the engine said of itself when it was last up."""
         return self.up.info if self.up else {}
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was started again."""
+        return self.up.epoch - 1 if self.up else 0
 
     @property
     def ready(self) -> bool:
@@ -248,7 +252,7 @@ class Bridge:
 
     def close(self, call: Call) -> None:
         """The call is over, whatever state it is in; what still runs of it is aborted."""
-        if call.number in self.calls and not call.done:
+        if call.number in self.calls and call.left:
             self._tell(Abort(self.worker, call.number, -1))
         self._forget(call)
 
@@ -364,7 +368,6 @@ class Bridge:
     def _went_down(self, message: Down) -> None:
         self._send = None
         self.lost = message.final
-        self.restarts += 1
         for call in list(self.calls.values()):
             if call.done or call in self._parked:
                 continue
