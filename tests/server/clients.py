@@ -22,9 +22,10 @@ def connect(server: Server, receive_buffer: int | None = None, timeout: float = 
     return made
 
 
-def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+def request_bytes(path: str, body: dict[str, Any], key: str = "none") -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""])
     return head.encode() + data
 
 
@@ -53,6 +54,7 @@ class Stream:
     server: Server
     body: dict[str, Any]
     path: str = "/v1/completions"
+    key: str = "none"
     parts: list[dict[str, Any]] = field(default_factory=list)
     status: int = 0
     error: dict[str, Any] | None = None
@@ -67,7 +69,7 @@ class Stream:
 
     def _run(self) -> None:
         made = connect(self.server)
-        made.sendall(request_bytes(self.path, {"stream": True, **self.body}))
+        made.sendall(request_bytes(self.path, {"stream": True, **self.body}, self.key))
         file = made.makefile("rb")
         self.status = int(file.readline().split()[1])
         while (line := file.readline()) not in (b"\r\n", b""):

@@ -352,9 +352,12 @@ def add_state(app: FastAPI, service: Service) -> None:
         200: {"description": "Prometheus's text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
 
-    @app.api_route(
-        "/metrics", methods=["GET", "HEAD"], responses={**ERRORS, **text}, response_class=Response, tags=["state"]
-    )
+    @app.head("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
+    async def metrics_head() -> Response:
+        """Whether there are figures."""
+        return await metrics()
+
+    @app.get("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -38,6 +38,7 @@ def set_up_logs(form: str, who: str, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.captureWarnings(True)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
         logger = logging.getLogger(noisy)
         logger.handlers[:] = []

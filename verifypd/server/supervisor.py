@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import shutil
 import signal
 import socket
@@ -109,6 +110,8 @@ class Supervisor:
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
         self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
         self.addresses = Addresses(self.runtime)
+        if self.config.api_workers > 1:  # their counters are shared through files, so that any of them shows the sum
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = self.runtime
         self.context = zmq.Context()
         self.inbox = inbox(self.context, self.addresses.supervisor())
         self.to_workers = [
