@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: whatever fits it, or nearly does, is answered as declared, never with 5xx."""
+"""The OpenAPI document against the server: what fits it or nearly does is answered as declared, never with 5xx."""
 
 from __future__ import annotations
 
