@@ -12,7 +12,8 @@ import pytest
 
 from tests.server.serving import Server
 
-CASES = int(os.environ.get("VERIFYPD_SCHEMA_CASES", "2000"))
+CASES = 2000
+SECONDS = int(os.environ.get("VERIFYPD_SCHEMA_SECONDS", "40"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"
 
 
@@ -29,10 +30,9 @@ def test_every_operation_declares_its_errors(server: Server) -> None:
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_5xx_and_no_undeclared_status(server: Server, tmp_path: Path) -> None:
-    """Six operations with a body share the cases; the others have few."""
-    each = CASES // 8
+    """Most cases come from walking the document; the rest is chance, for as long as it may take."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.address}/openapi.json", "--checks", CHECKS]
-    command += ["--max-examples", str(each), "--phases", "examples,coverage,fuzzing", "--mode", "all"]
+    command += ["--max-examples", "20", "--phases", "coverage,fuzzing", "--mode", "all", "--max-time", str(SECONDS)]
     command += ["--request-timeout", "60", "--generation-database", "none", "--seed", "1", "--no-color"]
     command += ["--suppress-health-check", "all"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)

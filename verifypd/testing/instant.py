@@ -1,10 +1,12 @@
 """An engine that answers at once: one token a step for every request, from no model at all.
 
 Give it to the server with `--engine-factory verifypd.testing.instant:build` to measure what the server itself costs.
+$VERIFYPD_INSTANT_STEP_MS makes each step take that long, so that a client sees every token by itself.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -40,6 +42,8 @@ class InstantEngine:
         self.free_slots = deque(range(config.slots))
         self.clock = time.monotonic
         letters = [tokenizer.encode(letter, add_special_tokens=False) for letter in "abcdefghijklmnopqrstuvwxyz"]
+        self._pace = float(os.environ.get("VERIFYPD_INSTANT_STEP_MS", "0")) / 1e3  # s
+        self._next = 0.0
         self._letters = [ids[0] for ids in letters if len(ids) == 1] or [0]
 
     @property
@@ -70,6 +74,10 @@ class InstantEngine:
 
     def step(self) -> list[Request]:
         """A token for everybody."""
+        if self._pace:
+            now = self.clock()
+            self._next = max(self._next + self._pace, now)
+            time.sleep(self._next - now)
         while self.waiting and self.free_slots:
             request = self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
