@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.serving import Server
 
-CASES = 2000
+CASES = 200  # at least; a quiet machine makes thousands in the time
 SECONDS = int(os.environ.get("VERIFYPD_SCHEMA_SECONDS", "40"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"
 
@@ -32,7 +32,7 @@ def test_every_operation_declares_its_errors(server: Server) -> None:
 def test_schemathesis_finds_no_5xx_and_no_undeclared_status(server: Server, tmp_path: Path) -> None:
     """Most cases come from walking the document; the rest is chance, for as long as it may take."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.address}/openapi.json", "--checks", CHECKS]
-    command += ["--max-examples", "20", "--phases", "coverage,fuzzing", "--mode", "all", "--max-time", str(SECONDS)]
+    command += ["--max-examples", "100", "--phases", "coverage,fuzzing", "--mode", "all", "--max-time", str(SECONDS)]
     command += ["--request-timeout", "60", "--generation-database", "none", "--seed", "1", "--no-color"]
     command += ["--suppress-health-check", "all"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
