@@ -20,7 +20,7 @@ PACKAGE = ROOT / "verifypd"
 # A module may import its own package and whatever stands to its left.
 ORDER = (
     "errors config request batch metrics | control | tokenizer kernels kv attention sampling | models | runtime"
-    " | drafters | lanes testing | engine | server bench | cli"
+    " | drafters | lanes testing | engine | server bench distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)
@@ -41,6 +41,10 @@ MAY_WAIT = {
     "lanes/verify.py::_read": "reads numpy arrays that a ticket has brought to the host",
     "lanes/verify.py::_token_logprobs": "the same",
     "models/gguf.py": "reads a file; never sees a device",
+    "distil/generate.py": "offline: one look every few steps, and the text at the end",
+    "distil/measure.py": "offline: counts on the host",
+    "distil/text.py": "numpy arrays from files",
+    "distil/train.py": "offline: the loss, a few times a run",
 }
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 

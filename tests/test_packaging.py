@@ -23,7 +23,12 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Import name → distribution, where they differ.
 DISTRIBUTION = {"huggingface_hub": "huggingface-hub", "pynvml": "nvidia-ml-py", "zmq": "pyzmq"}
 # Parts of the package that may also import what an extra declares.
-EXTRA_OF = {"server": ["server", "gpu", "ray"], "bench": ["bench", "gpu"], "metrics": ["server", "gpu"]}
+EXTRA_OF = {
+    "distil": ["bench"],
+    "server": ["server", "gpu", "ray"],
+    "bench": ["bench", "gpu"],
+    "metrics": ["server", "gpu"],
+}
 
 
 def name_of(requirement: str) -> str:

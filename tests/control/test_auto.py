@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.control.test_controller import snapshot, view
+from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
 from verifypd.control.architectures import Architecture, Plain
-from verifypd.control.auto import KEEP, SMALLEST_CHUNK, Auto, chunk_within
-from verifypd.control.controller import FixedController, ThroughputController
+from verifypd.control.auto import KEEP, SMALLEST_CHUNK, Auto, Step, chunk_within
+from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tables import h200
+from verifypd.control.throughput import ThroughputController
 
 GPU = h200().coefficients
 
@@ -238,49 +239,59 @@ def prompt(slot: int, **changes: Any) -> RequestView:
 
 
 @pytest.mark.parametrize("requests", [1, 16, 32])
-def test_a_chunk_fits_the_tightest_target(requests: int) -> None:
+def test_a_chunk_rides_for_nothing_while_its_prompt_is_in_time(requests: int) -> None:
     policy = auto()
-    views = [view(i, slo_tpot=15.0 if i else 12.0) for i in range(requests)] + [prompt(99, waited=0.2)]
-    state = snapshot(views, prefill_chunk=512)
-    policy.plan(state)
-    chunk = policy.prefill_chunk
-    assert chunk is not None and chunk > SMALLEST_CHUNK
+    policy.plan(snapshot([view(i) for i in range(requests)] + [prompt(99, since_output=0.01)], prefill_chunk=256))
+    policy.plan(snapshot([view(i) for i in range(requests)] + [prompt(99, since_output=0.01)], prefill_chunk=256))
     chosen = policy.controller.chosen if isinstance(policy.controller, ThroughputController) else None
-    assert chosen is not None
+    assert chosen is not None and policy.prefill_chunk is not None
+    rows = requests + chosen.rows + policy.prefill_chunk
+    assert policy.prefill_chunk == 128 or rows == pytest.approx(GPU.knee, abs=1.0), (
+        "to the knee, but half of the setting"
+    )
 
-    def seconds(tokens: int) -> float:
-        return policy.cost.verify_seconds(requests + tokens, requests * 512 + tokens, tokens * tokens, True)
 
-    assert seconds(chunk) <= 12e-3 < seconds(chunk + 16), "and no smaller than it need be"
-
-
-def test_a_chunk_is_no_larger_than_set_while_prompts_are_in_time() -> None:
+def test_a_prompt_that_has_waited_keeps_pace_with_plain_decoding() -> None:
+    """Steps with drafts are longer, so chunks are larger: as many prompt tokens a second as without drafts."""
     policy = auto()
-    policy.plan(snapshot([view(0), prompt(1)], prefill_chunk=128))
-    assert policy.prefill_chunk == 128
-    policy.plan(snapshot([view(0), prompt(1, waited=0.4)], prefill_chunk=128))
-    assert policy.prefill_chunk == 512
+    late = [view(0, slo_tpot=100.0), prompt(1, since_output=0.4)]
+    for _ in range(2):
+        policy.plan(snapshot(late, prefill_chunk=128))
+    assert isinstance(policy.controller, ThroughputController) and policy.controller.stretch > 1.0
+    assert policy.prefill_chunk == round(128 * policy.controller.stretch)
+
+
+@pytest.mark.parametrize("requests", [1, 16, 32])
+def test_a_chunk_fits_the_tightest_target(requests: int) -> None:
+    cost, step = h200(), Step(rows=requests, context=requests * 512.0)
+    chunk = chunk_within(cost, 12e-3, step, 2048)
+    assert SMALLEST_CHUNK < chunk < 2048
+    assert step.seconds(cost, chunk) <= 12e-3 < step.seconds(cost, chunk + 16), "and no smaller than it need be"
 
 
 def test_a_tighter_target_means_a_smaller_chunk() -> None:
-    cost = h200()
-    sizes = [chunk_within(cost, target, 32, 32 * 512.0, 0.0, 0, 4096) for target in (9e-3, 12e-3, 20e-3, 50e-3, 1.0)]
+    step = Step(rows=32, context=32 * 512.0)
+    sizes = [chunk_within(h200(), target, step, 4096) for target in (9e-3, 12e-3, 20e-3, 50e-3, 1.0)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1] == 4096
 
 
 def test_a_long_context_means_a_smaller_chunk() -> None:
     cost = CostModel(replace(GPU, chunk_context=2e-9))
-    early, late = (chunk_within(cost, 20e-3, 8, 4096.0, 0.0, start, 4096) for start in (0, 30_000))
+    early, late = (chunk_within(cost, 20e-3, Step(8, 4096.0, start=start), 4096) for start in (0, 30_000))
     assert late < early
 
 
 def test_prefill_progresses_where_the_target_cannot_be_met() -> None:
-    cost = CostModel(GPU.scaled(10.0, 10.0))
-    chunk = chunk_within(cost, 15e-3, 32, 32 * 512.0, 0.0, 0, 1024)
-    step = cost.verify_seconds(32, 32 * 512.0)
+    cost, step = CostModel(GPU.scaled(10.0, 10.0)), Step(rows=32, context=32 * 512.0)
+    chunk = chunk_within(cost, 15e-3, step, 1024)
     assert chunk >= SMALLEST_CHUNK
-    assert cost.verify_seconds(32 + chunk, 32 * 512.0 + chunk, chunk * chunk, True) <= 1.5 * step
-    assert chunk <= chunk_within(cost, 15e-3, 32, 32 * 512.0, 0.0, 0, 1024, late=True)
+    assert step.seconds(cost, chunk) <= 1.5 * step.seconds(cost, 0)
+
+
+def test_a_chunk_that_costs_the_same_at_any_size_is_not_cut_to_nothing() -> None:
+    """Where decode spans and chunks should not share a pass, many small chunks would pay for it again and again."""
+    cost, step = CostModel(replace(GPU, mixed=12e-3)), Step(rows=32, context=32 * 512.0)
+    assert chunk_within(cost, 15e-3, step, 256) == 256
 
 
 def test_nobody_decoding_means_the_largest_chunk() -> None:

@@ -1,126 +1,20 @@
-"""Controllers against a hidden truth: the measured table decides what a step takes, made-up chances what stands."""
+"""What every controller holds to, and the rules of `fixed` and `threshold` one by one."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from tests.control.views import VIEW, snapshot, view
 from verifypd.control import controller as module
-from verifypd.control.controller import (
-    Controller,
-    FixedController,
-    Load,
-    TemperatureSearch,
-    ThresholdController,
-    ThroughputController,
-    allocations,
-    make_controller,
-)
-from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control import throughput
+from verifypd.control.controller import FixedController, ThresholdController, make_controller
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.survival import kind_of
-from verifypd.control.tables import H200, h200
+from verifypd.control.snapshot import RequestView
+from verifypd.control.tables import h200
 from verifypd.errors import ConfigError
-
-VIEW = RequestView(
-    slot=0,
-    rank=(0, 0),
-    served=0,
-    chunk_start=0,
-    prefill_left=0,
-    length_floor=512,
-    length_bound=512,
-    max_length=100_000,
-    draft_limit=8,
-    draft_lag=2,
-    promise=8,
-    prompt_logprobs=-1,
-    slo_tpot=1e6,
-)
-
-
-def view(slot: int, **changes: Any) -> RequestView:
-    return replace(VIEW, slot=slot, order=slot, rank=(0, slot), **changes)
-
-
-def snapshot(views: Sequence[RequestView], **changes: Any) -> Snapshot:
-    base = Snapshot(
-        step=1,
-        requests=tuple(views),
-        batch_size=256,
-        prefill_chunk=256,
-        draft_chunk=256,
-        drafter="model",
-        drafter_has_cache=True,
-    )
-    return replace(base, **changes)
-
-
-class World:
-    """Requests that never end on the measured machine; acceptance is a function of step and request."""
-
-    def __init__(self, requests: int, alpha: Callable[[int, int], float], seed: int = 0, noise: float = 0.03) -> None:
-        self.requests = requests
-        self.alpha = alpha
-        self.noise = noise
-        self.rng = random.Random(seed)
-        self.lag = [2] * requests
-        self.time = 0.0
-        self.step = 0
-
-    def run(self, controller: Controller, steps: int) -> tuple[float, list[float]]:
-        """(tokens a second, mean draft length of each step)."""
-        tokens, start, means = 0, self.time, []
-        for _ in range(steps):
-            views = [view(i, draft_lag=lag) for i, lag in enumerate(self.lag)]
-            lengths = controller.draft_lengths(views, snapshot(views))
-            controller.observe_step(self.measure(lengths))
-            tokens += sum(self.judge(controller, i, lengths.get(i, 0)) for i in range(self.requests))
-            means.append(sum(lengths.values()) / self.requests)
-            self.step += 1
-        return tokens / (self.time - start), means
-
-    def measure(self, lengths: dict[int, int]) -> StepTiming:
-        count, n = self.requests, len(lengths)
-        rows = count + sum(lengths.values())
-        caught_up = sum(self.lag[i] for i in lengths)
-        draft = H200.draft_seconds(max(lengths.values(), default=0), caught_up - 2 * n, n * 512.0)
-        timing = StepTiming(
-            draft_requests=n,
-            draft_steps=max(lengths.values(), default=0),
-            draft_rows=caught_up,
-            draft_context=n * 512.0,
-            verify_requests=count,
-            verify_rows=rows,
-            verify_context=count * 512.0,
-            draft_seconds=draft * self.rng.lognormvariate(0, self.noise),
-            verify_seconds=H200.verify_seconds(rows, count * 512.0, requests=count)
-            * self.rng.lognormvariate(0, self.noise),
-        )
-        self.time += timing.device_seconds
-        return timing
-
-    def judge(self, controller: Controller, i: int, length: int) -> int:
-        accepted = 0
-        while accepted < length and self.rng.random() < self.alpha(self.step, i):
-            accepted += 1
-        self.lag[i] = 2 if length else self.lag[i] + 1
-        controller.observe(Observation(i, length, accepted, accepted + 1, False, False, 1.0, "model"))
-        return accepted + 1
-
-
-def true_rate(requests: int, alpha: float, length: int) -> float:
-    """Tokens a second of a fixed length, from the measured table."""
-    seconds = H200.pass_seconds(requests, length + 1) + length * H200.draft_seconds(1, 0, requests * 512)
-    return requests * sum(alpha**i for i in range(length + 1)) / seconds
-
 
 # --- fixed ------------------------------------------------------------------------------------------------------------
 
@@ -235,241 +129,6 @@ def test_threshold_p95_is_over_the_last_hundred_steps_with_the_queue_wait() -> N
     assert controller.p95 == pytest.approx(0.06)
 
 
-# --- throughput: the allocation ---------------------------------------------------------------------------------------
-
-
-def brute_force(curves: list[list[float]], load: Load, cost: CostModel) -> float:
-    """The best rate over all ways to choose lengths."""
-    from itertools import product
-
-    best = 0.0
-    for lengths in product(*(range(len(curve) + 1) for curve in curves)):
-        part = sum(length > 0 for length in lengths) / len(curves)
-        draft = cost.draft_seconds(max(lengths), load.draft_rows * part, load.draft_context * part)
-        seconds = cost.verify_seconds(load.rows + sum(lengths), load.context) + (draft if max(lengths) else 0.0)
-        tokens = load.requests + sum(sum(curve[:length]) for curve, length in zip(curves, lengths, strict=True))
-        best = max(best, tokens / seconds)
-    return best
-
-
-def test_the_allocation_is_the_best_there_is() -> None:
-    rng = random.Random(4)
-    for trial in range(60):
-        n = rng.randint(1, 4)
-        curves = []
-        for _ in range(n):
-            alpha = rng.uniform(0.05, 0.97)
-            curves.append([alpha ** (i + 1) for i in range(rng.randint(1, 4))])
-        row = rng.choice((21e-6, 1e-3, 3e-3))
-        cost = CostModel(
-            Coefficients(floor=rng.choice((1e-3, 4.4e-3)), row=row, draft_step=rng.choice((0.1e-3, 1.2e-3)))
-        )
-        load = Load(n, float(n), n * 512.0, draft_context=n * 512.0, draft_rows=2.0 * n)
-        found = max(option.rate for option in allocations(curves, load, cost))
-        assert found == pytest.approx(brute_force(curves, load, cost), rel=2e-3), trial
-
-
-def test_requests_get_what_their_own_acceptance_is_worth() -> None:
-    world = World(128, lambda step, i: 0.9 if i < 64 else 0.1)
-    controller = ThroughputController(h200())
-    world.run(controller, 60)
-    views = [view(i) for i in range(128)]
-    lengths = controller.draft_lengths(views, snapshot(views))
-    good = sum(lengths.get(i, 0) for i in range(64)) / 64
-    bad = sum(lengths.get(i, 0) for i in range(64, 128)) / 64
-    assert good > 3 and bad < 0.5
-
-
-def test_the_urgent_get_longer_drafts() -> None:
-    controller = ThroughputController(CostModel(Coefficients(row=100e-6, draft_step=0.02e-3)))
-    views = [view(i, slo_tpot=15.0, since_output=0.09 if i < 4 else 0.001) for i in range(32)]
-    lengths = controller.draft_lengths(views, snapshot(views))
-    late = sum(lengths.get(i, 0) for i in range(4)) / 4
-    rest = sum(lengths.get(i, 0) for i in range(4, 32)) / 28
-    assert late > rest
-
-
-def test_a_target_that_plain_decoding_meets_is_not_broken() -> None:
-    plain, loose = ThroughputController(h200()), ThroughputController(h200())
-    world = World(32, lambda step, i: 0.8 if i < 24 else 0.05)
-    world.run(plain, 80)
-    World(32, lambda step, i: 0.8 if i < 24 else 0.05).run(loose, 80)
-    tight = [view(i, slo_tpot=8.0) for i in range(32)]
-    lengths = plain.draft_lengths(tight, snapshot(tight))
-    depth = max(lengths.values(), default=0)
-    easy = [view(i) for i in range(32)]
-    assert depth < max(loose.draft_lengths(easy, snapshot(easy)).values())
-
-
-def test_prompt_chunks_in_the_pass_leave_fewer_free_rows() -> None:
-    controller = ThroughputController(h200())
-    World(32, lambda step, i: 0.7).run(controller, 40)
-    views = [view(i) for i in range(32)]
-    free = controller.draft_lengths(views, snapshot(views))
-    chunk = view(40, prefill_left=5000)
-    load = controller._load(views, snapshot([*views, chunk]), views)
-    assert load.rows == 32 + 256 and load.mixed
-    assert sum(free.values()) > 0
-
-
-# --- throughput: what it converges to ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("requests", [1, 16, 64, 128])
-@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8, 0.9])
-def test_converges_to_the_best_length(alpha: float, requests: int) -> None:
-    world = World(requests, lambda step, i: alpha, seed=requests)
-    controller = ThroughputController(h200())
-    world.run(controller, 300 if requests == 1 else 40)
-    rate, means = world.run(controller, 600 if requests == 1 else 60)
-    best = max(true_rate(requests, alpha, length) for length in range(9))
-    noise = 0.045 if requests == 1 else 0.02  # of the tokens drawn
-    assert rate > best * (0.97 - noise), f"drafts {sum(means) / len(means):.2f} tokens"
-    assert rate > true_rate(requests, alpha, 0) * (0.985 - noise)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "requests", "length", "gain"),
-    [(0.5, 1, 1, 1.17), (0.5, 128, 1, 1.06), (0.8, 1, 3, 1.63), (0.8, 128, 2, 1.41), (0.9, 1, 5, 2.0)],
-)
-def test_the_published_best_lengths(alpha: float, requests: int, length: int, gain: float) -> None:
-    """Best L and gain as read off the measured table; neighbours within a percent count as the same."""
-    rates = [true_rate(requests, alpha, n) for n in range(9)]
-    assert max(rates) / rates[0] == pytest.approx(gain, abs=0.01)
-    assert rates[length] > 0.99 * max(rates)
-    world = World(requests, lambda step, i: alpha, seed=3)
-    controller = ThroughputController(h200())
-    world.run(controller, 400 if requests == 1 else 50)
-    _, means = world.run(controller, 200 if requests == 1 else 20)
-    assert sum(means) / len(means) == pytest.approx(length, abs=1.0)
-
-
-def test_wrong_beliefs_about_costs_are_overcome() -> None:
-    """A draft believed four times as dear as it is, and one believed four times as cheap."""
-    for factor in (4.0, 0.25):
-        controller = ThroughputController(CostModel(h200().coefficients.scaled(1.0, factor)))
-        world = World(16, lambda step, i: 0.7)
-        world.run(controller, 500)
-        rate, _ = world.run(controller, 100)
-        assert rate > 0.95 * max(true_rate(16, 0.7, n) for n in range(9))
-
-
-def test_under_drifting_acceptance_it_beats_every_fixed_length() -> None:
-    """Text that switches between copying and free prose."""
-
-    def alpha(step: int, i: int) -> float:
-        return 0.95 if step // 150 % 2 else 0.1
-
-    rate, _ = World(1, alpha).run(ThroughputController(h200()), 1500)
-    assert rate > 1.1 * max(World(1, alpha).run(FixedController(n), 1500)[0] for n in range(9))
-
-
-# --- throughput: nothing, and back ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("requests", [1, 32])
-def test_goes_to_nothing_when_nothing_pays_and_comes_back(requests: int) -> None:
-    low = World(requests, lambda step, i: 0.05 if step < 1000 else 0.85)
-    controller = ThroughputController(h200())
-    low.run(controller, 500)
-    rate, means = low.run(controller, 500)
-    assert sum(means) / len(means) < 0.06, "it still drafts"
-    assert not controller.speculating
-    assert rate > 0.98 * true_rate(requests, 0.05, 0)
-    _, means = low.run(controller, 500)
-    assert controller.speculating and sum(means[-50:]) / 50 > 2, "it has not come back"
-
-
-def test_probes_are_bounded() -> None:
-    world = World(8, lambda step, i: 0.0)
-    controller = ThroughputController(h200(), probe_share=0.01)
-    world.run(controller, 200)
-    spent, start = controller.probe_seconds, world.time
-    world.run(controller, 2000)
-    share = (controller.probe_seconds - spent) / (world.time - start)
-    assert 0.002 < share <= 0.0101 and controller.probes > 20
-    off = ThroughputController(h200(), probe_share=0.0)
-    world = World(8, lambda step, i: 0.0)
-    world.run(off, 300)
-    _, means = world.run(off, 300)
-    assert not any(means), "no share, no probes"
-
-
-def test_a_draft_that_lags_far_behind_must_be_worth_catching_up() -> None:
-    controller = ThroughputController(h200())
-    World(16, lambda step, i: 0.6).run(controller, 100)
-    short = [view(0, draft_lag=20_000, max_length=530), *(view(i) for i in range(1, 16))]
-    long = [view(0, draft_lag=20_000), *(view(i) for i in range(1, 16))]
-    assert 0 not in controller.draft_lengths(short, snapshot(short)), "ends before it pays"
-    controller._mean_output = 5000.0
-    assert 0 in controller.draft_lengths(long, snapshot(long))
-
-
-def test_hysteresis_keeps_it_from_flapping() -> None:
-    """At the break-even acceptance it changes its mind a few times at most."""
-    world = World(32, lambda step, i: 0.27)
-    controller = ThroughputController(h200())
-    world.run(controller, 200)
-    changes, last = 0, controller.speculating
-    for _ in range(400):
-        world.run(controller, 1)
-        changes += controller.speculating != last
-        last = controller.speculating
-    assert changes <= 12
-
-
-def test_nobody_to_draft_for() -> None:
-    controller = ThroughputController(h200())
-    assert controller.draft_lengths([], snapshot([])) == {}
-    silent = [view(0, promise=0), view(1, draft_limit=0)]
-    assert controller.draft_lengths(silent, snapshot(silent)) == {}
-
-
-def test_requests_are_forgotten() -> None:
-    controller = ThroughputController(h200())
-    World(8, lambda step, i: 0.5).run(controller, 20)
-    for order in range(8):
-        controller.forget(order)
-    assert not controller.survival._requests and not controller._outputs
-
-
-# --- the drafter's temperature ----------------------------------------------------------------------------------------
-
-
-def search(best: float, sharpness: float, rounds: int = 12_000) -> float:
-    """The τ the search ends at when acceptance falls with the distance from `best`."""
-    rng = random.Random(1)
-    found = TemperatureSearch()
-    kind = kind_of(False, False, 1.0, None)
-    for turn in range(rounds):
-        order = turn % 16
-        tau = found.choose(kind, order, turn // 16)
-        assert 0.6 <= tau <= 1.6
-        alpha = 0.75 - sharpness * abs(tau - best)
-        accepted = 0
-        while accepted < 3 and rng.random() < alpha:
-            accepted += 1
-        found.observe(Observation(order, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
-    return found.best(kind)
-
-
-def test_temperature_search_climbs_to_where_more_is_accepted() -> None:
-    assert search(0.6, 0.9) <= 0.8
-    assert search(1.4, 0.9) >= 1.2
-    assert search(1.0, 0.9) == pytest.approx(1.0, abs=0.11)
-
-
-def test_temperature_search_stays_where_nothing_is_gained() -> None:
-    assert search(1.0, 0.0) == pytest.approx(1.0, abs=0.21)
-
-
-def test_temperature_is_one_unless_asked_for() -> None:
-    assert ThroughputController(h200()).temperature(VIEW) == 1.0
-    searching = ThroughputController(h200(), search_temperature=True)
-    assert searching.temperature(replace(VIEW, greedy=True)) == 1.0
-    assert {searching.temperature(replace(VIEW, length_floor=n)) for n in range(64)} == {0.9, 1.0}
-
-
 # --- exactness --------------------------------------------------------------------------------------------------------
 
 
@@ -479,7 +138,8 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
         for field in dataclasses.fields(record):
             assert field.type in ("int", "float", "bool", "str", "str | None", "tuple[int, int]"), field.name
             assert "token" not in field.name and "draft_ids" not in field.name
-    classes = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__name__.endswith("Controller")]
+    members = [*inspect.getmembers(module, inspect.isclass), *inspect.getmembers(throughput, inspect.isclass)]
+    classes = {c for _, c in members if c.__name__.endswith("Controller")}
     allowed = {
         "draft_length": {"view"},
         "draft_lengths": {"views", "snapshot"},
@@ -487,6 +147,7 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
         "observe": {"seen"},
         "observe_step": {"timing"},
         "forget": {"order"},
+        "state": set(),
         "predict": {"views", "snapshot", "overlap"},
         "corrected": {"best", "plain"},
     }

@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.controller import make_controller
 from verifypd.control.cost import Coefficients
-from verifypd.control.simulate import (
-    Acceptance,
-    Arrival,
-    Lengths,
-    Report,
-    Settings,
-    Simulation,
-    TrueCosts,
-    percentile,
-    poisson,
-)
+from verifypd.control.outcome import Report, percentile
+from verifypd.control.simulate import Settings, Simulation, TrueCosts
 from verifypd.control.snapshot import Plan, Snapshot
+from verifypd.control.traffic import Acceptance, Arrival, Lengths, poisson
 from verifypd.errors import EngineError
 
 FIXED = ("plain", "baseline", "pd", "pdv", "unified", "table")

@@ -10,7 +10,9 @@ import pytest
 
 from verifypd.cli import main
 from verifypd.engine import trace
+from verifypd.engine.llm import LLM
 from verifypd.errors import RequestError
+from verifypd.request import SamplingParams
 
 
 def draft_span(slot: int, drafts: int) -> dict[str, Any]:
@@ -109,3 +111,14 @@ def test_decisions_are_told_with_reasons(folder: Path) -> None:
     record = trace.read(folder)
     assert "unified: predicted 1.2x (gain 1.2)" in trace.explain(record)
     assert any(e["ph"] == "i" for e in trace.chrome_trace(record)["traceEvents"])
+
+
+def test_what_the_policy_believed_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """A real run under `auto`: the calibration error of its forecasts is in the record and in the explanation."""
+    settings = {"arch": "auto", "controller": "throughput", "record": str(tmp_path), "kv_memory": "16MB"}
+    with LLM(str(pair[0]), draft=str(pair[1]), max_model_len=128, **settings) as llm:
+        llm.generate([[5, 6, 7, 8] * 6], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    beliefs = trace.read(tmp_path).beliefs
+    assert beliefs["architecture"] in ("plain", "unified", "pd", "pdv")
+    assert 0.0 <= beliefs["calibration_error"] <= 1.0 and beliefs["cost_error"] >= 0.0
+    assert "calibration_error" in trace.explain(trace.read(tmp_path))

@@ -41,9 +41,15 @@ class Architecture(Protocol):
         """A request has left for good."""
         ...
 
+    def state(self) -> dict[str, float | str]:
+        """What runs now and what it rests on, by name, for metrics and records."""
+        ...
+
 
 class Policy:
     """What architectures share: drafting as the controller says, and passing on to it what happened."""
+
+    name: str
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -59,6 +65,10 @@ class Policy:
     def forget(self, order: int) -> None:
         """A request has left for good."""
         self.controller.forget(order)
+
+    def state(self) -> dict[str, float | str]:
+        """Its name and what its controller believes."""
+        return {"architecture": self.name, **self.controller.state()}
 
     def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
         """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget."""

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
-from verifypd.control.controller import Controller, ThroughputController
+from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.throughput import ThroughputController
 
 INTERVAL = 16  # steps between two looks
 PATIENCE = 3  # looks in a row that must agree before it switches
@@ -23,7 +24,8 @@ DWELL = 8  # looks after a switch before the next
 KEEP = 1000  # decisions remembered
 SMALLEST_CHUNK = 32  # tokens: prefill always progresses
 CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
-PRESSED, LATE = 0.3, 0.5  # parts of the target for the first token, after which chunks may grow, and steps stretch
+DEBT = 0.25  # part of a step that may go to bringing drafts' caches up to date
+PRESSED = 0.2  # part of the target for the first token after which a chunk may cost those who decode something
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Auto:
         }
         self.running = "unified"  # whose plans it answers with
         self.label = "unified"  # the same, or "plain" while nothing is drafted
-        self.decisions: list[Decision] = []
+        self.decisions: list[Decision] = []  # the latest
+        self.decided = 0  # all there were
         self.predicted: dict[str, float] = {}  # tokens a second, smoothed
         self.queue_factor: float | None = None  # None: the setting
         self.prefill_chunk: int | None = None
@@ -117,6 +120,12 @@ class Auto:
         """A request has left for good."""
         self.controller.forget(order)
 
+    def state(self) -> dict[str, float | str]:
+        """What it has chosen, how often it has changed its mind, and what its controller believes."""
+        chosen: dict[str, float | str] = {"architecture": self.label, "decisions": self.decided}
+        foretold = {f"foretold_{name}": rate for name, rate in self.predicted.items()}  # tokens a second
+        return chosen | self.controller.state() | foretold
+
     # -- which architecture -------------------------------------------------------------------------------------------
 
     @property
@@ -157,37 +166,55 @@ class Auto:
         prefill = self._prefill_seconds(snapshot)
         half = views[: max(1, len(views) // 2)]
         alone = replace(apart, requests=tuple(half))
+        riding = self._aside(
+            views, snapshot
+        )  # every architecture computes the prompts: what counts is what else it does
         rates = {
-            "unified": self._best_rate(views, snapshot, 0.0, False),
-            "pd": self._best_rate(views, apart, prefill, False),
+            "unified": self._best_rate(views, snapshot, 0.0, riding, False),
+            "pd": self._best_rate(views, apart, prefill, riding, False),
         }
         if len(views) >= 2 and snapshot.drafter is not None:
-            rates["pdv"] = self._best_rate(half, alone, prefill, self.overlap)
+            rates["pdv"] = self._best_rate(half, alone, prefill, riding, self.overlap)
         return rates
 
-    def _best_rate(self, views: Sequence[RequestView], snapshot: Snapshot, prefill: float, overlap: bool) -> float:
-        """Most tokens a second of these requests, a pass of `prefill` seconds beside each step."""
+    def _aside(self, views: Sequence[RequestView], snapshot: Snapshot) -> float:
+        """What prompt chunks add to a pass in which they ride, at least: seconds that no architecture can save."""
+        rows, context = float(len(views)), float(sum([view.length_bound for view in views]))
+        chunk, riding, square = self._chunk(snapshot)
+        with_chunk = self.cost.verify_seconds(rows + chunk, context + riding, square)
+        return with_chunk - self.cost.verify_seconds(rows, context)
+
+    def _best_rate(
+        self, views: Sequence[RequestView], snapshot: Snapshot, prefill: float, aside: float, overlap: bool
+    ) -> float:
+        """Most tokens a second of these requests, a pass of `prefill` seconds beside each step, `aside` not counted."""
         if self._throughput is None:
             lengths = list(self.controller.draft_lengths(views, snapshot).values()) if snapshot.drafter else []
             context = float(sum([view.length_bound for view in views]))
             draft = self.cost.draft_seconds(max(lengths, default=0), 0.0, context)
             passes = self.cost.verify_seconds(len(views) + sum(lengths), context) + prefill
-            return len(views) / (max(draft, passes) if overlap else draft + passes)
+            seconds = (max(draft, passes) if overlap else draft + passes) - (aside if prefill else 0.0)
+            return len(views) / seconds
         options = self._throughput.predict(views, snapshot, overlap)
         best = max(options, key=lambda option: option.rate)
         verify = best.seconds - best.draft_seconds if not overlap else best.seconds
         seconds = max(best.draft_seconds, verify + prefill) if overlap else best.seconds + prefill
-        return best.tokens / seconds
+        return best.tokens / max(seconds - aside, 0.1 * seconds)
 
     def _prefill_seconds(self, snapshot: Snapshot) -> float:
         """A pass of its own over the next prompt chunks."""
+        return self.cost.verify_seconds(*self._chunk(snapshot))
+
+    @staticmethod
+    def _chunk(snapshot: Snapshot) -> tuple[float, float, float]:
+        """Rows, Σ context and Σ chunk × context of the next prompt chunks."""
         left, context, square = snapshot.prefill_chunk, 0.0, 0.0
         for view in snapshot.requests:
             take = min(left, view.prefill_left)
             left -= take
             context += (view.chunk_start + take) if take else 0
             square += take * (view.chunk_start + take)
-        return self.cost.verify_seconds(snapshot.prefill_chunk - left, context, square)
+        return float(snapshot.prefill_chunk - left), context, square
 
     def _hold_to_account(self) -> None:
         """Hold what was foretold of the running architecture against what came since the last look."""
@@ -196,12 +223,12 @@ class Auto:
         if not foretold or busy <= 0.0 or not emitted or self._since_switch < 2:
             return
         ratio = max(0.5, min(2.0, emitted / busy / foretold))
-        own = self._fidelity.get(self.running, ratio)
+        own = self._fidelity.get(self.running, 1.0)
         self._scatter += 0.1 * (abs(ratio - own) * 0.3 - self._scatter)  # of a mean over ten looks
         self._fidelity[self.running] = own + 0.1 * (ratio - own)
         for name in self._fidelity:
             if name != self.running:  # what was learnt of the others grows old
-                self._fidelity[name] += 0.003 * (self._fidelity[self.running] - self._fidelity[name])
+                self._fidelity[name] += 0.02 * (self._fidelity[self.running] - self._fidelity[name])
 
     def _clock(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
         """Count the time in which requests were decoding."""
@@ -240,6 +267,7 @@ class Auto:
         if len(self.decisions) >= KEEP:
             del self.decisions[: KEEP // 2]
         self.decisions.append(decision)
+        self.decided += 1
 
     # -- chunk and queue ----------------------------------------------------------------------------------------------
 
@@ -254,29 +282,51 @@ class Auto:
         if self.running == "pdv":
             verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)
         return replace(
-            snapshot, prefill_chunk=self.prefill_chunk, queue_factor=self.queue_factor, verify_batch=verify_batch
+            snapshot,
+            prefill_chunk=self.prefill_chunk,
+            draft_chunk=self._next_draft_chunk(snapshot),
+            queue_factor=self.queue_factor,
+            verify_batch=verify_batch,
         )
 
     def _next_chunk(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> int:
-        """As many prompt tokens as fit the tightest inter-token target in flight; more than the setting only where
-        prompts would else miss theirs: a larger chunk than needed makes everyone who decodes wait for nothing."""
-        most = CHUNK_FACTOR * snapshot.prefill_chunk
+        """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
+
+        A prompt that has waited for a while may cost the others something: then as many as keep pace with `plain`,
+        whose steps are shorter, within the tightest inter-token target in flight. With nobody decoding, many.
+        """
         waiting = [view for view in snapshot.requests if view.prefill_left]
         if not waiting or not self.cost.known:
             return snapshot.prefill_chunk
         if not ready:
-            return most
-        chosen = self._throughput.chosen if self._throughput else None
-        served = ready[: snapshot.batch_size]
-        rows = len(served) + (chosen.rows if chosen and self.label != "plain" else 0.0)
-        draft = chosen.draft_seconds if chosen and self.label != "plain" else 0.0
-        context = float(sum([view.length_bound for view in served]))
-        target = min([view.slo_tpot for view in served]) * 1e-3
+            return CHUNK_FACTOR * snapshot.prefill_chunk
         first = min(waiting, key=lambda view: view.rank)
-        if first.waited < PRESSED * snapshot.slo_ttft * 1e-3:
-            most = snapshot.prefill_chunk
-        late = first.waited > LATE * snapshot.slo_ttft * 1e-3
-        return chunk_within(self.cost, target, rows, context, draft, first.chunk_start, most, late)
+        served = ready[: snapshot.batch_size]
+        chosen = self._throughput.chosen if self._throughput and self.label != "plain" else None
+        step = Step(
+            rows=len(served) + (chosen.rows if chosen else 0.0),
+            context=float(sum([view.length_bound for view in served])),
+            draft_seconds=chosen.draft_seconds if chosen else 0.0,
+            start=first.chunk_start,
+            apart=self.running != "unified",
+        )
+        stretch = self._throughput.stretch if self._throughput else 1.0
+        most = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
+        if first.since_output < PRESSED * snapshot.slo_ttft * 1e-3:
+            most = max(min(most, step.free(self.cost)), snapshot.prefill_chunk // 2)
+        target = min([view.slo_tpot for view in served]) * 1e-3
+        return chunk_within(self.cost, target, step, most)
+
+    def _next_draft_chunk(self, snapshot: Snapshot) -> int:
+        """As many tokens for a draft's cache to catch up with as a share of the step takes.
+
+        The debt is paid once, and until it is the request cannot draft: to pay sooner only costs a longer gap now.
+        """
+        chosen = self._throughput.chosen if self._throughput else None
+        row = self.cost.coefficients.draft_row
+        if chosen is None or not row or not self.cost.known:
+            return snapshot.draft_chunk
+        return max(snapshot.draft_chunk, min(CHUNK_FACTOR * snapshot.draft_chunk, int(DEBT * chosen.seconds / row)))
 
     def _next_queue_factor(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> float:
         """More prompts made ready where the batch runs short of requests, fewer where ready ones wait too long."""
@@ -290,29 +340,42 @@ class Auto:
         return factor
 
 
-def chunk_within(
-    cost: CostModel,
-    target: float,
-    rows: float,
-    context: float,
-    draft_seconds: float,
-    start: int,
-    most: int,
-    late: bool = False,
-) -> int:
-    """Most prompt tokens, up to `most`, that keep a step within `target` seconds; half as long again as the step takes
-    without them where that is more (twice where the prompt is late), so that prefill always progresses."""
-    base = draft_seconds + cost.verify_seconds(max(1.0, rows), context) + cost.overhead
-    budget = max(target, base * (2.0 if late else 1.5))
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that a prompt chunk is to join."""
 
-    def seconds(chunk: int) -> float:
-        passes = cost.verify_seconds(rows + chunk, context + start + chunk, chunk * (start + chunk), mixed=True)
-        return draft_seconds + passes + cost.overhead
+    rows: float  # verifier rows without the chunk
+    context: float  # Σ context of them, tokens
+    draft_seconds: float = 0.0
+    start: int = 0  # tokens of the prompt already computed
+    apart: bool = False  # whether the chunk gets a pass of its own
 
+    def seconds(self, cost: CostModel, chunk: int) -> float:
+        """What the step takes with a chunk of so many tokens."""
+        end = self.start + chunk
+        alone = self.draft_seconds + cost.overhead
+        if not chunk or self.apart:
+            passes = cost.verify_seconds(max(1.0, self.rows), self.context)
+            return alone + passes + cost.verify_seconds(chunk, end, chunk * end)
+        return alone + cost.verify_seconds(self.rows + chunk, self.context + end, chunk * end, mixed=True)
+
+    def free(self, cost: CostModel) -> int:
+        """Tokens of a chunk that cost no more than one does: the rows up to the knee."""
+        knee = cost.coefficients.knee
+        return int(knee if self.apart else knee - self.rows)
+
+
+def chunk_within(cost: CostModel, target: float, step: Step, most: int) -> int:
+    """Most prompt tokens, up to `most`, that keep a step within `target` seconds.
+
+    Prefill always progresses: half as long again as the step takes without a chunk is allowed, and a quarter more than
+    with the smallest one, where what a chunk costs is mostly the same for any size.
+    """
     low, high = min(SMALLEST_CHUNK, most), most
-    if seconds(high) <= budget:
+    budget = max(target, 1.5 * step.seconds(cost, 0), 1.25 * step.seconds(cost, low))
+    if step.seconds(cost, high) <= budget:
         return high
     while high - low > 8:
         middle = (low + high) // 2
-        low, high = (middle, high) if seconds(middle) <= budget else (low, middle)
+        low, high = (middle, high) if step.seconds(cost, middle) <= budget else (low, middle)
     return low

@@ -21,6 +21,8 @@ REFIT_EVERY = 48  # observations between two fits
 CELLS = 64  # kinds of work remembered, the longest unseen is dropped
 CELL_RATE = 0.05  # weight of a new measurement in its cell: the last twenty or so count
 HALF_LIFE = 1500.0  # observations after which an unseen cell counts half
+FAR = 1e9  # rows: a knee that no pass reaches
+KNEE_STEPS = (0.85, 1.0 / 0.85, 0.5, 2.0)  # where the knee is looked for, one a fit
 ANCHOR = 0.003  # pull towards the measured start where the data say nothing, as a share of the data's own weight
 
 
@@ -47,8 +49,8 @@ class Coefficients:
 
     @property
     def knee(self) -> float:
-        """Rows up to which a pass costs the same."""
-        return self.floor / self.row if self.row else math.inf
+        """Rows up to which a pass costs the same; a large number where rows cost nothing."""
+        return min(FAR, self.floor / self.row) if self.row else FAR
 
     def scaled(self, verify: float, draft: float) -> Coefficients:
         """All verifier coefficients times one factor, all draft coefficients times another."""
@@ -96,7 +98,7 @@ class CostModel:
         self._verify_factor = self._draft_factor = 1.0  # what holds for all passes alike: the clock of the device
         self._passes: dict[tuple[int, ...], _Cell] = {}
         self._drafts: dict[tuple[int, ...], _Cell] = {}
-        self._upward = False
+        self._turn = 0  # which neighbour of the knee the next fit tries
         if coefficients is not None:
             self._seed()
 
@@ -224,9 +226,9 @@ class CostModel:
         values: dict[str, float] = {}
         if passes:
             weights = self._weights(passes)
-            knee = old.knee if math.isfinite(old.knee) else 1.0
-            self._upward = not self._upward
-            knees = _knees(passes) if whole else [knee, knee / 0.85 if self._upward else knee * 0.85]
+            knee = old.knee if old.knee < FAR else 1.0
+            self._turn = (self._turn + 1) % len(KNEE_STEPS)
+            knees = _knees(passes) if whole else [knee, knee * KNEE_STEPS[self._turn]]
             prior = (anchor.base, anchor.row, anchor.context, anchor.chunk_context, anchor.mixed)
             trials: list[tuple[float, float, list[float]]] = []
             for candidate in knees:

@@ -18,88 +18,13 @@ from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.outcome import Outcome, Report
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.traffic import Arrival
 from verifypd.errors import EngineError
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
-
-# -- what arrives ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request as the world sees it. `stands[i]` says whether a draft of output token i would be accepted."""
-
-    time: float  # s
-    prompt: int  # tokens
-    output: int  # tokens until it ends by itself
-    stands: tuple[bool, ...]
-    alpha: float = 0.0  # mean chance of a draft token of this request
-    priority: int = 0
-    slo_tpot: float | None = None  # ms; None: the server's
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths in the manner of chat traffic: log-normal, with a share of long documents among the prompts."""
-
-    prompt_median: float = 120.0
-    prompt_sigma: float = 0.9
-    output_median: float = 120.0
-    output_sigma: float = 0.7
-    long_share: float = 0.12
-    long_prompt: tuple[int, int] = (1500, 4000)
-    longest_prompt: int = 1400  # of the ordinary ones
-    longest_output: int = 512
-
-    def draw(self, rng: random.Random) -> tuple[int, int]:
-        """Prompt and output tokens of one request."""
-        output = rng.lognormvariate(math.log(self.output_median), self.output_sigma)
-        prompt = rng.lognormvariate(math.log(self.prompt_median), self.prompt_sigma)
-        if rng.random() < self.long_share:
-            prompt = rng.uniform(*self.long_prompt)
-        else:
-            prompt = min(prompt, self.longest_prompt)
-        return max(4, round(prompt)), max(2, min(self.longest_output, round(output)))
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """α of each request drawn around a mean, and wandering while it writes: text is easier here and harder there."""
-
-    mean: float
-    spread: float = 0.1  # standard deviation between requests
-    swing: float = 0.12  # amplitude along one request's output
-    period: float = 120.0  # output tokens
-
-    def draw(self, rng: random.Random, output: int) -> tuple[float, tuple[bool, ...]]:
-        """The request's own mean, and whether a draft of each output token would stand."""
-        base = min(0.97, max(0.03, rng.gauss(self.mean, self.spread)))
-        phase = rng.random()
-        stands = []
-        for i in range(output):
-            alpha = base + self.swing * math.sin(2 * math.pi * (i / self.period + phase))
-            stands.append(rng.random() < min(0.99, max(0.01, alpha)))
-        return base, tuple(stands)
-
-
-def poisson(
-    rate: float, count: int, acceptance: Acceptance, *, lengths: Lengths | None = None, seed: int = 0
-) -> list[Arrival]:
-    """`count` requests at `rate` a second; rate = inf: all at once. One seed gives the same requests at every rate."""
-    lengths = lengths or Lengths()
-    arrivals, time = [], 0.0
-    for index in range(count):
-        rng = random.Random(f"{seed}/{index}")
-        time += rng.expovariate(1.0) / rate
-        prompt, output = lengths.draw(rng)
-        alpha, stands = acceptance.draw(rng, output)
-        arrivals.append(Arrival(time, prompt, output, stands, alpha))
-    return arrivals
-
-
-# -- what things really cost -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,113 +79,6 @@ class Settings:
     def slots(self) -> int:
         """Requests that may hold a slot at once."""
         return math.ceil(self.batch_size * self.queue_factor)
-
-
-# -- what came of it ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one request saw. Times in seconds since the start of the run."""
-
-    order: int
-    arrival: float
-    priority: int
-    slo_tpot: float  # ms
-    first: float | None = None
-    last: float | None = None
-    tokens: int = 0
-    finished: bool = False
-    longest_gap: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-
-    def output(self, now: float, tokens: int) -> None:
-        """Tokens reached the client."""
-        if self.first is None or self.last is None:
-            self.first = now
-        else:
-            self.gaps.append(now - self.last)
-            self.longest_gap = max(self.longest_gap, now - self.last)
-        self.last = now
-        self.tokens += tokens
-
-    @property
-    def tpot(self) -> float:
-        """Seconds per token after the first; 0 for a single token."""
-        if self.first is None or self.last is None or self.tokens < 2:
-            return 0.0
-        return (self.last - self.first) / (self.tokens - 1)
-
-    def met(self, slo_ttft: float) -> bool:
-        """Whether it finished within its targets (ms)."""
-        if not self.finished or self.first is None:
-            return False
-        return (self.first - self.arrival) * 1e3 <= slo_ttft and self.tpot * 1e3 <= self.slo_tpot
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A whole run."""
-
-    outcomes: tuple[Outcome, ...]
-    window: float  # s from the first arrival to the last
-    seconds: float  # s until the last token
-    steps: int
-    drafted: int
-    accepted: int
-    slo_ttft: float  # ms
-
-    @property
-    def goodput(self) -> float:
-        """Requests a second of arrivals that met their targets."""
-        met = sum(outcome.met(self.slo_ttft) for outcome in self.outcomes)
-        return met / self.window if self.window else met / self.seconds
-
-    @property
-    def throughput(self) -> float:
-        """All tokens emitted, a second of the run."""
-        return sum(outcome.tokens for outcome in self.outcomes) / self.seconds if self.seconds else 0.0
-
-    def summary(self) -> dict[str, float]:
-        """The figures by name; latencies in ms. An unfinished request counts at the time it was stopped."""
-        ends = [o.last if o.finished and o.last is not None else self.seconds for o in self.outcomes]
-        ttft = [(self.seconds if o.first is None else o.first) - o.arrival for o in self.outcomes]
-        series = {
-            "ttft": ttft,
-            "tpot": [o.tpot for o in self.outcomes if o.tokens > 1],
-            "gap": [gap for o in self.outcomes for gap in o.gaps],
-            "e2e": [end - o.arrival for end, o in zip(ends, self.outcomes, strict=True)],
-        }
-        figures = {
-            f"{name}_{label}": 1e3 * percentile(values, q)
-            for name, values in series.items()
-            for label, q in (("p50", 50), ("p95", 95), ("p99", 99))
-        }
-        return figures | {
-            "gap_max": 1e3 * max((o.longest_gap for o in self.outcomes), default=0.0),
-            "goodput": self.goodput,
-            "attainment": sum(o.met(self.slo_ttft) for o in self.outcomes) / max(1, len(self.outcomes)),
-            "throughput": self.throughput,
-            "unfinished": sum(not o.finished for o in self.outcomes),
-            "acceptance_rate": self.accepted / self.drafted if self.drafted else 0.0,
-            "drafted": self.drafted,
-            "steps": self.steps,
-            "seconds": self.seconds,
-        }
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile, linear between neighbours; 0 of nothing."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * q / 100
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-# -- the twin of the engine --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ the offsets of the kind are learnt so that what is foretold is what comes. Survi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log
+from math import log, sqrt
 
 from verifypd.control.observe import Observation
 
@@ -136,6 +136,12 @@ class Survival:
     def calibration_error(self) -> float:
         """How far foretold chances lie from what came, lately."""
         return self.reliability.error
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of the mean acceptance, by the trials that still count."""
+        mean = self._everyone.mean
+        return sqrt(mean * (1.0 - mean) / max(1.0, self._everyone.trials))
 
     def observe(self, seen: Observation) -> None:
         """Learn from one verdict."""

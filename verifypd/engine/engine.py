@@ -32,6 +32,7 @@ from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
 GROWTH_STEPS = 50  # steps after which one request more may run, once memory had run out
+BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
 
 
 class Engine:
@@ -420,6 +421,8 @@ class Engine:
                 )
         if self.recorder:
             self._record_decisions(self.recorder)
+            if self.stats.steps % BELIEFS_EVERY == 1 or not self.busy:
+                self.recorder.policy(self.stats.steps, self.clock(), self.architecture.state())
 
     def _record_decisions(self, recorder: Recorder) -> None:
         """Write what the policy has decided since; it keeps the latest decisions only."""

@@ -14,7 +14,7 @@ from verifypd.errors import ConfigError
 
 
 class Recorder:
-    """Appends a line for each plan, each absorbed batch and each decision. Token ids are not written."""
+    """Appends a line for each plan, absorbed batch and decision, and beliefs now and then. Writes no token ids."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -46,6 +46,10 @@ class Recorder:
     def decision(self, time: float, decision: dict[str, Any]) -> None:
         """A choice of the policy, with its reason."""
         self._write({"time": time, **decision, "event": "decision"})
+
+    def policy(self, step: int, time: float, state: dict[str, Any]) -> None:
+        """What the policy believes now."""
+        self._write({"event": "policy", "step": step, "time": time, **state})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

@@ -54,6 +54,7 @@ class Record:
     batches: list[Batch] = field(default_factory=list)
     verdicts: list[Verdicts] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    beliefs: dict[str, Any] = field(default_factory=dict)  # of the policy, the last that were written
     finishes: Counter[str] = field(default_factory=Counter)
     steps: int = 0
 
@@ -82,6 +83,8 @@ def read(folder: str | Path) -> Record:
             record.finishes.update(v["finish"] for v in verdicts if v["finish"])
         elif event == "decision":
             record.decisions.append(line)
+        elif event == "policy":
+            record.beliefs = {name: value for name, value in line.items() if name not in ("event", "step", "time")}
         last = time
     return record
 
@@ -233,6 +236,8 @@ def explain(record: Record) -> str:
         lines.append(f"verdicts: {tokens} tokens from {spans} spans ({tokens / spans:.2f} each), {rate}")
     if record.finishes:
         lines.append("ended: " + ", ".join(f"{count} by {name}" for name, count in sorted(record.finishes.items())))
+    if record.beliefs:
+        lines.append("policy at the end: " + ", ".join(f"{name} {_short(v)}" for name, v in record.beliefs.items()))
     if not record.decisions:
         return "\n".join([*lines, "no decisions recorded: only --arch auto decides at run time"])
     lines.append(f"{len(record.decisions)} decisions:")

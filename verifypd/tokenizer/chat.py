@@ -73,6 +73,11 @@ class ChatTemplate:
         """bos_token, eos_token and the like, as text."""
         return dict(self._variables)
 
+    @property
+    def available(self) -> bool:
+        """Whether there is a template for an ordinary conversation."""
+        return "default" in self._templates
+
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **kwargs: Any) -> str:
         """The prompt for these messages. What the template refuses is the request's fault."""
         tools = kwargs.get("tools")

@@ -1,0 +1,49 @@
+"""The search for the drafter's temperature, on made-up acceptance."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.control.views import VIEW
+from verifypd.control.observe import Observation
+from verifypd.control.survival import kind_of
+from verifypd.control.tables import h200
+from verifypd.control.temperature import TemperatureSearch
+from verifypd.control.throughput import ThroughputController
+
+
+def search(best: float, sharpness: float, rounds: int = 12_000) -> float:
+    """The τ the search ends at when acceptance falls with the distance from `best`."""
+    rng = random.Random(1)
+    found = TemperatureSearch()
+    kind = kind_of(False, False, 1.0, None)
+    for turn in range(rounds):
+        order = turn % 16
+        tau = found.choose(kind, order, turn // 16)
+        assert 0.6 <= tau <= 1.6
+        alpha = 0.75 - sharpness * abs(tau - best)
+        accepted = 0
+        while accepted < 3 and rng.random() < alpha:
+            accepted += 1
+        found.observe(Observation(order, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
+    return found.best(kind)
+
+
+def test_temperature_search_climbs_to_where_more_is_accepted() -> None:
+    assert search(0.6, 0.9) <= 0.8
+    assert search(1.4, 0.9) >= 1.2
+    assert search(1.0, 0.9) == pytest.approx(1.0, abs=0.11)
+
+
+def test_temperature_search_stays_where_nothing_is_gained() -> None:
+    assert search(1.0, 0.0) == pytest.approx(1.0, abs=0.21)
+
+
+def test_temperature_is_one_unless_asked_for() -> None:
+    assert ThroughputController(h200()).temperature(VIEW) == 1.0
+    searching = ThroughputController(h200(), search_temperature=True)
+    assert searching.temperature(replace(VIEW, greedy=True)) == 1.0
+    assert {searching.temperature(replace(VIEW, length_floor=n)) for n in range(64)} == {0.9, 1.0}

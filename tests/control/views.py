@@ -1,0 +1,42 @@
+"""A request and a snapshot for tests of policies to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from verifypd.control.snapshot import RequestView, Snapshot
+
+VIEW = RequestView(
+    slot=0,
+    rank=(0, 0),
+    served=0,
+    chunk_start=0,
+    prefill_left=0,
+    length_floor=512,
+    length_bound=512,
+    max_length=100_000,
+    draft_limit=8,
+    draft_lag=2,
+    promise=8,
+    prompt_logprobs=-1,
+    slo_tpot=1e6,
+)
+
+
+def view(slot: int, **changes: Any) -> RequestView:
+    return replace(VIEW, slot=slot, order=slot, rank=(0, slot), **changes)
+
+
+def snapshot(views: Sequence[RequestView], **changes: Any) -> Snapshot:
+    base = Snapshot(
+        step=1,
+        requests=tuple(views),
+        batch_size=256,
+        prefill_chunk=256,
+        draft_chunk=256,
+        drafter="model",
+        drafter_has_cache=True,
+    )
+    return replace(base, **changes)

@@ -1,0 +1,151 @@
+"""`verifypd distil` from end to end on a tiny verifier: text, training, a folder; twice the same, and after a stop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.models.checkpoints import tiny
+from verifypd.cli import main
+from verifypd.distil import run as stages
+from verifypd.distil import text
+from verifypd.distil.prompts import Prompt, evaluation_prompts, plain, read_prompts, training_prompts
+from verifypd.distil.recipe import TINY
+from verifypd.errors import ConfigError
+
+RECIPE = replace(TINY, self_prompts=8, responses=24, max_new=12, generate_batch=8, validation=4, steps=4)
+PROMPTS = [Prompt("chat", f"Tell me about the number {n}.") for n in range(12)]
+HELD_OUT = [Prompt("chat", "What is rain?"), Prompt("story", "Write about the sea.")]
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("llama", tmp_path_factory.mktemp("distil") / "verifier")
+
+
+def make(verifier: Path, out: Path, **settings: Any) -> dict[str, Any]:
+    recipe = replace(RECIPE, **settings.pop("recipe", {}))
+    return stages.distil(str(verifier), out, recipe, prompts=PROMPTS, held_out=HELD_OUT, device="cpu", **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    assert make(verifier, out)["finished"]
+    return out
+
+
+def test_a_draft_comes_out(whole: Path) -> None:
+    made = json.loads((whole / "draft" / "distil.json").read_text())
+    assert made["steps"] == 4 and made["loss"] in made["pilots"] and len(made["pilots"]) == 3
+    assert set(made["evaluation"]) == {"0.0", "0.8"}
+    assert set(made["evaluation"]["0.0"]) == {"all", "chat", "story"}
+    weights = load_file(whole / "draft" / "model.safetensors")
+    assert (
+        weights["vocab_map"].tolist() == sorted(set(weights["vocab_map"].tolist())) and len(weights["vocab_map"]) == 64
+    )
+    assert weights["fc.weight"].shape == (64, 128) and weights["fc.weight"].dtype == torch.bfloat16
+    config = json.loads((whole / "draft" / "config.json").read_text())
+    assert config["feature_layers"] == [0, 1] and config["draft_vocab_size"] == 64
+    assert (whole / "curve.png").stat().st_size > 1000
+
+
+def test_the_same_seed_gives_the_same_draft(verifier: Path, whole: Path, tmp_path: Path) -> None:
+    make(verifier, tmp_path)
+    first, second = (load_file(out / "draft" / "model.safetensors") for out in (whole, tmp_path))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stopped_run_goes_on(verifier: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped once while text is written and once in training, then run to the end: the draft of an unbroken run."""
+    calls = {"left": 5}
+
+    def until(deadline: float | None) -> Any:
+        def check() -> None:
+            calls["left"] -= 1
+            if calls["left"] < 0:
+                raise text.Deadline
+
+        return check
+
+    monkeypatch.setattr(stages, "_until", until)
+    assert make(verifier, tmp_path) == {"finished": False, "stage": "text"}
+    calls["left"] = 10
+    stopped = make(verifier, tmp_path)
+    assert not stopped["finished"]
+    calls["left"] = 1000
+    assert make(verifier, tmp_path)["finished"]
+    first, second = (load_file(out / "draft" / "model.safetensors") for out in (whole, tmp_path))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_text_of_another_recipe_is_not_mixed_in(verifier: Path, whole: Path) -> None:
+    with pytest.raises(ConfigError, match="max_new differ"):
+        make(verifier, whole, recipe={"max_new": 11})
+
+
+def test_training_learns(verifier: Path, tmp_path: Path) -> None:
+    made = make(verifier, tmp_path, recipe={"steps": 60, "losses": ("kl",), "warmup": 10, "responses": 64})
+    first, last = (json.loads((tmp_path / "curve.json").read_text())["curve"][i]["validation"] for i in (0, -1))
+    assert last["0.8"]["all"]["alpha"][0] > first["0.8"]["all"]["alpha"][0] + 0.05
+    assert made["evaluation"]["0.8"]["all"]["alpha"][0] > 0.25
+
+
+def test_the_command_makes_a_draft(verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"How far is {n} miles?\n" for n in range(12)))
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"kind": "question", "text": "How far is the sun?"}\n')
+    settings = {
+        "model": verifier,
+        "out": tmp_path / "out",
+        "device": "cpu",
+        "prompts": prompts,
+        "held-out": held_out,
+        "self-prompts": 0,
+        "responses": 16,
+        "max-new": 12,
+        "generate-batch": 8,
+        "steps": 3,
+        "losses": "kl",
+    }
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    assert main(["distil", "--tiny", *flags]) == 0
+    assert "T=0.0 question" in capsys.readouterr().out
+    assert (tmp_path / "out" / "draft" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--losses", "mse", "'mse' is not known"),
+        ("--steps", "many", "not of the kind"),
+        ("--max-new", "4000", "window"),
+    ],
+)
+def test_bad_settings_are_refused(
+    flag: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["distil", "--out", str(tmp_path), flag, value]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_built_in_sets_are_disjoint() -> None:
+    evaluation, training = evaluation_prompts(), training_prompts()
+    assert len(evaluation) >= 200 and len(training) > 4000
+    assert not {plain(p.text) for p in evaluation} & {plain(p.text) for p in training}
+    assert {p.kind for p in evaluation} == {"chat", "question", "code", "story"}
+
+
+def test_a_prompt_file_that_is_broken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"words": "x"}\n')
+    with pytest.raises(ConfigError, match=r"line 1"):
+        read_prompts(tmp_path / "bad.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(tmp_path / "missing.txt")

@@ -1,0 +1,341 @@
+"""The `throughput` controller: drafts what pays by the cost model and the survival curves, nothing where nothing pays.
+
+Sees confirmed lengths, load, counts of accepted tokens and times; never a drawn draft token, so that no choice can bias
+what is written. No torch, no clock, no logging.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from verifypd.control.allocation import Allocation, Load, allocations, reach
+from verifypd.control.controller import allowed
+from verifypd.control.cost import CostModel
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.survival import Kind, Survival, kind_of
+from verifypd.control.temperature import TemperatureSearch
+
+SLACK = 0.04  # tokens a second given up for shorter drafts
+FEW = 0.1  # part of the requests that may do worse than without drafts
+FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
+MISS_RATE = 0.05  # of the running means of forecast errors
+FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
+PROBED = 16  # requests in one probe at most
+PATIENT = 16  # probes in a row that changed nothing, after which they come half as often
+SETTLED = 0.025  # standard error of the acceptance that is taken for none
+SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
+CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
+
+
+class ThroughputController:
+    """Drafts what pays: most tokens a second by the cost model and the survival curves; nothing where nothing pays.
+
+    Speculation is entered only when the foretold gain exceeds a margin, and left when it falls below a part of it. The
+    margin grows with the errors the cost model and the survival curves have made lately. While nothing is drafted, a
+    small share of the time (`probe_share`) goes to drafts of one token, so that a change is noticed.
+    """
+
+    name = "throughput"
+
+    def __init__(
+        self,
+        cost: CostModel | None = None,
+        max_draft: int = 8,
+        *,
+        probe_share: float = 0.005,
+        margin: float = 0.01,
+        protect: bool = True,
+        search_temperature: bool = False,
+    ) -> None:
+        self.cost = cost or CostModel()
+        self.max_draft = max_draft
+        self.survival = Survival(max_draft)
+        self.search = TemperatureSearch() if search_temperature else None
+        self.probe_share = probe_share
+        self.base_margin = margin
+        self.protect = protect  # whether drafting may push a request over its target that plain decoding would meet
+        self.overlap = False  # whether drafting runs beside the verifier
+        self.speculating = True
+        self.gain = 1.0  # foretold: tokens a second over those of plain decoding
+        self.chosen: Allocation | None = None  # of the last step
+        self.stretch = 1.0  # how much longer its drafts make a step
+        self.probes = 0
+        self.probe_seconds = 0.0  # spent on probes, foretold
+        self._price = 0.0  # of the last probe, for each request in it
+        self._credit = 1.0  # s that may be spent on probes; at first enough for a few
+        self._longest = 0
+        self._fruitless = 0  # probes in a row that changed nothing
+        self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
+        self._scatter = 0.0  # mean absolute size of it
+        self._idle = 0  # steps since the choice was looked at while not drafting
+        self._news = False  # whether a draft's verdict came in since
+        self._outputs: dict[int, int] = {}  # order → tokens emitted
+        self._mean_output = 64.0
+
+    @property
+    def margin(self) -> float:
+        """Gain that must be foretold before drafting is believed to pay: grows with the errors made lately."""
+        doubt = 2.0 * math.sqrt(MISS_RATE / 2.0) * self._scatter  # two standard errors of a running mean
+        return self.base_margin + doubt + 0.1 * min(0.1, self.survival.calibration_error)
+
+    @property
+    def _unsure(self) -> float:
+        """Part of a foretold gain that may be luck: the acceptance behind it was seen so and so often."""
+        return 0.75 * SURE * max(0.0, self.survival.doubt - SETTLED)
+
+    # -- the choice ---------------------------------------------------------------------------------------------------
+
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
+        """Draft lengths that make the most of this step."""
+        candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
+        if not candidates:
+            return {}
+        if not self.speculating and not self._look_again():
+            return self._probe(candidates, self._load(views, snapshot, []), snapshot)
+        joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
+        curves = self._curves(joining, snapshot)
+        load = self._load(views, snapshot, [view for view, _ in joining])
+        options = allocations(curves, load, self.cost, self.overlap)
+        best = self._choose(options, curves, joining, len(snapshot.requests))
+        if not self.speculating:
+            self.chosen = options[0]
+            return self._probe(candidates, load, snapshot)
+        self.chosen = best
+        return {
+            view.slot: length
+            for (view, _), curve in zip(joining, curves, strict=True)
+            if (length := reach(curve, best.threshold, best.longest))
+        }
+
+    def predict(self, views: Sequence[RequestView], snapshot: Snapshot, overlap: bool = False) -> list[Allocation]:
+        """What each longest draft would come to for these requests; the first drafts nothing. Changes nothing."""
+        candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
+        load = self._load(views, snapshot, [view for view, _ in candidates])
+        return allocations(self._curves(candidates, snapshot), load, self.cost, overlap)
+
+    def corrected(self, best: Allocation, plain: Allocation) -> float:
+        """The gain of one over the other, with the errors lately made about steps with and without drafts taken out."""
+        gain = best.rate / plain.rate if plain.rate else 1.0
+        return gain * (1.0 + self._missed[False]) / (1.0 + self._missed[True])
+
+    def _look_again(self) -> bool:
+        """While not drafting: whether to weigh it anew, after a probe's verdict or now and then."""
+        self._idle += 1
+        if self._news or self._idle >= 8:
+            self._idle, self._news = 0, False
+            return True
+        return False
+
+    def _choose(
+        self,
+        options: list[Allocation],
+        curves: Sequence[Sequence[float]],
+        joining: list[tuple[RequestView, int]],
+        others: int,
+    ) -> Allocation:
+        """The best option, the last longest draft where it is as good, or none at all."""
+        plain = options[0]
+        ranked = sorted(options[1:], key=lambda option: -option.rate)
+        # the optimum is flat: of those about as good, the shortest has the shortest steps, which others wait for
+        slack = SLACK * (1.0 - 1.0 / max(1, others))
+        close = [option for option in ranked if option.rate >= ranked[0].rate * (1.0 - slack)]
+        close.sort(key=lambda option: option.longest)
+        best = next((o for o in (*close, *ranked[len(close) :]) if not self._hurts(o, plain, curves, joining)), None)
+        if best is None:
+            self.gain, self.stretch, self.speculating = 1.0, 1.0, False
+            return plain
+        self.gain = self.corrected(best, plain)
+        margin = self.margin * 0.3 - self._unsure if self.speculating else self.margin + self._unsure
+        entering = not self.speculating
+        self.speculating = self.gain > 1.0 + margin
+        if entering and self.speculating:
+            self._fruitless = 0
+        self._longest = best.longest
+        self.stretch = best.seconds / plain.seconds if self.speculating else 1.0
+        return best if self.speculating else plain
+
+    def _hurts(
+        self,
+        option: Allocation,
+        plain: Allocation,
+        curves: Sequence[Sequence[float]],
+        joining: list[tuple[RequestView, int]],
+    ) -> bool:
+        """Whether more than a few requests would miss a target that they meet without drafts, or the slowest would lose
+        more than what all gain is worth: a mean that is bought from the tail shows in p95."""
+        if not self.protect:
+            return False
+        missed, progress = 0, []  # tokens a request makes in the step
+        low, high = plain.seconds * 1e3, option.seconds * 1e3
+        for (view, _), curve in zip(joining, curves, strict=True):
+            drafted = reach(curve, option.threshold, option.longest)
+            tokens = 1.0 + sum(curve[:drafted])
+            progress.append(tokens)
+            missed += low <= view.slo_tpot < high / tokens
+        if missed > FEW * len(joining):
+            return True
+        slowest = sorted(progress)[int(FEW * len(progress))]
+        loss = (option.seconds - option.aside) / (plain.seconds - plain.aside) / slowest - 1.0
+        gain = option.rate / plain.rate - 1.0
+        if self.speculating:  # to stop again needs more than to begin: both are guesses
+            return loss - self._unsure > 3.0 * FAIR * gain
+        return loss > FAIR * gain
+
+    def _curves(self, candidates: Sequence[tuple[RequestView, int]], snapshot: Snapshot) -> list[list[float]]:
+        """Survivals as far as each may draft; requests behind their target weigh more, the mean weight is 1."""
+        weights = [_urgency(view) for view, _ in candidates]
+        total, even = sum(weights), len(weights)
+        survival, drafter, depth = self.survival, snapshot.drafter, self.max_draft
+        curves = []
+        for (view, cap), weight in zip(candidates, weights, strict=True):
+            curve = survival.curve(view.order, kind_of(view.greedy, view.coupled, view.temperature, drafter))
+            if cap < depth:
+                curve = curve[:cap]
+            if total != even:
+                factor = weight * even / total
+                curve = [value * factor for value in curve]
+            curves.append(curve)
+        return curves
+
+    def _kind(self, view: RequestView, drafter: str | None) -> Kind:
+        return kind_of(view.greedy, view.coupled, view.temperature, drafter)
+
+    def _load(self, views: Sequence[RequestView], snapshot: Snapshot, drafting: Sequence[RequestView]) -> Load:
+        """What the step carries anyway, and what drafting for `drafting` would touch."""
+        context = float(sum([view.length_bound for view in views]))
+        requests, rows = len(views), float(len(views))
+        chunk_rows = chunk_context = riding = 0.0
+        if len(snapshot.requests) > requests:
+            inside = {view.slot for view in views}
+            room = snapshot.batch_size - requests
+            left = snapshot.prefill_chunk
+            for view in snapshot.requests:
+                if view.prefill_left:
+                    take = min(left, view.prefill_left)
+                    if take:
+                        left -= take
+                        chunk_rows += take
+                        riding += view.chunk_start + take
+                        chunk_context += take * (view.chunk_start + take)
+                elif room > 0 and view.slot not in inside and not self.overlap:
+                    room -= 1
+                    requests += 1
+                    rows += 1 + view.pending
+                    context += view.length_bound
+        draft_context = float(sum([view.length_bound for view in drafting]))
+        draft_rows = 0.0
+        if snapshot.drafter_has_cache:
+            draft_rows = float(CAUGHT_UP * len(drafting))
+            for view in drafting:
+                if view.draft_lag > CAUGHT_UP:
+                    draft_rows += (view.draft_lag - CAUGHT_UP) / self._horizon(view)
+        aside = 0.0
+        if chunk_rows:
+            alone = self.cost.verify_seconds(rows, context)
+            rows, context = rows + chunk_rows, context + riding
+            aside = self.cost.verify_seconds(rows, context, chunk_context, mixed=True) - alone
+        return Load(requests, rows, context, chunk_context, chunk_rows > 0, draft_context, draft_rows, aside)
+
+    def _horizon(self, view: RequestView) -> float:
+        """Steps a request is expected to last: as others did, or as long again as it has."""
+        left = max(self._mean_output, self._outputs.get(view.order, 0))
+        return max(1.0, min(left, view.room) / 2.0)
+
+    def _worth_catching_up(self, view: RequestView, snapshot: Snapshot) -> bool:
+        """Whether what drafts will save pays for bringing the draft's cache up to date."""
+        lag = view.draft_lag - CAUGHT_UP
+        if lag <= 16 or not snapshot.drafter_has_cache or self.chosen is None:
+            return True
+        c, rate = self.cost.coefficients, self.chosen.rate
+        price = rate * c.draft_row * lag  # tokens
+        longest = max(1, self._longest)
+        curve = self.survival.curve(view.order, self._kind(view, snapshot.drafter))[:longest]
+        value = sum(curve) - rate * longest * c.draft_context * view.context
+        return value * self._horizon(view) > price
+
+    # -- probing ------------------------------------------------------------------------------------------------------
+
+    def _probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
+        """A draft of one token for a few, once enough time has been saved up for it."""
+        c = self.cost.coefficients
+        plain = self.cost.verify_seconds(load.rows, load.context, load.chunk_context, load.mixed) + self.cost.overhead
+        cached = snapshot.drafter_has_cache
+        lags = sorted(((view.draft_lag if cached else 0, view.slot) for view, _ in candidates), key=lambda p: p[0])
+        free = c.knee - load.rows
+        price = c.draft_start + c.draft_step
+        slots: dict[int, int] = {}
+        for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
+            more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
+            if slots and more > 0.5 * (c.draft_start + c.draft_step):
+                break
+            price += more
+            slots[slot] = 1
+        share = self.probe_share * (1.0 if self._fruitless < PATIENT else 0.5)
+        self._credit = min(self._credit + share * plain, max(2.0 * price, share * plain))
+        if self._credit < price or not share:
+            return {}
+        self._credit -= price
+        self.probes += 1
+        self._fruitless += 1
+        self.probe_seconds += price
+        self._price = price / len(slots)
+        return slots
+
+    def state(self) -> dict[str, float]:
+        """What it foretells, and how far its forecasts have been off."""
+        return {
+            "draft_length": self.chosen.longest if self.chosen else 0,
+            "gain": self.gain,
+            "margin": self.margin,
+            "acceptance": self.survival.mean(),
+            "calibration_error": self.survival.calibration_error,
+            "cost_error": self.cost.error,
+            "probes": self.probes,
+        }
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def temperature(self, view: RequestView) -> float:
+        """1, unless the search is on and has found or is trying something else for this kind of request."""
+        if self.search is None or view.greedy:
+            return 1.0
+        return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
+
+    def observe(self, seen: Observation) -> None:
+        """Learn how a draft fared."""
+        if not self.speculating and seen.drafted:
+            # a probe that stands has earned its keep: the next may follow at once, and a change is soon believed
+            self._credit += self._price if seen.accepted == seen.drafted else 0.0
+            self.survival.fade(FORGET)
+        self.survival.observe(seen)
+        self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
+        if seen.drafted:
+            self._news = True
+            if self.search is not None and not seen.greedy:
+                self.search.observe(seen)
+
+    def observe_step(self, timing: StepTiming) -> None:
+        """Learn what a step cost, and how far the forecast was off."""
+        drafted = timing.draft_steps > 0
+        expected = self.cost.step_seconds(timing) - self.cost.overhead
+        if expected > 0.0 and timing.verify_rows and self.cost.known:
+            miss = max(-0.3, min(0.3, timing.device_seconds / expected - 1.0))
+            self._missed[drafted] += MISS_RATE * (miss - self._missed[drafted])
+            self._missed[not drafted] *= 0.998  # what was learnt of the other kind grows old
+            self._scatter += MISS_RATE * (abs(miss) - self._scatter)
+        self.cost.observe(timing)
+
+    def forget(self, order: int) -> None:
+        """A request has left: its length tells how long others will last."""
+        self.survival.forget(order)
+        emitted = self._outputs.pop(order, 0)
+        if emitted:
+            self._mean_output += 0.05 * (emitted - self._mean_output)
+
+
+def _urgency(view: RequestView) -> float:
+    """1 for a request within its target; up to 2 for one whose last output lies further back."""
+    late = view.since_output * 1e3
+    return 1.0 if late <= view.slo_tpot else min(2.0, late / view.slo_tpot)

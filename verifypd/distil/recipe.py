@@ -1,0 +1,93 @@
+"""What a distillation run is made of: frozen settings, checked at birth. Knows no tensor and no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from verifypd.errors import ConfigError
+
+LOSSES = ("kl", "kl+tv", "kl+top")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that decides the outcome. The same recipe, verifier and machine give the same draft."""
+
+    seed: int = 0
+    # text
+    self_prompts: int = 60_000  # prompts the verifier writes itself, after its own chat template
+    responses: int = 200_000  # answers in all, over given and self-written prompts
+    raw_share: float = 0.08  # of the answers: text continued without a chat template
+    temperatures: tuple[float, ...] = (0.0, 0.8, 0.5, 0.0, 0.8, 1.0, 0.0, 0.8)  # used in turn
+    max_prompt: int = 192  # tokens; longer prompts are left out
+    max_new: int = 320  # tokens of an answer
+    generate_batch: int = 4096  # sequences generated side by side
+    validation: int = 256  # prompts kept back from training, for the choice of the loss and the curve
+    # head
+    layers: int = 1
+    mlp_size: int | None = None  # None: the verifier's
+    feature_layers: tuple[int, ...] | None = None  # verifier layers it reads beside the last; None: two in between
+    vocab: int = 8192  # tokens it can propose
+    window: int = 512  # tokens its attention sees
+    # training
+    depth: int = 4  # draft positions unrolled
+    depth_decay: float = 0.8  # weight of a position against the one before
+    losses: tuple[str, ...] = LOSSES  # tried for `pilot_steps`; the best goes on
+    pilot_steps: int = 400
+    steps: int = 8000
+    batch_tokens: int = 32_768
+    learning_rate: float = 1e-3
+    warmup: int = 200  # steps
+    decay: float = 0.35  # last share of the steps, over which the rate falls to a fiftieth
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        whole = ("responses", "max_prompt", "max_new", "generate_batch", "validation", "layers", "vocab", "window")
+        for name in (*whole, "depth", "steps", "batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+        unknown = next((name for name in self.losses if name not in LOSSES), None)
+        if unknown is not None or not self.losses:
+            raise ConfigError(f"loss {unknown!r} is not known; choose from {', '.join(LOSSES)}")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigError("temperatures must be zero or more, and at least one")
+        if self.window < self.max_prompt + self.max_new:
+            raise ConfigError(
+                f"the window of {self.window} tokens must hold a training text of"
+                f" {self.max_prompt + self.max_new}: raise window, or lower max_prompt or max_new"
+            )
+        if not 0.0 <= self.raw_share < 1.0:
+            raise ConfigError(f"raw_share {self.raw_share} must lie in 0..1")
+
+    @property
+    def text_key(self) -> dict[str, object]:
+        """The part that decides the text: where it differs, text made before cannot be used again."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _TEXT}
+
+
+_TEXT = {
+    "seed",
+    "self_prompts",
+    "responses",
+    "raw_share",
+    "temperatures",
+    "max_prompt",
+    "max_new",
+    "generate_batch",
+    "validation",
+}
+
+TINY = Recipe(
+    self_prompts=16,
+    responses=48,
+    max_prompt=96,
+    max_new=24,
+    generate_batch=16,
+    validation=8,
+    vocab=64,
+    window=128,
+    pilot_steps=2,
+    steps=6,
+    batch_tokens=512,
+    warmup=2,
+)
