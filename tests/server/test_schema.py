@@ -13,7 +13,7 @@ import pytest
 from tests.server.serving import Server
 
 CASES = 200  # at least; a quiet machine makes thousands in the time
-SECONDS = int(os.environ.get("VERIFYPD_SCHEMA_SECONDS", "40"))
+SECONDS = int(os.environ.get("VERIFYPD_SCHEMA_SECONDS", "30"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"
 
 

@@ -121,9 +121,10 @@ class Drained(msgspec.Struct, frozen=True, array_like=True, tag="drained"):
 
 
 class Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
-    """API to supervisor: this worker accepts connections."""
+    """API to supervisor: this worker accepts connections, and knows the engine of that epoch (0: none yet)."""
 
     worker: int
+    epoch: int = 0
 
 
 ToEngine = Submit | Abort | Gone | Quit

@@ -95,7 +95,8 @@ class Supervisor:
         self.kill_reason = ""
         self.pulse: Any = None
         self.workers: dict[int, BaseProcess] = {}
-        self.serving: set[int] = set()
+        self.serving: set[int] = set()  # workers that have known an engine
+        self.announced = False
         self.drained: set[int] = set()
         self.draining_until: float | None = None
         self.signals = 0
@@ -166,19 +167,22 @@ class Supervisor:
             event(log, "engine ready", epoch=self.epoch, seconds=round(self.up_since - self.engine_began, 2))
             self._broadcast(message)
         elif isinstance(message, Serving):
-            first = message.worker not in self.serving
-            self.serving.add(message.worker)
-            if self.engine_up is not None:
-                self.to_workers[message.worker].send(encode(self.engine_up))
-            if self.draining_until is not None:
-                self.to_workers[message.worker].send(encode(Drain()))
-            if not first:
-                return
+            self._worker_serves(message)
         elif isinstance(message, Drained):
             self.drained.add(message.worker)
+
+    def _worker_serves(self, message: Serving) -> None:
+        """A worker came up, or has heard of an engine; the first time all have, requests are welcome."""
+        if message.epoch:
+            self.serving.add(message.worker)
+            if not self.announced and len(self.serving) == len(self.workers):
+                self.announced = True
+                self.on_ready(self.address)
             return
-        if self.epoch == 1 and self.engine_up is not None and len(self.serving) == len(self.workers):
-            self.on_ready(self.address)
+        if self.engine_up is not None:
+            self.to_workers[message.worker].send(encode(self.engine_up))
+        if self.draining_until is not None:
+            self.to_workers[message.worker].send(encode(Drain()))
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,19 @@ from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import set_up_logs
-from verifypd.server.messages import Addresses, Drain, Drained, Quit, Serving, ToEngine, ToWorker, encode, inbox, outbox
+from verifypd.server.messages import (
+    Addresses,
+    Drain,
+    Drained,
+    Quit,
+    Serving,
+    ToEngine,
+    ToWorker,
+    Up,
+    encode,
+    inbox,
+    outbox,
+)
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -117,6 +129,8 @@ class Worker:
                 self.bridge.drain()
             else:
                 self.bridge.take(message)
+                if isinstance(message, Up):
+                    self.supervisor.send(encode(Serving(self.index, message.epoch)))
 
     def _connect(self, address: str) -> Callable[[ToEngine], None]:
         """To a new engine; what was meant for the old one is dropped."""
