@@ -176,6 +176,7 @@ class Engine:
             draft_chunk=self.config.draft_chunk,
             drafter=self.drafter.name if self.drafter else None,
             drafter_has_cache=bool(self.drafter and self.drafter.has_cache),
+            routine_lag=2 if self.drafter is None or self.drafter.keeps_drafts else self.config.max_draft + 1,
         )
 
     def _view(self, request: Request, now: float) -> RequestView:
@@ -220,6 +221,8 @@ class Engine:
                 return
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
+            for drafter in self.decode.drafters.values():
+                drafter.admit(request.slot, request.computed, len(request.tokens) - request.draft_lag)
             self._enter(request, State.PREFILL)
             self.running[request.slot] = request
             self.slots.assign(request.slot, request.tokens)
@@ -344,6 +347,7 @@ class Engine:
         for span in batch.spans:
             request = self.running[span.slot]
             request.draft_lag -= span.rows
+            request.lag_unsure = 0
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
@@ -366,11 +370,15 @@ class Engine:
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        # after drafting, the draft's cache lacks the verdict's next token and, if all stood, the last draft token;
-        # that holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
         assert span.drafts in (0, request.pending), "drafts are verified as they stand"
-        drafted = span.drafter is not None and self.decode.drafters[span.drafter].has_cache
-        request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
+        drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
+        if drafter is not None and drafter.has_cache and drafter.keeps_drafts:
+            # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
+            # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
+            request.draft_lag = 2
+        else:
+            request.draft_lag += span.drafts + 1
+            request.lag_unsure = span.drafts + 1
         request.inflight.append(span.drafts)
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
@@ -427,6 +435,7 @@ class Engine:
             if not request.finished:
                 self._take_prompt_logprobs(request, span, result)
                 if verdict is not None:
+                    self._settle_lag(request, verdict)
                     self._confirm(request, verdict)
                     self._observe(request, span, verdict, tau)
                     news.append(request)
@@ -437,6 +446,13 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
+
+    @staticmethod
+    def _settle_lag(request: Request, verdict: Verdict) -> None:
+        """Now it is known how many of the tokens that the lag allows for there really are."""
+        if request.lag_unsure and not request.inflight:
+            request.draft_lag -= request.lag_unsure - len(verdict.tokens)
+            request.lag_unsure = 0
 
     def _confirm(self, request: Request, verdict: Verdict) -> None:
         metrics = request.metrics
