@@ -53,7 +53,8 @@ def parameters(count: int) -> list[SamplingParams]:
 def make(pair: tuple[Path, Path], arch: str, drafter: str = "model", **settings: Any) -> LLM:
     options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
     options |= {"batch_size": 8, "prefill_chunk": 11, "draft_chunk": 13, "block_size": 8, **LANES.get(arch, {})}
-    named = str(pair[1]) if drafter == "model" else drafter
+    head = str(pair[0].parent / "head")
+    named = {"model": str(pair[1]), "head": head, "both": f"{head},ngram"}.get(drafter, drafter)
     return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
 
 
@@ -70,7 +71,7 @@ def plain(pair: tuple[Path, Path]) -> list[list[int]]:
         return [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt, params in both]
 
 
-@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True)])
+@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True), ("head", True), ("both", True)])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
     with make(pair, arch, drafter, late_tickets=late) as llm:
@@ -130,13 +131,15 @@ def test_controllers_that_learn_change_no_text(pair: tuple[Path, Path], plain: A
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("arch", ["pdv", "unified"])
-def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path, Path], arch: str) -> None:
+@pytest.mark.parametrize(("arch", "drafter"), [("pdv", "model"), ("unified", "head"), ("pdv", "both")])
+def test_the_law_of_each_position_holds_with_the_controller_on(
+    pair: tuple[Path, Path], arch: str, drafter: str
+) -> None:
     """Rejection sampling, with lengths and drafter temperatures that keep changing, against the verifier's law."""
     prompt, draws = [*range(3, 11), *range(3, 11)], 1200
     shared: dict[str, Any] = {"allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
     lanes: dict[str, Any] = {"verify_batch": 100} if arch == "pdv" else {}
-    with make(pair, arch, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
+    with make(pair, arch, drafter, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
         params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
         found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
         assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
@@ -166,7 +169,15 @@ def switch_every(llm: LLM, steps: int) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "drafter", "late"),
-    [(1, "model", True), (3, "ngram", True), (3, "model", False), (20, "ngram", False), (20, "model", True)],
+    [
+        (1, "model", True),
+        (3, "ngram", True),
+        (3, "model", False),
+        (20, "ngram", False),
+        (20, "model", True),
+        (3, "head", True),
+        (3, "both", False),
+    ],
 )
 def test_switching_under_load_changes_no_text(
     pair: tuple[Path, Path], plain: Any, steps: int, drafter: str, late: bool

@@ -90,7 +90,7 @@ class Policy:
             budget -= max(0, rows - routine)
             if rows or drafts:
                 temperature = self.controller.temperature(view) if drafts else 1.0
-                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature))
+                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
         return spans
 
     def atomic(
@@ -99,7 +99,7 @@ class Policy:
         """Draft and verify the same requests in one plan; drafts already written are verified as they stand."""
         drafts = self.draft(views, snapshot)
         lengths = {span.slot: span.drafts for span in drafts}
-        spans = tuple(decode_span(view, lengths.get(view.slot, 0), snapshot.drafter) for view in views)
+        spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
         return draft_batch(drafts, snapshot), spans
 
 

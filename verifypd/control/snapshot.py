@@ -34,6 +34,7 @@ class RequestView:
     greedy: bool = False
     coupled: bool = False  # acceptance rule of a sampled request
     temperature: float = 1.0  # its own, not the drafter's
+    proposer: str | None = None  # who drafts for it next, where it is not the snapshot's drafter
 
     @property
     def room(self) -> int:

@@ -20,6 +20,7 @@ from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import CHUNK_FACTOR
 from verifypd.control.controller import make_controller
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
@@ -33,6 +34,7 @@ from verifypd.kv.pool import FeatureCache, KVCache, block_bytes
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
+from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
@@ -70,9 +72,11 @@ def build(config: EngineConfig) -> Built:
         )
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
+    drafts = drafts_for(config)
     draft_source = None
-    if config.draft not in (None, "ngram") and config.arch != "plain":
-        draft_source = resolve(config.draft, load_format=config.load_format, hf_token=config.hf_token)
+    for name in drafts:
+        if name != "ngram" and config.arch != "plain":
+            draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
     tokenizer = read_tokenizer(source)
     vocab_map = None
     head = draft_source is not None and draft_source.config.family == "head"
@@ -105,8 +109,19 @@ def build(config: EngineConfig) -> Built:
     )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
-    engine = _wire(config, model, draft, budget, vocab_map, vocab, eos_ids, max_len, capacity)
+    lookup = "ngram" in drafts
+    engine = _wire(config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity)
     return Built(engine, tokenizer, budget)
+
+
+def drafts_for(config: EngineConfig) -> tuple[str, ...]:
+    """The drafters to run, as asked for. 'auto': the draft that comes with the verifier and look-up, or look-up."""
+    if config.drafts != ("auto",):
+        return config.drafts
+    known = builtin.find(config.model)
+    if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
+        return ("ngram",)
+    return (known.draft, "ngram")
 
 
 def _load(
@@ -127,6 +142,7 @@ def _wire(
     config: EngineConfig,
     model: Model,
     draft: Model | None,
+    lookup: bool,
     budget: Budget,
     vocab_map: Tensor | None,
     vocab: int,
@@ -151,10 +167,13 @@ def _wire(
                 drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
             else:
                 drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
-        elif config.draft == "ngram":
-            drafters["ngram"] = NgramDrafter(
-                slots, config.ngram_min, config.ngram_max, config.max_draft, always=config.alphas is not None
-            )
+        if lookup:
+            always = config.alphas is not None and draft is None
+            drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    choice = None
+    if len(drafters) > 1:
+        model_name = next(iter(drafters))
+        choice = Choice("ngram", model_name, config.ngram_min, config.ngram_max)
     return Engine(
         config,
         architectures=policies(config),
@@ -167,6 +186,7 @@ def _wire(
         eos_ids=eos_ids,
         max_model_len=max_len,
         verifier_bytes=model.weight_bytes,
+        choice=choice,
     )
 
 

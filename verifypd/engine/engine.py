@@ -16,6 +16,7 @@ from verifypd.control.architectures import Architecture
 from verifypd.control.observe import Observation
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
@@ -50,6 +51,7 @@ class Engine:
         eos_ids: tuple[int, ...],
         max_model_len: int,
         verifier_bytes: int = 0,
+        choice: Choice | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -66,6 +68,7 @@ class Engine:
         self.verifier_bytes = verifier_bytes
         self.clock = clock
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
+        self.choice = choice  # where there are two drafters
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
         self.waiting: list[Request] = []
@@ -185,6 +188,14 @@ class Engine:
         limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
         drafting = decoding and params.speculation and self.drafter is not None
         assert request.slot is not None
+        proposer, promise, lag = None, 0, request.draft_lag
+        if drafting and self.drafter is not None and limit:
+            if self.choice is None:
+                promise = self.drafter.promise(request)
+            else:
+                name, promise = self.choice.pick(request, limit)
+                if name != self.drafter.name:
+                    proposer, lag = name, lag if self.decode.drafters[name].has_cache else 0
         return RequestView(
             slot=request.slot,
             rank=request.rank(),
@@ -195,8 +206,8 @@ class Engine:
             length_bound=request.length_bound,
             max_length=request.max_length,
             draft_limit=limit if drafting else 0,
-            draft_lag=request.draft_lag,
-            promise=self.drafter.promise(request) if drafting and self.drafter and limit else 0,
+            draft_lag=lag,
+            promise=promise,
             prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
             order=request.order,
             lane=request.state.value,
@@ -209,6 +220,7 @@ class Engine:
             greedy=params.greedy,
             coupled=params.coupled(self.config.acceptance),
             temperature=params.temperature,
+            proposer=proposer,
         )
 
     # -- admission and memory -----------------------------------------------------------------------------------------
@@ -299,6 +311,8 @@ class Engine:
         self.memory.forget(request)
         for drafter in self.decode.drafters.values():
             drafter.forget(request)
+        if self.choice is not None:
+            self.choice.forget(request.order)
         self.architecture.forget(request.order)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
@@ -351,7 +365,7 @@ class Engine:
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
-                request.pending, request.drafter = span.drafts, batch.drafter
+                request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
                 request.draft_temperature = span.temperature
                 request.served = self.stats.steps
         return longest
@@ -482,6 +496,8 @@ class Engine:
         if span.start is not None:
             return
         params = request.params
+        if self.choice is not None:
+            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
         self.architecture.observe(
             Observation(
                 order=request.order,
