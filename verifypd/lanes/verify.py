@@ -80,10 +80,12 @@ class VerifyLane:
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
-        hidden = self.runner.forward(verify_ids(batch.spans, layout, self.slots), layout)
-        for drafter in self.drafters.values():
-            if drafter.reads_hidden:
-                drafter.read_hidden(hidden, layout)
+        ids = verify_ids(batch.spans, layout, self.slots)
+        reader = next((drafter for drafter in self.drafters.values() if drafter.reads_hidden), None)
+        if reader is None:
+            return self.runner.forward(ids, layout)
+        hidden, captured = self.runner.forward_capturing(ids, layout, reader.capture)
+        reader.read_hidden(hidden, captured, layout)
         return hidden
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
