@@ -36,7 +36,11 @@ class EngineConfig:
     """Everything the engine needs to start."""
 
     model: str = setting("smollm2", "verifier: a built-in name, a Hugging Face folder, a GGUF file or a hub id")
-    draft: str | None = setting("ngram", "drafter: a path or name of a draft model, 'ngram', 'none', or 'auto' (ngram)")
+    draft: str | None = setting(
+        "auto",
+        "drafter: path or name of a draft model, 'ngram', both as 'NAME,ngram', 'none', or 'auto': what comes with the"
+        " verifier, else ngram",
+    )
     arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
@@ -90,8 +94,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        named = {None: None, "none": None, "": None, "auto": "ngram"}
-        object.__setattr__(self, "draft", named.get(self.draft, self.draft))
+        object.__setattr__(self, "draft", None if self.draft in ("none", "") else self.draft)
+        models = [name for name in self.drafts if name != "ngram"]
+        if len(models) > 1 or "" in models or len(self.drafts) != len(set(self.drafts)):
+            raise ConfigError(f"--draft {self.draft!r}: give one draft model, 'ngram', or both as NAME,ngram")
+        if len(self.drafts) > 1 and {"auto", "none"} & set(self.drafts):
+            raise ConfigError(f"--draft {self.draft!r}: 'auto' and 'none' stand alone")
         for name in (
             "arch",
             "controller",
@@ -180,6 +188,11 @@ class EngineConfig:
         """Requests in a verify batch and the longest wait for it, ms: as given, or what suits the batch size."""
         batch = max(1, self.batch_size // 4) if self.verify_batch is None else self.verify_batch
         return batch, VERIFY_WAIT_MS if self.verify_wait_ms is None else self.verify_wait_ms
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The drafters asked for, side by side; empty: none."""
+        return () if self.draft is None else tuple(part.strip() for part in self.draft.split(","))
 
     @property
     def worker_count(self) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 from verifypd.errors import RequestError
 
@@ -289,6 +290,7 @@ class Request:
         self.slot: int | None = None
         self.computed = 0  # tokens in the verifier's cache, while prefilling
         self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
+        self.lag_unsure = 0  # of those, how many the verdict in flight may yet emit, where all of them were counted
         self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
         self.temperatures: list[float] = []  # of the drafter, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
@@ -300,6 +302,7 @@ class Request:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
             [None] if params.prompt_logprobs is not None and choice == 0 else None
         )
+        self.grammar: Any = None  # a sampling.grammar.GrammarState; None: anything goes
         self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)
 

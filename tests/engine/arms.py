@@ -45,7 +45,8 @@ def make(pair: tuple[Path, Path], arch: str, drafter: str = "model", **settings:
     options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
     options["measure_costs"] = False
     options |= {"batch_size": 8, "prefill_chunk": 11, "draft_chunk": 13, "block_size": 8, **LANES.get(arch, {})}
-    named = str(pair[1]) if drafter == "model" else drafter
+    head = str(pair[0].parent / "head")
+    named = {"model": str(pair[1]), "head": head, "both": f"{head},ngram"}.get(drafter, drafter)
     return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
 
 

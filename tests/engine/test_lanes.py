@@ -19,7 +19,7 @@ from verifypd.engine import build
 from verifypd.request import State
 
 
-@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True)])
+@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True), ("head", True), ("both", True)])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
     with make(pair, arch, drafter, late_tickets=late) as llm:
@@ -71,13 +71,15 @@ def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch:
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("arch", ["pdv", "unified"])
-def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path, Path], arch: str) -> None:
+@pytest.mark.parametrize(("arch", "drafter"), [("pdv", "model"), ("unified", "head"), ("pdv", "both")])
+def test_the_law_of_each_position_holds_with_the_controller_on(
+    pair: tuple[Path, Path], arch: str, drafter: str
+) -> None:
     """Rejection sampling, with lengths and drafter temperatures that keep changing, against the verifier's law."""
     prompt, draws = [*range(3, 11), *range(3, 11)], 1200
     shared: dict[str, Any] = {"allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
     lanes: dict[str, Any] = {"verify_batch": 100} if arch == "pdv" else {}
-    with make(pair, arch, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
+    with make(pair, arch, drafter, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
         params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
         found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
         assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
@@ -94,7 +96,15 @@ def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path,
 
 @pytest.mark.parametrize(
     ("steps", "drafter", "late"),
-    [(1, "model", True), (3, "ngram", True), (3, "model", False), (20, "ngram", False), (20, "model", True)],
+    [
+        (1, "model", True),
+        (3, "ngram", True),
+        (3, "model", False),
+        (20, "ngram", False),
+        (20, "model", True),
+        (3, "head", True),
+        (3, "both", False),
+    ],
 )
 def test_switching_under_load_changes_no_text(
     pair: tuple[Path, Path], plain: Any, steps: int, drafter: str, late: bool

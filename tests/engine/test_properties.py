@@ -71,11 +71,13 @@ def plain(pair: tuple[Path, Path]):
 def engines(pair: tuple[Path, Path]):
     """Few slots and a small pool, so that queueing and preemption happen by themselves."""
     made = {}
-    for drafter in ("ngram", "model"):
+    head = str(pair[0].parent / "head")
+    drafts = {"ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}
+    for drafter in drafts:
         for late in (False, True):
             made[drafter, late] = LLM(
                 str(pair[0]),
-                draft=str(pair[1]) if drafter == "model" else drafter,
+                draft=drafts[drafter],
                 arch="pdv",
                 verify_batch=2,
                 verify_wait_ms=20.0,
@@ -97,7 +99,7 @@ def engines(pair: tuple[Path, Path]):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=ARRIVALS,

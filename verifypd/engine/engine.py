@@ -16,6 +16,7 @@ from verifypd.control.architectures import Architecture
 from verifypd.control.observe import Observation
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
@@ -26,10 +27,12 @@ from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Logprob, Request, State
+from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
+GROWTH_STEPS = 50  # steps after which one request more may run, once memory had run out
 BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
 
 
@@ -50,6 +53,7 @@ class Engine:
         eos_ids: tuple[int, ...],
         max_model_len: int,
         verifier_bytes: int = 0,
+        choice: Choice | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -66,11 +70,14 @@ class Engine:
         self.verifier_bytes = verifier_bytes
         self.clock = clock
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
+        self.choice = choice  # where there are two drafters
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
+        self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
+        self.admit_limit = config.slots  # requests that may run at once; less for a while after such a pass
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()
         self._begun = 0.0  # s, when this step began
@@ -181,6 +188,7 @@ class Engine:
             draft_chunk=self.config.draft_chunk,
             drafter=self.drafter.name if self.drafter else None,
             drafter_has_cache=bool(self.drafter and self.drafter.has_cache),
+            routine_lag=2 if self.drafter is None or self.drafter.keeps_drafts else self.config.max_draft + 1,
         )
 
     def _view(self, request: Request, now: float) -> RequestView:
@@ -189,6 +197,14 @@ class Engine:
         limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
         drafting = decoding and params.speculation and self.drafter is not None
         assert request.slot is not None
+        proposer, promise, lag = None, 0, request.draft_lag
+        if drafting and self.drafter is not None and limit:
+            if self.choice is None:
+                promise = self.drafter.promise(request)
+            else:
+                name, promise = self.choice.pick(request, limit)
+                if name != self.drafter.name:
+                    proposer, lag = name, lag if self.decode.drafters[name].has_cache else 0
         return RequestView(
             slot=request.slot,
             rank=request.rank(),
@@ -199,8 +215,8 @@ class Engine:
             length_bound=request.length_bound,
             max_length=request.max_length,
             draft_limit=limit if drafting else 0,
-            draft_lag=request.draft_lag,
-            promise=self.drafter.promise(request) if drafting and self.drafter and limit else 0,
+            draft_lag=lag,
+            promise=promise,
             prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
             order=request.order,
             lane=request.state.value,
@@ -213,18 +229,21 @@ class Engine:
             greedy=params.greedy,
             coupled=params.coupled(self.config.acceptance),
             temperature=params.temperature,
+            proposer=proposer,
         )
 
     # -- admission and memory -----------------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """Give waiting requests a slot and blocks, in order of rank, as long as both last."""
-        while self.waiting and self.free_slots:
+        while self.waiting and self.free_slots and len(self.running) < self.admit_limit:
             request = self.waiting[0]
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 return
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
+            for drafter in self.decode.drafters.values():
+                drafter.admit(request.slot, request.computed, len(request.tokens) - request.draft_lag)
             self._enter(request, State.PREFILL)
             self.running[request.slot] = request
             self.slots.assign(request.slot, request.tokens)
@@ -239,6 +258,8 @@ class Engine:
                 bad_words_ids=request.bad_words_ids,
                 acceptance=self.config.acceptance,
             )
+            if request.grammar is not None:
+                self.verify.grammars[request.slot] = request.grammar
             if self.synthetic:
                 self._set_alpha([request])
 
@@ -286,6 +307,7 @@ class Engine:
         self.placements.settle()
         self.memory.release(request)
         self.sampling.release(request.slot)
+        self.verify.grammars.pop(request.slot, None)
         del self.running[request.slot]
         self.free_slots.append(request.slot)
         request.slot = None
@@ -301,6 +323,8 @@ class Engine:
         self.memory.forget(request)
         for drafter in self.decode.drafters.values():
             drafter.forget(request)
+        if self.choice is not None:
+            self.choice.forget(request.order)
         self.architecture.forget(request.order)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
@@ -322,10 +346,12 @@ class Engine:
                 timed.timers["verify"] = self._launch_pass("verify", plan.verify)
             if plan.prefill:
                 timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill)
-        except BaseException:
-            self._fail(plan)
+        except BaseException as error:
+            self._fail(plan, error)
             raise
         self.timed.add(timed)
+        if self.admit_limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
+            self.admit_limit += 1
 
     def _launch_pass(self, lane: str, batch: VerifyBatch) -> LaneTimer:
         """One verifier pass, in the lane it belongs to."""
@@ -349,19 +375,32 @@ class Engine:
         for span in batch.spans:
             request = self.running[span.slot]
             request.draft_lag -= span.rows
+            request.lag_unsure = 0
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
-                request.pending, request.drafter = span.drafts, batch.drafter
+                request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
                 request.draft_temperature = span.temperature
                 request.served = self.stats.steps
         return longest
 
-    def _fail(self, plan: Plan) -> None:
-        """A launch broke off: what the device holds of its requests is unknown, so they end; nobody else is harmed."""
+    def _fail(self, plan: Plan, error: BaseException) -> None:
+        """A launch broke off: what the device holds of its requests is unknown. Nobody else is harmed.
+
+        They end; or, when memory ran out and the engine is forgiving, they are computed again, half as many at once.
+        A request that does not fit alone ends.
+        """
         batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
-        for slot in {span.slot for spans in batches for span in spans} & set(self.running):
-            self.finish(self.running[slot], "error")
+        slots = {span.slot for spans in batches for span in spans} & set(self.running)
+        touched = [self.running[slot] for slot in sorted(slots)]
+        again = self.forgiving and len(touched) > 1 and out_of_memory(error)
+        if again:
+            self.admit_limit = max(1, len(touched) // 2)
+        for request in touched:
+            if not again:
+                self.finish(request, "error")
+            elif not (request.finished or request.preempting):
+                self.preempt(request)
 
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1
@@ -371,11 +410,15 @@ class Engine:
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        # after drafting, the draft's cache lacks the verdict's next token and, if all stood, the last draft token;
-        # that holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
         assert span.drafts in (0, request.pending), "drafts are verified as they stand"
-        drafted = span.drafter is not None and self.decode.drafters[span.drafter].has_cache
-        request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
+        drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
+        if drafter is not None and drafter.has_cache and drafter.keeps_drafts:
+            # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
+            # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
+            request.draft_lag = 2
+        else:
+            request.draft_lag += span.drafts + 1
+            request.lag_unsure = span.drafts + 1
         request.inflight.append(span.drafts)
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
@@ -432,6 +475,7 @@ class Engine:
             if not request.finished:
                 self._take_prompt_logprobs(request, span, result)
                 if verdict is not None:
+                    self._settle_lag(request, verdict)
                     self._confirm(request, verdict)
                     self._observe(request, span, verdict, tau)
                     news.append(request)
@@ -442,6 +486,13 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
+
+    @staticmethod
+    def _settle_lag(request: Request, verdict: Verdict) -> None:
+        """Now it is known how many of the tokens that the lag allows for there really are."""
+        if request.lag_unsure and not request.inflight:
+            request.draft_lag -= request.lag_unsure - len(verdict.tokens)
+            request.lag_unsure = 0
 
     def _confirm(self, request: Request, verdict: Verdict) -> None:
         metrics = request.metrics
@@ -471,6 +522,8 @@ class Engine:
         if span.start is not None:
             return
         params = request.params
+        if self.choice is not None:
+            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
         self.architecture.observe(
             Observation(
                 order=request.order,

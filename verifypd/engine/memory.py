@@ -23,8 +23,11 @@ class PagedPool:
 class RequestMemory:
     """Reserves, shares and returns blocks in all pools at once: a request has room in both models or in none."""
 
-    def __init__(self, verifier: PagedPool, draft: PagedPool | None, capacity: int) -> None:
+    def __init__(
+        self, verifier: PagedPool, draft: PagedPool | None, capacity: int, draft_reads_hidden: bool = False
+    ) -> None:
         self.verifier = verifier
+        self.draft_reads_hidden = draft_reads_hidden
         self.draft = draft
         self.capacity = capacity  # tokens one request may reserve
         self._pools = [verifier] if draft is None else [verifier, draft]
@@ -67,7 +70,9 @@ class RequestMemory:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
         self._commit(self.verifier, request, computed)
         if self.draft is not None:
-            self._commit(self.draft, request, min(len(request.tokens), request.length_floor - request.draft_lag))
+            # what a draft head reads of the last confirmed token comes with the verifier's next pass
+            known = len(request.tokens) - (1 if self.draft_reads_hidden else 0)
+            self._commit(self.draft, request, min(known, request.length_floor - request.draft_lag))
 
     def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
         full = tokens // pool.blocks.block_size
