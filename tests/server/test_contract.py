@@ -256,6 +256,18 @@ def test_prompt_logprobs_as_vllm_has_them(server):
     assert all(str(token) in row for token, row in zip(IDS[1:], rows[1:], strict=True))
 
 
+def test_token_ids_come_back(server):
+    fields = {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
+    whole = server.complete(IDS, **fields)["choices"][0]
+    assert whole["prompt_token_ids"] == IDS and len(whole["token_ids"]) == 12
+    _, text, _ = server.post("/v1/completions", {"prompt": IDS, "stream": True, **fields})
+    parts = [event["choices"][0] for event in events(text)]
+    assert [token for part in parts for token in part["token_ids"]] == whole["token_ids"]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **fields}
+    answer = server.post("/v1/chat/completions", chat)[1]["choices"][0]
+    assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) and len(answer["token_ids"]) == 12
+
+
 # -- chat --------------------------------------------------------------------------------------------------------------
 
 
@@ -573,6 +585,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"echo": True}, "echo"),
 ]
 
 

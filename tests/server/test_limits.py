@@ -28,7 +28,7 @@ def small(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     """Two slots, a queue of three, two keys."""
     flags: dict[str, Any] = {"api-key": ["first-key", "second-key"], "batch-size": 2, "queue-factor": 1.0}
     limits = {"max-queue": 3, "max-streams-per-key": 6, "max-output-tokens": 380, "max-choices": 4}
-    more = {"cors-origin": ["https://app.example"], "log-format": "json", "api-workers": 2}
+    more = {"cors-origin": ["https://app.example"], "log-format": "json", "log-prompts": True, "api-workers": 2}
     log = tmp_path_factory.mktemp("log") / "small.log"
     with Server(folders[0], str(folders[1]), log, **flags, **limits, **more) as running:
         yield running
@@ -119,10 +119,12 @@ def test_cors_only_where_asked(small: Server, server: Server) -> None:
 def test_logs_are_json(small: Server) -> None:
     import json
 
-    small.post("/v1/completions", {"prompt": IDS, "max_tokens": 3}, **auth("first-key"), **{"X-Request-Id": "find-me"})
+    body = {"prompt": "say this aloud", "max_tokens": 3, "ignore_eos": True}
+    small.post("/v1/completions", body, **auth("first-key"), **{"X-Request-Id": "find-me"})
     lines = [json.loads(line) for line in small.log.read_text().splitlines()]
     [line] = [line for line in lines if line.get("request_id") == "find-me"]
     assert line["status"] == 200 and line["tokens"] == 3 and line["outcome"] == "ok" and line["ms"] > 0
+    assert line["prompts"] == ["say this aloud"], "asked for by --log-prompts"
 
 
 def test_both_workers_serve_and_count_together(small: Server) -> None:

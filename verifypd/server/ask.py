@@ -223,7 +223,7 @@ def chat(
         raise bad("this model has no tokenizer here: chat needs one", "messages")
     tools, names = _tools(body, tool_format)
     ids = render(body.messages, tokenizer, body, tools=tools)
-    if body.echo and not body.continue_final_message:
+    if body.echo:
         raise bad("echo is not supported in chat: leave it out", "echo", "unsupported_parameter")
     ids = _truncated(ids, body.truncate_prompt_tokens)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens

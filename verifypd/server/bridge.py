@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.engine.output import TextOutput
-from verifypd.request import Logprob, Request, SamplingParams
+from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.logs import event
 from verifypd.server.messages import (
     Abort,
@@ -126,8 +126,6 @@ class Choice:
         return stopped and output.finish is None
 
     def _end(self, reason: str, stop_reason: int | str | None) -> None:
-        from verifypd.request import State
-
         self.request.state = State.FINISHED
         self.request.finish_reason = self.finish = reason
         self.request.stop_reason = stop_reason

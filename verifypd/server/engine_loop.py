@@ -51,6 +51,7 @@ class Totals:
     cached_tokens: int = 0
     queries: int = 0  # prompt tokens looked up in the prefix cache
     out_of_memory: int = 0
+    switches: int = 0  # of architecture, by whoever
     steps: Counter[float] = field(default_factory=Counter)  # steps by upper bound of their length
     step_seconds: float = 0.0
     step_count: int = 0
@@ -90,6 +91,7 @@ class EngineLoop:
         self._told = -math.inf  # when figures were last sent
         self._pending: dict[int, list[Output]] = {}  # worker -> outputs not sent yet
         self.gpu: Callable[[], dict[str, float]] = dict
+        self._architecture = self.architecture()
 
     # -- messages in --------------------------------------------------------------------------------------------------
 
@@ -192,6 +194,8 @@ class EngineLoop:
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
         self._time(self.clock() - begun)
+        before, self._architecture = self._architecture, self.architecture()
+        self.totals.switches += before != self._architecture
         for track in news:
             if track is not None:
                 self._tell(track)
@@ -281,11 +285,16 @@ class EngineLoop:
         self.totals.step_count += 1
         self.totals.steps[next((b for b in STEP_BUCKETS if seconds <= b), math.inf)] += 1
 
+    def architecture(self) -> str:
+        """What plans now: a policy over the others names the one it has chosen."""
+        policy = self.engine.architecture
+        name: str = getattr(policy, "running", policy.name)
+        return name
+
     def figures(self) -> dict[str, Any]:
         """Everything /metrics shows of the engine, in plain data."""
         engine, totals = self.engine, self.totals
         stats = engine.stats
-        architecture = engine.architecture
         pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
         return {
             "running": len(engine.running),
@@ -303,9 +312,9 @@ class EngineLoop:
             "prefix_hits": totals.cached_tokens,
             "preemptions": stats.preemptions,
             "out_of_memory": totals.out_of_memory,
-            "architecture": getattr(architecture, "running", architecture.name),
-            "policy": architecture.name,
-            "switches": stats.switches + max(0, len(getattr(architecture, "decisions", ())) - 1),
+            "architecture": self.architecture(),
+            "policy": engine.architecture.name,
+            "switches": totals.switches,
             "lanes": {name: lane.summary() for name, lane in stats.lanes.items()},
             "pools": {
                 name: {"used": pool.blocks.used, "cached": len(pool.blocks.cached), "free": len(pool.blocks.free)}

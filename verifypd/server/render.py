@@ -104,8 +104,6 @@ class Renderer:
             "usage": self.usage(),
             **self.metrics(),
         }
-        if self.prepared.return_token_ids and len(self.call.ask.prompts) == 1:
-            body["prompt_token_ids"] = self.call.ask.prompts[0]
         return orjson.dumps(body)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
@@ -164,7 +162,25 @@ class Renderer:
     def _token_ids(self, choice: Choice, start: int) -> dict[str, Any]:
         if not self.prepared.return_token_ids:
             return {}
-        return {"token_ids": choice.request.output_ids[start:]}
+        prompt = {} if start else {"prompt_token_ids": choice.prompt}
+        return {"token_ids": choice.request.output_ids[start:], **prompt}
+
+    def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
+        """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
+        first = self.call.choices[choice.index - choice.request.choice]
+        return first.prompt_logprobs or []
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
+            return {}
+        rows = [
+            {
+                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
+                for token, e in row.items()
+            }
+            for row in self._prompt_rows(choice)
+        ]
+        return {"prompt_logprobs": [None, *rows]}
 
 
 class CompletionRenderer(Renderer):
@@ -193,7 +209,8 @@ class CompletionRenderer(Renderer):
         if first:
             text = self._echo(choice) + text
         logprobs = self._logprobs(choice, start, with_prompt=first and self.prepared.echo is not None)
-        if not text and finish is None and logprobs is None and not self.prepared.continuous_usage and not first:
+        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids)
+        if not text and finish is None and logprobs is None and quiet and not first:
             return []
         if self.prepared.score_only and finish is not None:
             finish = "length"
@@ -221,23 +238,6 @@ class CompletionRenderer(Renderer):
 
     def _echo(self, choice: Choice) -> str:
         return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
-
-    def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
-        """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
-        first = self.call.choices[choice.index - choice.request.choice]
-        return first.prompt_logprobs or []
-
-    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
-        if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
-            return {}
-        rows = [
-            {
-                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
-                for token, e in row.items()
-            }
-            for row in self._prompt_rows(choice)
-        ]
-        return {"prompt_logprobs": [None, *rows]}
 
     def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
         wanted = self.prepared.logprobs
@@ -292,6 +292,7 @@ class ChatRenderer(Renderer):
             "logprobs": self._logprobs(choice, 0),
             "finish_reason": "tool_calls" if calls and choice.finish == "stop" else choice.finish,
             "stop_reason": choice.request.stop_reason,
+            **self._prompt_logprobs(choice),
             **self._token_ids(choice, 0),
         }
 
@@ -321,11 +322,14 @@ class ChatRenderer(Renderer):
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = _tool_calls(calls, before, stream=True)
-        if not delta and finish is None and logprobs is None and not self.prepared.continuous_usage:
+        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids)
+        if not delta and finish is None and logprobs is None and quiet:
             return []
         entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         if finish is not None:
             entry["stop_reason"] = choice.request.stop_reason
+        if not start:
+            entry |= self._prompt_logprobs(choice)
         return [entry | self._token_ids(choice, start)]
 
     def _quick(self, index: int, text: str) -> bytes:

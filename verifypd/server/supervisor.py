@@ -276,6 +276,8 @@ class Supervisor:
         event(log, "draining", seconds=self.config.drain_timeout)
         self.draining_until = time.monotonic() + self.config.drain_timeout
         self._broadcast(Drain())
+        if self.engine is None:  # it died and will not be started again: nobody waits for it
+            self._broadcast(Down(self.epoch, "the server is shutting down", final=True))
 
     def _end(self) -> None:
         """Tell everybody to end; whoever does not is killed."""

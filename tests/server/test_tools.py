@@ -1,0 +1,49 @@
+"""Tool calls in text: found wherever the text is cut, left alone where they are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from verifypd.server.tools import FoundCall, ToolFormat, ToolStream
+
+HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
+MISTRAL = ToolFormat("[TOOL_CALLS]", "", "arguments", many=True)
+BARE = ToolFormat("", "", "parameters")
+CALL = FoundCall("f", '{"a": 1}')
+
+
+def run(form: ToolFormat, pieces: Sequence[str]) -> tuple[str, list[FoundCall]]:
+    stream, words, calls = ToolStream(form, ["f", "g"]), "", []
+    for place, piece in enumerate(pieces):
+        more, found = stream.push(piece, last=place == len(pieces) - 1)
+        words += more
+        calls += found
+    return words, calls
+
+
+CASES = [
+    (HERMES, 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "Well. ", [CALL]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n' * 2, "", [CALL, CALL]),
+    (HERMES, "a <tool and <tool_cal", "a <tool and <tool_cal", []),
+    (HERMES, "<tool_call>no json</tool_call> x", "<tool_call>no json</tool_call> x", []),
+    (
+        HERMES,
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        [],
+    ),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [CALL]),
+    (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', "", [CALL]),
+    (BARE, '{"name": "f", "parameters": {"a": 1}}', "", [CALL]),
+    (BARE, '{"name": 7}', '{"name": 7}', []),
+    (BARE, "plain words", "plain words", []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "words", "calls"), CASES)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_calls_are_found_however_the_text_is_cut(form, text, words, calls, size):
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert run(form, pieces) == (words, calls)
