@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core-installed
+SERVER := $(VENV)/.server-installed
 STAMP  := $(VENV)/.test-installed
 
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -15,13 +16,17 @@ CORES   := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
 PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
 
+PORT        ?= 8000
+SERVE_MODEL ?= smollm2
+SERVE_ARGS  ?=
+
 DEMO_MODEL  ?= smollm2
 DEMO_TOKENS ?= 64
 DEMO_PROMPT ?= Original: The old lighthouse keeper climbed the winding stairs every evening to light the great lamp for the \
 ships at sea. Copy: The old lighthouse keeper
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick test-gpu lint format types demo figures clean
+.PHONY: help setup test quick test-gpu lint format types demo serve soak figures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +48,12 @@ $(CORE): pyproject.toml | $(BIN)/python
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@$(MEND)
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,server]'
+	@touch $@ $(CORE) $(SERVER)
+
+$(SERVER): pyproject.toml | $(BIN)/python
+	@$(MEND)
+	$(PIP) -e '.[server]'
 	@touch $@ $(CORE)
 
 test: lint types ## everything CI runs: format, lint, types, tests
@@ -71,6 +81,13 @@ demo: $(CORE) ## generate from the built-in model with n-gram speculation
 	$(BIN)/python -m verifypd pull $(DEMO_MODEL)
 	$(BIN)/python -m verifypd generate --model $(DEMO_MODEL) --draft ngram --temperature 0 --max-tokens $(DEMO_TOKENS) --echo \
 	  '$(DEMO_PROMPT)'
+
+serve: $(SERVER) ## start the OpenAI-compatible server on the built-in model (PORT=8000, SERVE_ARGS=…)
+	$(BIN)/python -m verifypd pull $(SERVE_MODEL)
+	$(BIN)/python -m verifypd serve --model $(SERVE_MODEL) --port $(PORT) $(SERVE_ARGS)
+
+soak: $(STAMP) ## ten minutes of overload against the server; writes benchmarks/results/server-soak.json
+	$(BIN)/python -m pytest -m soak tests/server
 
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py

@@ -82,7 +82,9 @@ def test_version_has_one_source():
 
 def test_entry_point_exists():
     module, _, function = PROJECT["project"]["scripts"]["verifypd"].partition(":")
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    place = ROOT / module.replace(".", "/")
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    tree = ast.parse(source.read_text(encoding="utf-8"))
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 

@@ -13,6 +13,7 @@ ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
 LANES = ("prefill", "decode", "verify")
 PLACEMENTS = ("fused", "stream")
+WAITS = ("block", "spin")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 # settings that only these architectures read; giving one to another architecture is an error, not a no-op
@@ -61,6 +62,14 @@ class EngineConfig:
     placement: str = setting(
         "fused", "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream)"
     )
+    measure_costs: bool | None = setting(
+        None,
+        "time passes at start, some seconds; off: learn them from the run"
+        " (default: where auto or throughput uses them and none are kept for this model and device)",
+    )
+    wait: str = setting(
+        "block", "how the host waits for a CUDA device: asleep, or polling on a core of its own", choices=WAITS
+    )
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
     quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
@@ -100,8 +109,11 @@ class EngineConfig:
             "load_format",
             "attention",
             "kernels",
+            "wait",
         ):
             self._check_choice(name)
+        if self.measure_costs is not None and not isinstance(self.measure_costs, bool):
+            raise ConfigError(f"--measure-costs {self.measure_costs!r} must be true, false or left out")
         self._check_range("max_draft", 0, 64)
         self._check_range("batch_size", 1, 4096)
         self._check_range("queue_factor", 1.0, 2.0)
@@ -186,6 +198,12 @@ class EngineConfig:
     def worker_count(self) -> int:
         """Requests that take turns under `baseline`."""
         return self.batch_size if self.workers is None else self.workers
+
+    @property
+    def wants_costs(self) -> bool:
+        """Whether pass times are measured, or read where they are kept, before the first request."""
+        adaptive = self.arch == "auto" or self.controller == "throughput"
+        return adaptive if self.measure_costs is None else self.measure_costs
 
     @property
     def slots(self) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 from verifypd.errors import RequestError
 
@@ -301,6 +302,7 @@ class Request:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
             [None] if params.prompt_logprobs is not None and choice == 0 else None
         )
+        self.grammar: Any = None  # a sampling.grammar.GrammarState; None: anything goes
         self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)
 

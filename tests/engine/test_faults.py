@@ -64,3 +64,52 @@ def test_nothing_is_remembered_of_a_request_aborted_while_it_waits(pair: tuple[P
         assert not engine.busy
         engine.check()
         assert not engine.drafter._indexes  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("where", ["forward", "draft"])
+def test_a_forgiving_engine_computes_again_what_ran_out_of_memory(
+    pair: tuple[Path, Path], where: str, late: bool
+) -> None:
+    """Half as many at once, the same texts; a request that does not fit alone ends, and only that one."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [[5 + i, 9, 200, 31, 7] for i in range(5)]
+    options = {**OPTIONS, "batch_size": 4}
+    with LLM(str(pair[0]), draft=str(pair[1]), late_tickets=late, **options) as llm:
+        good = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        engine = llm.engine
+        engine.forgiving = True
+        target: Any = engine.drafter if where == "draft" else engine.verify
+        name = "launch" if where == "draft" else "forward"
+        original, failing = getattr(target, name), [3, 4]  # which calls run out of memory
+
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            failing[:] = [call - 1 for call in failing]
+            if 0 in failing:
+                raise MemoryError("injected")
+            return original(*args, **kwargs)
+
+        setattr(target, name, broken)
+        jobs = llm._submit(prompts, [params] * 5)
+        seen = 0
+        while not all(job.finished for job in jobs):
+            try:
+                llm._step()
+            except MemoryError:
+                seen += 1
+                engine.check()
+        assert seen == 2 and engine.stats.preemptions and engine.admit_limit < engine.config.slots
+        assert [job.texts[0].request.output_ids for job in jobs] == good
+        failing[:] = [2]
+        [job] = llm._submit(prompts[:1], [params])
+
+        def to_the_end() -> None:
+            while not job.finished:
+                llm._step()
+
+        with pytest.raises(MemoryError):
+            to_the_end()
+        assert job.texts[0].request.finish_reason == "error"
+        engine.drain()
+        assert not engine.busy
+        engine.check()

@@ -51,7 +51,14 @@ def run(
     verifier, draft, head = folders
     named = {"none": None, "ngram": "ngram", "model": str(draft), "head": str(head), "both": f"{head},ngram"}[drafter]
     arch = "plain" if drafter == "none" else arch
-    options = {"dtype": "float32", "max_draft": 4, "max_model_len": 250, "batch_size": 16, "kv_memory": "64MB"}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "max_draft": 4,
+        "max_model_len": 250,
+        "batch_size": 16,
+        "kv_memory": "64MB",
+    }
+    options["measure_costs"] = False
     with LLM(str(verifier), draft=named, arch=arch, **{**options, **settings}) as llm:
         preempt_every(llm, preempt)
         outputs = llm.generate(many, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))

@@ -6,7 +6,7 @@ import argparse
 import shutil
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, Protocol
 
@@ -117,7 +117,7 @@ def _plain(hint: Any) -> type:
     return options[0] if len(options) == 1 and options[0] in (bool, int, float, str) else str
 
 
-def _add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, option: str, **extra: Any) -> None:
+def add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, option: str, **extra: Any) -> None:
     """One flag. Nothing lands in the namespace unless the user gives it, so that every default has one home."""
     if text is not argparse.SUPPRESS:
         shown = default is not None and default is not False and "default" not in text
@@ -134,16 +134,18 @@ def _add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, opti
     group.add_argument(option, dest=name, default=argparse.SUPPRESS, help=text, **extra)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for every field of EngineConfig."""
+def add_engine_flags(parser: argparse.ArgumentParser, without: Container[str] = ()) -> None:
+    """One flag for every field of EngineConfig, but those that the command has no use for."""
     group = parser.add_argument_group("model and engine")
     hints = typing.get_type_hints(EngineConfig)
     for f in fields(EngineConfig):
+        if f.name in without:
+            continue
         meta = dict(f.metadata)
         text = argparse.SUPPRESS if meta.get("hidden") else meta["help"]
         extra = {key: meta[key] for key in ("choices", "metavar") if meta.get(key)}
         option = meta.get("flag") or ENGINE_FLAGS.get(f.name) or flag(f.name)
-        _add_flag(group, ENGINE + f.name, hints[f.name], f.default, text, option=option, **extra)
+        add_flag(group, ENGINE + f.name, hints[f.name], f.default, text, option=option, **extra)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
@@ -154,7 +156,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any]
         if f.name in ENGINE_OWNED or f.name in NOT_FLAGS:
             continue
         default = defaults.get(f.name, None if f.default is MISSING else f.default)
-        _add_flag(group, f.name, hints[f.name], default, SAMPLING_HELP[f.name], option=flag(f.name))
+        add_flag(group, f.name, hints[f.name], default, SAMPLING_HELP[f.name], option=flag(f.name))
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,13 +17,15 @@ from verifypd import kernels as kernel_sets
 from verifypd.attention.base import AttentionBackend, backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.auto import CHUNK_FACTOR, Auto
 from verifypd.control.controller import make_controller
+from verifypd.control.cost import CostModel
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
+from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
@@ -110,7 +112,10 @@ def build(config: EngineConfig) -> Built:
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
     lookup = "ngram" in drafts
-    engine = _wire(config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity)
+    cost = CostModel()
+    engine = _wire(config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
+    if config.wants_costs:
+        costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)
 
 
@@ -149,6 +154,7 @@ def _wire(
     eos_ids: tuple[int, ...],
     max_len: int,
     capacity: int,
+    cost: CostModel,
 ) -> Engine:
     device = model.device
     attention = backend(config.attention, device)
@@ -176,11 +182,11 @@ def _wire(
         choice = Choice("ngram", model_name, config.ngram_min, config.ngram_max)
     return Engine(
         config,
-        architectures=policies(config),
+        architectures=policies(config, cost),
         memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q),
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait),
         decode=DecodeLane(drafters, temperatures),
         placements=Placements(config.placements, device),
         eos_ids=eos_ids,
@@ -190,10 +196,10 @@ def _wire(
     )
 
 
-def policies(config: EngineConfig) -> Callable[[str], Architecture]:
-    """Architectures by name, over one controller; each is made once and keeps what it has learnt."""
-    controller = make_controller(config.controller, config.max_draft)
-    return cache(lambda name: make_architecture(name, controller))
+def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
+    """Architectures by name, over one controller and one cost model; each is made once and keeps what it has learnt."""
+    controller = make_controller(config.controller, config.max_draft, cost)
+    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
 
 
 def _paged(

@@ -27,10 +27,12 @@ from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Logprob, Request, State
+from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
+GROWTH_STEPS = 50  # steps after which one request more may run, once memory had run out
 BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
 
 
@@ -74,6 +76,8 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
+        self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
+        self.admit_limit = config.slots  # requests that may run at once; less for a while after such a pass
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()
         self._begun = 0.0  # s, when this step began
@@ -118,6 +122,11 @@ class Engine:
             self.architecture = self.architectures(name)
             self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
             self.stats.switches += 1
+
+    def skip_prefill(self, request: Request) -> None:
+        """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
+        request.computed, request.draft_lag = len(request.tokens), 0
+        self._enter(request, State.DECODE)
 
     @property
     def busy(self) -> bool:
@@ -227,7 +236,7 @@ class Engine:
 
     def admit(self) -> None:
         """Give waiting requests a slot and blocks, in order of rank, as long as both last."""
-        while self.waiting and self.free_slots:
+        while self.waiting and self.free_slots and len(self.running) < self.admit_limit:
             request = self.waiting[0]
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 return
@@ -249,6 +258,8 @@ class Engine:
                 bad_words_ids=request.bad_words_ids,
                 acceptance=self.config.acceptance,
             )
+            if request.grammar is not None:
+                self.verify.grammars[request.slot] = request.grammar
             if self.synthetic:
                 self._set_alpha([request])
 
@@ -296,6 +307,7 @@ class Engine:
         self.placements.settle()
         self.memory.release(request)
         self.sampling.release(request.slot)
+        self.verify.grammars.pop(request.slot, None)
         del self.running[request.slot]
         self.free_slots.append(request.slot)
         request.slot = None
@@ -334,10 +346,12 @@ class Engine:
                 timed.timers["verify"] = self._launch_pass("verify", plan.verify)
             if plan.prefill:
                 timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill)
-        except BaseException:
-            self._fail(plan)
+        except BaseException as error:
+            self._fail(plan, error)
             raise
         self.timed.add(timed)
+        if self.admit_limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
+            self.admit_limit += 1
 
     def _launch_pass(self, lane: str, batch: VerifyBatch) -> LaneTimer:
         """One verifier pass, in the lane it belongs to."""
@@ -370,11 +384,23 @@ class Engine:
                 request.served = self.stats.steps
         return longest
 
-    def _fail(self, plan: Plan) -> None:
-        """A launch broke off: what the device holds of its requests is unknown, so they end; nobody else is harmed."""
+    def _fail(self, plan: Plan, error: BaseException) -> None:
+        """A launch broke off: what the device holds of its requests is unknown. Nobody else is harmed.
+
+        They end; or, when memory ran out and the engine is forgiving, they are computed again, half as many at once.
+        A request that does not fit alone ends.
+        """
         batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
-        for slot in {span.slot for spans in batches for span in spans} & set(self.running):
-            self.finish(self.running[slot], "error")
+        slots = {span.slot for spans in batches for span in spans} & set(self.running)
+        touched = [self.running[slot] for slot in sorted(slots)]
+        again = self.forgiving and len(touched) > 1 and out_of_memory(error)
+        if again:
+            self.admit_limit = max(1, len(touched) // 2)
+        for request in touched:
+            if not again:
+                self.finish(request, "error")
+            elif not (request.finished or request.preempting):
+                self.preempt(request)
 
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from verifypd.kv.blocks import BlockPool
@@ -76,6 +78,24 @@ class RequestMemory:
         full = tokens // pool.blocks.block_size
         if full > pool.blocks.committed.get(request.order, 0):  # most steps fill no block
             pool.blocks.commit(request.order, self._prefix(request, tokens))
+
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        """Whether new requests that come to these lengths, in tokens, would all fit without anybody giving way."""
+        return all(
+            sum(map(pool.blocks.blocks_for, lengths)) + len(lengths) <= pool.blocks.available for pool in self._pools
+        )
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Within the block no prefix is shared or made findable: what caches then hold need not be true."""
+        kept = [pool.blocks.prefix_cache for pool in self._pools]
+        for pool in self._pools:
+            pool.blocks.prefix_cache = False
+        try:
+            yield
+        finally:
+            for pool, shared in zip(self._pools, kept, strict=True):
+                pool.blocks.prefix_cache = shared
 
     def release(self, request: Request) -> None:
         """Return everything; the request may come back later."""

@@ -15,6 +15,7 @@ from verifypd.drafters.base import Drafter
 from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
 from verifypd.runtime.runner import ModelRunner
 from verifypd.runtime.streams import HostCopy, Ticket
+from verifypd.sampling.grammar import GrammarState
 from verifypd.sampling.logprobs import Logprobs, token_logprobs
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import Finish, Spans, Verdicts, judge
@@ -45,27 +46,36 @@ class VerifyLane:
         sampling: SamplingState,
         drafters: dict[str, Drafter],
         draft_q: Tensor | None,
+        wait: str = "block",
     ) -> None:
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
         self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
+        self.wait = wait  # how the host waits for verdicts
+        self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
 
     @torch.inference_mode()
     def launch(self, batch: VerifyBatch) -> Ticket:
-        """Forward pass, then verdict; both are queued on the device and nothing is waited for."""
-        hidden = self.forward(batch)
+        """Forward pass, then verdict; both are queued on the device and nothing is waited for.
+
+        Except for the drafts of constrained requests: the host reads them, while the forward pass runs, to make masks.
+        """
         emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
+        spans = [span for _, span in emitting]
+        constrained = self._read_constrained(spans)
+        hidden = self.forward(batch)
         tensors: dict[str, Tensor] = {}
         if emitting:
             logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
-            verdicts = self.verdict([span for _, span in emitting], logits)
+            mask = self._masks(spans, constrained) if constrained else None
+            verdicts = self.verdict(spans, logits, mask)
             tensors["verdicts"] = verdicts.packed()
             if verdicts.logprobs is not None:
                 tensors.update(_named("", verdicts.logprobs))
         tensors.update(self._prompt_logprobs(batch, hidden))
-        return Ticket(batch, HostCopy(tensors), lambda arrays: _read(batch, arrays))
+        return Ticket(batch, HostCopy(tensors, self.wait), lambda arrays: _read(batch, arrays))
 
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
@@ -93,6 +103,39 @@ class VerifyLane:
             mask=mask,
             context=max(span.context for span in spans),
         )
+
+    def _read_constrained(self, spans: Sequence[VerifySpan]) -> HostCopy | None:
+        """Start bringing what grammars must read to the host: confirmed tokens they have not seen, and drafts."""
+        some = [span for span in spans if span.slot in self.grammars]
+        if not some:
+            return None
+        slots = host_tensor([span.slot for span in some], self.slots.device)
+        begins = [self.grammars[span.slot].position for span in some]
+        width = max(1, max(span.context - begin for span, begin in zip(some, begins, strict=True)))
+        column = host_tensor(begins, self.slots.device)[:, None] + torch.arange(width, device=self.slots.device)
+        tokens = self.slots.tokens[slots[:, None], column.clamp_max(self.slots.capacity - 1)]
+        counts = torch.stack([self.slots.lengths[slots], self.slots.draft_lens[slots]], dim=1)
+        return HostCopy({"tokens": tokens, "counts": counts, "drafts": self.slots.drafts[slots]})
+
+    def _masks(self, spans: Sequence[VerifySpan], copy: HostCopy) -> Tensor:
+        """int32 [rows, words], bit set where a token is allowed; everything is in rows without a grammar."""
+        arrays = copy.wait()
+        rows = sum(span.drafts + 1 for span in spans)
+        masks = np.full((rows, -(-self.sampling.vocab // 32)), -1, dtype=np.int32)
+        first = place = 0
+        for span in spans:
+            state = self.grammars.get(span.slot)
+            if state is not None:
+                length, drafted = (int(count) for count in arrays["counts"][place])
+                output = [int(token) for token in arrays["tokens"][place, : max(0, length - state.position)]]
+                drafts = [int(token) for token in arrays["drafts"][place, : min(drafted, span.drafts)]]
+                state.fill(output, drafts, masks[first : first + span.drafts + 1])
+                place += 1
+            first += span.drafts + 1
+        host = torch.from_numpy(masks)
+        if self.slots.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.slots.device, non_blocking=True)
 
     def _prompt_logprobs(self, batch: VerifyBatch, hidden: Tensor) -> dict[str, Tensor]:
         """Logprobs of the token after each prompt row, where wanted: [rows] own and rank, [rows, K] most likely."""

@@ -62,10 +62,16 @@ class ChatTemplate:
         environment = _environment()
         self._where = where
         self._variables = dict(variables)  # bos_token, eos_token and the like
+        self.sources = dict(sources)
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
             raise TokenizerError(f"{where}: the chat template is broken ({error}); download the model again") from None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """bos_token, eos_token and the like, as text."""
+        return dict(self._variables)
 
     @property
     def available(self) -> bool:

@@ -1,0 +1,38 @@
+"""A tiny pair with a chat template that knows tools, and one server over it for every test that does not harm it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.pairs import noisy_copy
+from tests.models.checkpoints import tiny
+from tests.server.serving import Server
+
+TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools> call: <tool_call>{"name": …}</tool_call>{% endif -%}
+{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] }}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor -%}</s>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}"""
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny verifier and a draft that agrees with it now and then."""
+    base = tmp_path_factory.mktemp("pair")
+    verifier = tiny("llama", base / "verifier", max_position_embeddings=512)
+    (verifier / "chat_template.jinja").write_text(TEMPLATE)
+    return verifier, noisy_copy(verifier, base / "draft", 0.15)
+
+
+@pytest.fixture(scope="session")
+def server(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server with its usual settings."""
+    with Server(folders[0], str(folders[1]), tmp_path_factory.mktemp("log") / "server.log") as running:
+        yield running
+        running.idle()

@@ -1,0 +1,52 @@
+"""Engines with a fault that a test sets off by writing a file; given to the server as its engine factory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifypd.config import EngineConfig
+from verifypd.engine.build import Built
+from verifypd.engine.build import build as plain
+
+VARIABLE = "VERIFYPD_TEST_FAULT"
+
+
+def ordered(kind: str) -> str | None:
+    """What the test asks of this kind of fault now; each order is carried out once."""
+    path = Path(os.environ[VARIABLE]) / kind
+    try:
+        text = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return None
+    return text
+
+
+def build(config: EngineConfig) -> Built:
+    """The real engine; its drafter can stall, its verify pass can run out of memory, its step can raise."""
+    built = plain(config)
+    engine: Any = built.engine
+    draft, forward, left = engine.drafter.launch, engine.verify.forward, [0]
+
+    def launch(batch: Any) -> None:
+        if ordered("stall") is not None:
+            time.sleep(3600)
+        draft(batch)
+
+    def verify(batch: Any) -> Any:
+        order = ordered("memory")
+        left[0] = int(order) if order else left[0]
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("injected: out of memory")
+        if ordered("bug") is not None:
+            raise ValueError("injected: a bug")
+        return forward(batch)
+
+    engine.drafter.launch, engine.verify.forward = launch, verify
+    return built

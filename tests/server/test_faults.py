@@ -1,0 +1,260 @@
+"""What clients see when things break: each test breaks one thing in the real server and asserts both sides."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import faulty
+from tests.server.clients import Stream, connect, read_all, request_bytes, together, vanish
+from tests.server.serving import Server
+
+PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
+LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder whose files set off faults."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose engine can be broken."""
+    os.environ[faulty.VARIABLE] = str(faults)
+    flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
+    log = tmp_path_factory.mktemp("log") / "frail.log"
+    with Server(folders[0], str(folders[1]), log, **{"header-timeout": 2, "max-body": "100KB", **flags}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def texts(frail: Server) -> list[str]:
+    """What each prompt gives when nothing breaks."""
+    return [choice["text"] for choice in frail.complete(PROMPTS, **LONG)["choices"]]
+
+
+def body(index: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": PROMPTS[index], **LONG, **more}
+
+
+def restarts(server: Server) -> float:
+    return server.metrics()["verifypd:engine_restarts_total"]
+
+
+def assert_lost(stream: Stream, text: str) -> None:
+    """It had begun: what it got is right, and it was told that the engine is gone."""
+    stream.join()
+    assert stream.text and text.startswith(stream.text) and stream.text != text
+    assert stream.error is not None and stream.error["code"] == "engine_lost" and stream.done
+
+
+@pytest.mark.parametrize("how", ["kill", "stall"])
+def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str) -> None:
+    """Streams that had begun get an error event; whoever has no token yet never notices, but for the wait."""
+    before = restarts(frail)
+    # eight slots and two in the queue beyond them: begun, not streaming, and not begun
+    begun = [Stream(frail, body(i)).start() for i in range(6)]
+    for stream in begun:
+        stream.begun()
+    whole = Stream(frail, body(6, stream=False)).start()
+    waiting = [Stream(frail, body(i, priority=1)).start() for i in range(7, 12)]
+    time.sleep(0.2)
+    if how == "kill":
+        os.kill(frail.children()["engine"], signal.SIGKILL)
+    else:
+        (faults / how).write_text("now")
+    for stream, text in zip(begun, texts, strict=False):
+        assert_lost(stream, text)
+    whole.join()
+    assert whole.status == 200 and whole.error is None  # tried again: nothing had been sent
+    untouched = 0
+    for index, stream in enumerate(waiting, 7):
+        stream.join()
+        if stream.error is None:
+            assert stream.text == texts[index] and stream.finish == "length" and stream.done
+            untouched += 1
+        else:
+            assert_lost(stream, texts[index])
+    assert untouched >= 2
+    frail.wait_ready()
+    assert restarts(frail) == before + 1
+    assert frail.complete(PROMPTS[0], **LONG)["choices"][0]["text"] == texts[0]
+    frail.idle()
+
+
+def test_a_worker_dies(frail: Server, texts: list[str]) -> None:
+    """Its clients lose their connections, the engine frees what they held, and a new worker serves."""
+    stream = Stream(frail, body(0)).start().begun()
+    os.kill(frail.children()["api"], signal.SIGKILL)
+    stream.join()
+    assert not stream.done and texts[0].startswith(stream.text)
+    time.sleep(0.2)
+    frail.wait_ready()
+    assert frail.complete(PROMPTS[1], **LONG)["choices"][0]["text"] == texts[1]
+    frail.idle()
+
+
+def test_a_pass_out_of_memory_fails_nobody_that_fits(frail: Server, texts: list[str], faults: Path) -> None:
+    """With many in the pass they are computed again, fewer at once: all get their whole text."""
+    before = frail.metrics()["verifypd:out_of_memory_steps_total"]
+    streams = [Stream(frail, body(i)).start() for i in range(8)]
+    for stream in streams:
+        stream.begun()
+    (faults / "memory").write_text("2")
+    for stream, text in zip(streams, texts, strict=False):
+        stream.join()
+        assert stream.error is None and stream.text == text
+    now = frail.idle()
+    assert now["verifypd:out_of_memory_steps_total"] == before + 2
+    assert now["vllm:num_preemptions_total"] > 0
+
+
+def test_a_request_too_large_alone_fails_alone(frail: Server, texts: list[str], faults: Path) -> None:
+    before = restarts(frail)
+    stream = Stream(frail, body(0)).start().begun()
+    (faults / "memory").write_text("1")
+    stream.join()
+    assert stream.error is not None and stream.error["code"] == "engine_error" and texts[0].startswith(stream.text)
+    assert frail.complete(PROMPTS[1], **LONG)["choices"][0]["text"] == texts[1]
+    assert restarts(frail) == before
+    frail.idle()
+
+
+def test_a_client_that_leaves_frees_its_memory(frail: Server) -> None:
+    """Streaming or not: what it asked for is aborted, and does not run to its end."""
+    before = frail.idle()
+    for stream in (True, False):
+        made = connect(frail)
+        made.sendall(
+            request_bytes("/v1/completions", {**body(0), "stream": stream, "n": 4, "seed": 1, "max_tokens": 380})
+        )
+        until = time.monotonic() + 10
+        while frail.metrics()["vllm:num_requests_running"] < 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        vanish(made)
+        now = frail.idle()
+    aborted = 'vllm:request_success_total{finished_reason="abort"}'
+    assert now[aborted] == before.get(aborted, 0) + 8
+    assert now['verifypd:calls_total{outcome="gone"}'] >= 2
+
+
+def dropped(server: Server) -> float:
+    """Calls that ended because their client did not read: seen by us, or by the kernel."""
+    now = server.metrics()
+    return sum(now.get(f'verifypd:calls_total{{outcome="{name}"}}', 0.0) for name in ("unread", "gone"))
+
+
+def test_a_client_that_does_not_read(frail: Server, texts: list[str]) -> None:
+    """Nobody else waits for it, its request does not stay in the engine, and it is dropped in the end."""
+    before = dropped(frail)
+    made = connect(frail, receive_buffer=4096)
+    wide = {**body(0), "n": 8, "seed": 1, "temperature": 1, "logprobs": 20, "stream": True, "max_tokens": 380}
+    made.sendall(request_bytes("/v1/completions", wide))
+    made.recv(100)
+    other = Stream(frail, body(1)).start().join()
+    assert other.text == texts[1]
+    frail.idle(40)
+    until = time.monotonic() + 20
+    while dropped(frail) == before:
+        assert time.monotonic() < until, f"it was never dropped: {frail.metrics()}"
+        time.sleep(0.1)
+    data = read_all(made)
+    assert b"[DONE]" not in data
+    made.close()
+
+
+def test_half_a_request(frail: Server) -> None:
+    """Half a head is closed, half a body is answered, both after the time a client has for it."""
+    head, part = connect(frail), connect(frail)
+    head.sendall(b"POST /v1/completions HTTP/1.1\r\nHost:")
+    part.sendall(request_bytes("/v1/completions", body(0))[:-20])
+    assert read_all(head) == b""
+    assert b" 408 " in read_all(part).split(b"\r\n")[0]
+    head.close()
+    part.close()
+
+
+def test_a_body_too_large(frail: Server) -> None:
+    status, answer, _ = frail.post("/v1/completions", {"prompt": "x" * 200_000})
+    assert status == 413 and answer["error"]["code"] == "body_too_large"
+    made = connect(frail)
+    made.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    made.sendall(chunk * 2)
+    assert b" 413 " in made.recv(1000)
+    made.close()
+
+
+def test_garbage_on_the_wire(frail: Server) -> None:
+    for junk in (
+        b"\x00\xff\x00\xff\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ):
+        made = connect(frail)
+        made.sendall(junk)
+        answer = read_all(made) if b"9.9" not in junk else made.recv(1000)
+        assert not answer or re.match(rb"HTTP/1.1 (400|200)", answer)
+        made.close()
+    assert frail.ready()
+
+
+def start(folders: tuple[Path, Path], tmp_path: Path, **flags: Any) -> Server:
+    return Server(folders[0], str(folders[1]), tmp_path / "server.log", **flags)
+
+
+def test_sigterm_under_load(folders: tuple[Path, Path], tmp_path: Path, texts: list[str]) -> None:
+    """What runs finishes, what is new is refused, and the server ends with status 0 and nothing left behind."""
+    server = start(folders, tmp_path, **{"drain-timeout": 40})
+    children = server.children()
+    running = [Stream(server, body(i)).start() for i in range(10)]
+    for stream in running[:6]:
+        stream.begun()
+    server.terminate()
+    until = time.monotonic() + 5
+    while server.ready() and time.monotonic() < until:
+        time.sleep(0.02)
+    status, answer, headers = server.post("/v1/completions", {"prompt": PROMPTS[0]})
+    assert status == 503 and answer["error"]["code"] == "draining" and int(headers["retry-after"]) > 0
+    assert server.get("/ready")[0] == 503 and server.get("/health")[0] == 200
+    for stream, text in zip(running, texts, strict=False):
+        stream.join()
+        assert stream.error is None and stream.text == text and stream.done
+    assert server.wait(20) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+    assert "draining" in server.stop()
+
+
+def test_a_drain_that_takes_too_long(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whoever still runs is told so; the server ends all the same."""
+    server = start(folders, tmp_path, **{"drain-timeout": 0.5})
+    running = [Stream(server, body(i, max_tokens=380)).start() for i in range(12)]
+    for stream in running[:4]:
+        stream.begun()
+    server.terminate()
+    begun = time.monotonic()
+    assert server.wait(15) == 0
+    assert time.monotonic() - begun < 10
+    cut = 0
+    for stream in running:
+        stream.join()
+        if stream.finish != "length":
+            assert stream.error is not None and stream.error["code"] == "draining"
+            cut += 1
+    assert cut
+    server.stop()
+
+
+def test_calls_do_not_cross_after_all_that(frail: Server, texts: list[str]) -> None:
+    got = together([lambda i=i: frail.complete(PROMPTS[i], **LONG)["choices"][0]["text"] for i in range(12)])
+    assert got == texts
+    frail.idle()

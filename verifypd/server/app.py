@@ -1,0 +1,403 @@
+"""The routes. Each turns a body into a call on the bridge and a call into an answer; the rest is done elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, Response
+
+from verifypd import __version__
+from verifypd.config import EngineConfig
+from verifypd.server import ask as asking
+from verifypd.server.ask import Limits, Prepared, bad
+from verifypd.server.bridge import Bridge, Call, CallError, unavailable
+from verifypd.server.config import ServerConfig
+from verifypd.server.gate import Gate, Keys
+from verifypd.server.metrics import ServerMetrics
+from verifypd.server.render import ChatRenderer, CompletionRenderer, Renderer
+from verifypd.server.schema import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, GenerationBody, TokenizeBody
+from verifypd.server.streams import EventStream, Sweeper, whole
+from verifypd.server.tools import ToolFormat
+from verifypd.tokenizer import Tokenizer
+
+LONG_BODY = 1 << 14  # bytes from which a prompt is tokenised beside the event loop, not in it
+REASONS = {
+    400: "the request is invalid; `param` names the field",
+    401: "the API key is missing or wrong",
+    404: "no such model or page",
+    405: "the method is not for this path",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    429: "too much is waiting; Retry-After says when to try again",
+    500: "the engine failed on this request",
+    503: "the engine is starting, restarting or shutting down",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text} for status, text in REASONS.items()
+}
+PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
+<style>body{font:16px/1.5 sans-serif;max-width:42em;margin:3em auto;padding:0 1em}code{background:#8882}</style>
+<h1>Verify-PD</h1><p>An OpenAI-compatible server with exact speculative decoding.</p>
+<ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code></li>
+<li><a href="/v1/models"><code>GET /v1/models</code></a></li>
+<li><code>POST /tokenize</code>, <code>POST /detokenize</code>,
+<a href="/tokenizer_info"><code>GET /tokenizer_info</code></a></li>
+<li><a href="/health"><code>/health</code></a>, <a href="/ready"><code>/ready</code></a>,
+<a href="/metrics"><code>/metrics</code></a>, <a href="/version"><code>/version</code></a></li>
+<li><a href="/docs">API documentation</a> (<a href="/openapi.json">OpenAPI</a>)</li></ul>
+"""
+
+
+class JsonRequest(Request):
+    """Reads JSON with orjson: strict UTF-8, no NaN, bounded depth."""
+
+    async def json(self) -> Any:
+        """The body."""
+        return orjson.loads(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """Routes that read bodies so."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with our kind of request."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle
+
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON."""
+    return Response(orjson.dumps(value), status, headers, "application/json")
+
+
+def refusal(error: CallError, headers: dict[str, str] | None = None) -> Response:
+    """An error in OpenAI's shape."""
+    more = dict(headers or {})
+    if error.retry_after:
+        more["retry-after"] = str(error.retry_after)
+    return answer(error.body(), error.status, more)
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(
+        self, engine_config: EngineConfig, config: ServerConfig, bridge: Bridge, tokenizer: Tokenizer | None
+    ) -> None:
+        self.engine_config = engine_config
+        self.config = config
+        self.bridge = bridge
+        self.tokenizer = tokenizer
+        self.model = config.served_model_name or engine_config.model
+        self.created = int(time.time())
+        self.tool_format = ToolFormat.of(tokenizer)
+        self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
+        self.sweeper = Sweeper(config.send_timeout)
+        self._check_grammar: Callable[[Any], None] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are held to; needs an engine that has been up."""
+        info = self.bridge.info
+        if not info:
+            raise unavailable("the model is still loading; try again soon", "starting", 5)
+        return Limits(info["max_model_len"], info["vocab"], self.config.max_output_tokens, self.config.max_choices)
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not served."""
+        if name is not None and name != self.model:
+            raise CallError(
+                404, f"no model {name!r} here; this server has {self.model!r}", code="model_not_found", param="model"
+            )
+
+    async def run(
+        self, request: Request, body: GenerationBody, prepare: Callable[[], Prepared], renderer: type[Renderer]
+    ) -> Response:
+        """A call from body to answer."""
+        self.check_model(body.model)
+        state = request.scope["state"]
+        name = body.request_id or state["request_id"]
+        long = len(await request.body()) > LONG_BODY
+        prepared = await asyncio.to_thread(prepare) if long else prepare()
+        if prepared.ask.grammar is not None:
+            await asyncio.to_thread(self.check_grammar, prepared.ask.grammar)
+        state["log"] = self._log_fields(prepared)
+        try:
+            call = await self.bridge.open(name, prepared.ask, state["arrival"])
+        except CallError as error:
+            self.metrics.refused.labels(error.code or str(error.status)).inc()
+            raise
+
+        def finished(call: Call, outcome: str) -> None:
+            self.metrics.finished(call, outcome)
+            state["log"].update(outcome=outcome, tokens=sum(choice.tokens for choice in call.choices))
+            if self.config.log_prompts:
+                state["log"]["outputs"] = [choice.text.text for choice in call.choices]
+
+        draft = self.bridge.info.get("max_draft", 0)
+        made = renderer(call, prepared, self.model, self.tokenizer, draft)
+        if prepared.stream:
+            return EventStream(call, made, self.bridge, self.sweeper, finished)
+        await whole(call, self.bridge, request.receive, finished)
+        return Response(made.whole(), media_type="application/json")
+
+    def check_grammar(self, spec: Any) -> None:
+        """400 for a grammar that cannot be compiled."""
+        if self._check_grammar is None:
+            from verifypd.server.grammar import check
+
+            self._check_grammar = check
+        try:
+            self._check_grammar(spec)
+        except ValueError as error:
+            raise bad(f"the output format cannot be used: {error}", "response_format") from None
+
+    def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
+        ask = prepared.ask
+        fields: dict[str, Any] = {
+            "prompt_tokens": sum(len(ids) for ids in ask.prompts),
+            "choices": ask.choices,
+            "stream": prepared.stream,
+        }
+        if self.config.log_prompts:
+            texts = [
+                self.tokenizer.decode(ids, skip_special_tokens=False) if self.tokenizer else ids for ids in ask.prompts
+            ]
+            fields["prompts"] = texts
+        return fields
+
+
+def make_app(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    bridge: Bridge,
+    tokenizer: Tokenizer | None,
+    start: Callable[[], None],
+    stop: Callable[[], None],
+) -> FastAPI:
+    """The application. `start` and `stop` run in its event loop, before the first and after the last request."""
+    service = Service(engine_config, config, bridge, tokenizer)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        start()
+        service.sweeper.start()
+        yield
+        stop()
+
+    app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.router.route_class = JsonRoute
+    add_generation(app, service)
+    add_tokens(app, service)
+    add_state(app, service)
+    add_errors(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_middleware(
+        Gate,
+        keys=Keys(config.api_key),
+        max_body=config.body_bytes,
+        body_timeout=config.header_timeout,
+        count=lambda path, status: service.metrics.http.labels(path, str(status)).inc(),
+    )
+    if config.cors_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def add_generation(app: FastAPI, service: Service) -> None:
+    """Completions and chat."""
+    streams = {
+        "description": "the answer; with `stream` a series of events",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    }
+
+    @app.post("/v1/completions", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        """Continue one prompt or several."""
+        key = request.scope["state"]["key"]
+        limits = service.limits
+        return await service.run(
+            request, body, lambda: asking.completion(body, limits, service.tokenizer, key), CompletionRenderer
+        )
+
+    @app.post("/v1/chat/completions", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
+    async def chat(request: Request, body: ChatBody) -> Response:
+        """Answer a conversation."""
+        key = request.scope["state"]["key"]
+        limits = service.limits
+        return await service.run(
+            request,
+            body,
+            lambda: asking.chat(body, limits, service.tokenizer, service.tool_format, key),
+            ChatRenderer,
+        )
+
+    def card() -> dict[str, Any]:
+        info = service.bridge.info
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "verifypd",
+            "root": service.engine_config.model,
+            "parent": None,
+            "max_model_len": info.get("max_model_len"),
+        }
+
+    @app.get("/v1/models", responses=ERRORS, response_class=Response, tags=["OpenAI"])
+    async def models() -> Response:
+        """The models served."""
+        return answer({"object": "list", "data": [card()]})
+
+    @app.get("/v1/models/{id:path}", responses=ERRORS, response_class=Response, tags=["OpenAI"])
+    async def model(id: str) -> Response:
+        """One of them."""
+        service.check_model(id)
+        return answer(card())
+
+
+def add_tokens(app: FastAPI, service: Service) -> None:
+    """Text to token ids and back, in vLLM's shapes."""
+
+    def tokenizer() -> Tokenizer:
+        if service.tokenizer is None:
+            raise CallError(404, "this model has no tokenizer here", code="no_tokenizer")
+        return service.tokenizer
+
+    @app.post("/tokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
+    async def tokenize(body: TokenizeBody) -> Response:
+        """Token ids of a text or of a conversation."""
+        service.check_model(body.model)
+        if (body.prompt is None) == (not body.messages):
+            raise bad("give prompt or messages", "prompt")
+        if body.messages:
+            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
+            ids = asking.render(body.messages, tokenizer(), body, tools=tools)
+        else:
+            special = True if body.add_special_tokens is None else body.add_special_tokens
+            ids = await asyncio.to_thread(tokenizer().encode, body.prompt or "", special)
+        strings = [tokenizer().token(index) for index in ids] if body.return_token_strs else None
+        length = service.bridge.info.get("max_model_len")
+        return answer({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
+
+    @app.post("/detokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """Text of token ids."""
+        service.check_model(body.model)
+        return answer({"prompt": tokenizer().decode(body.tokens, skip_special_tokens=False)})
+
+    @app.get("/tokenizer_info", responses=ERRORS, response_class=Response, tags=["tokens"])
+    async def tokenizer_info() -> Response:
+        """Special tokens and the chat template."""
+        template = tokenizer().chat_template
+        return answer(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **template.variables,
+                "chat_template": template.sources.get("default"),
+                "bos_token_id": tokenizer().bos_id,
+                "eos_token_ids": list(tokenizer().eos_ids),
+                "vocab_size": tokenizer().vocab_size,
+                "model_max_length": service.bridge.info.get("max_model_len"),
+            }
+        )
+
+
+def add_state(app: FastAPI, service: Service) -> None:
+    """Whether and how it runs."""
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(PAGE)
+
+    @app.get("/health", responses=ERRORS, response_class=Response, tags=["state"])
+    async def health() -> Response:
+        """This process lives."""
+        return answer({"status": "ok"})
+
+    @app.get("/ready", responses=ERRORS, response_class=Response, tags=["state"])
+    async def ready() -> Response:
+        """Requests are welcome."""
+        bridge = service.bridge
+        if not bridge.ready:
+            raise unavailable("draining" if bridge.draining else "the engine is not up", "not_ready")
+        return answer({"status": "ready"})
+
+    @app.get("/version", responses=ERRORS, response_class=Response, tags=["state"])
+    async def version() -> Response:
+        """The version that runs."""
+        return answer({"version": __version__})
+
+    text: dict[int | str, dict[str, Any]] = {
+        200: {"description": "Prometheus's text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    }
+
+    @app.head("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
+    async def metrics_head() -> Response:
+        """Whether there are figures."""
+        return await metrics()
+
+    @app.get("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_errors(app: FastAPI) -> None:
+    """Every error in OpenAI's shape."""
+
+    @app.exception_handler(CallError)
+    async def refused(_request: Request, error: CallError) -> Response:
+        return refusal(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = [str(part) for part in first.get("loc", ()) if part != "body"]
+        field = place[0] if place else None
+        if first["type"] == "json_invalid":
+            return refusal(bad("the body is not valid JSON", code="invalid_json"))
+        if first["type"] == "extra_forbidden":
+            return refusal(bad(f"unknown field {'.'.join(place)[:200]!r}", field, "unknown_parameter"))
+        what = f"{'.'.join(place)[:200]}: {first['msg']}" if place else f"the body: {first['msg']}"
+        return refusal(bad(what[:500], field))
+
+    @app.exception_handler(HTTPException)
+    async def http(_request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        made = CallError(error.status_code, str(error.detail), code=code)
+        return refusal(made, dict(error.headers or {}))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document without the 422 it adds: invalid bodies are 400 here."""
+    if not app.openapi_schema:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            made["components"]["schemas"].pop(name, None)
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        app.openapi_schema = made
+    return app.openapi_schema

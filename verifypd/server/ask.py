@@ -1,0 +1,396 @@
+"""From a body to what the engine is asked: prompts as token ids, sampling parameters, grammar. Knows no sockets.
+
+A field that would change the answer and is not honoured is refused by name; one that says what happens anyway passes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifypd.errors import RequestError
+from verifypd.request import SamplingParams
+from verifypd.server.bridge import Ask, CallError
+from verifypd.server.messages import GrammarSpec
+from verifypd.server.schema import NEUTRAL, ChatBody, CompletionBody, GenerationBody, Message, NamedTool
+from verifypd.server.tools import ToolFormat
+from verifypd.tokenizer import Tokenizer
+
+SAME_NAME = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
+    *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
+    *("prompt_logprobs", "speculation", "max_draft", "acceptance", "priority", "slo_tpot", "deadline_ms"),
+)
+SEEDS = random.SystemRandom()
+
+
+def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> CallError:
+    """400."""
+    return CallError(400, message, code=code, param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server holds requests to."""
+
+    max_model_len: int
+    vocab: int
+    max_output_tokens: int | None
+    max_choices: int
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A body made ready: for the engine, and what its answer must look like."""
+
+    ask: Ask
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    logprobs: int | None  # alternatives shown; None: none at all
+    echo: list[str] | None = None  # prompt texts to repeat
+    score_only: bool = False  # the one output token is not shown
+    return_token_ids: bool = False
+    tools: ToolFormat | None = None
+    tool_names: tuple[str, ...] = ()
+    prompt_texts: list[str] = field(default_factory=list)
+
+
+def check_neutral(body: GenerationBody) -> None:
+    """Refuse a field that is not honoured, unless it says what happens anyway."""
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name, None)
+        if value is None or (name == "best_of" and value == (body.n or 1)):
+            continue
+        if not any(value == each and type(value) is type(each) for each in neutral):
+            raise bad(f"{name} is not supported by this server: leave it out", name, "unsupported_parameter")
+
+
+def sampling(body: GenerationBody, limits: Limits, max_tokens: int | None, **more: Any) -> dict[str, Any]:
+    """Fields of SamplingParams: what the body says, where it is not the default."""
+    fields: dict[str, Any] = {}
+    defaults = SamplingParams()
+    for name in SAME_NAME:
+        value = getattr(body, name)
+        if value is not None and value != getattr(defaults, name):
+            fields[name] = value
+    if body.logit_bias:
+        fields["logit_bias"] = _logit_bias(body.logit_bias)
+    most = limits.max_output_tokens
+    if most is not None:
+        if max_tokens is not None and max_tokens > most:
+            raise bad(f"max_tokens={max_tokens} is more than this server allows ({most})", "max_tokens")
+        max_tokens = most if max_tokens is None else max_tokens
+    fields["max_tokens"] = max_tokens
+    fields |= {name: value for name, value in more.items() if value is not None}
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        wrong = next((token for token in fields.get(name) or () if token >= limits.vocab), None)
+        if wrong is not None:
+            raise bad(f"{name}: token id {wrong} is outside the vocabulary of {limits.vocab}", name)
+    return fields
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items() if _is_id(token)}
+    except ValueError as error:
+        raise bad(f"logit_bias: {error} is not a token id", "logit_bias") from None
+
+
+def _is_id(token: str) -> bool:
+    if not token.isascii() or not token.isdigit():
+        raise ValueError(repr(token[:20]))
+    return True
+
+
+def make_ask(
+    body: GenerationBody,
+    prompts: list[list[int]],
+    fields: dict[str, Any],
+    grammar: GrammarSpec | None,
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+    key: int,
+) -> Ask:
+    """The engine's part of a call; raises CallError for what could never run."""
+    try:
+        params = SamplingParams(**fields)
+    except RequestError as error:
+        raise bad(str(error), error.param) from None
+    if len(prompts) * params.n > limits.max_choices:
+        raise bad(f"{len(prompts) * params.n} choices in one call; the limit is {limits.max_choices}", "n")
+    for prompt in prompts:
+        if not prompt:
+            raise bad("the prompt is empty: give at least one token", "prompt")
+        if len(prompt) >= limits.max_model_len:
+            raise bad(
+                f"the prompt has {len(prompt)} tokens; with at least one output token the limit is "
+                f"{limits.max_model_len}",
+                "prompt",
+                "context_length_exceeded",
+            )
+        if max(prompt) >= limits.vocab:
+            raise bad(f"token id {max(prompt)} is outside the vocabulary of {limits.vocab}", "prompt")
+    if grammar is not None and params.min_tokens:
+        raise bad("min_tokens cannot hold together with a fixed output format: leave it out", "min_tokens")
+    if tokenizer is None and (params.stop_strings or params.bad_words):
+        raise bad("this model has no tokenizer here: use stop_token_ids", "stop")
+    seeds = [SEEDS.getrandbits(63) if params.seed is None else params.seed for _ in prompts]
+    words = params.bad_words or ()
+    forms = sorted({form for word in words for form in (word, " " + word.lstrip())})
+    bad_words = [tokenizer.encode(form, add_special_tokens=False) for form in forms] if tokenizer else []
+    return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
+
+
+# -- completions ------------------------------------------------------------------------------------------------------
+
+
+def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None, key: int) -> Prepared:
+    """A call of `/v1/completions`."""
+    check_neutral(body)
+    prompts = [_truncated(ids, body.truncate_prompt_tokens) for ids in _prompt_ids(body, tokenizer)]
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    score_only = max_tokens == 0
+    if score_only and not body.echo:
+        raise bad("max_tokens=0 makes sense with echo only: give at least 1", "max_tokens")
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+    fields = sampling(body, limits, max(1, max_tokens), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
+    ask = make_ask(body, prompts, fields, grammar_of(body), limits, tokenizer, key)
+    prepared = _prepared(body, ask, body.logprobs)
+    prepared.score_only = score_only
+    if body.echo:
+        prepared.echo = [_text(ids, tokenizer) for ids in prompts]
+    return prepared
+
+
+def _prompt_ids(body: CompletionBody, tokenizer: Tokenizer | None) -> list[list[int]]:
+    given: Any = body.prompt
+    many: list[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    return [_encode(each, tokenizer, special) if isinstance(each, str) else list(each) for each in many]
+
+
+def _encode(text: str, tokenizer: Tokenizer | None, special: bool) -> list[int]:
+    if tokenizer is None:
+        raise bad("this model has no tokenizer here: send the prompt as token ids", "prompt")
+    return tokenizer.encode(text, add_special_tokens=special)
+
+
+def _truncated(ids: list[int], most: int | None) -> list[int]:
+    return ids if most is None else ids[-most:]
+
+
+def _text(ids: list[int], tokenizer: Tokenizer | None) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else ""
+
+
+def _prepared(body: GenerationBody, ask: Ask, logprobs: int | None) -> Prepared:
+    options = body.stream_options
+    stream = bool(body.stream)
+    if options is not None and not stream and (options.include_usage or options.continuous_usage_stats):
+        raise bad("stream_options needs stream=true", "stream_options")
+    continuous = bool(options and options.continuous_usage_stats)
+    return Prepared(
+        ask=ask,
+        stream=stream,
+        include_usage=bool(options and options.include_usage) or continuous,
+        continuous_usage=continuous,
+        logprobs=logprobs,
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+# -- chat -------------------------------------------------------------------------------------------------------------
+
+
+def chat(
+    body: ChatBody, limits: Limits, tokenizer: Tokenizer | None, tool_format: ToolFormat | None, key: int
+) -> Prepared:
+    """A call of `/v1/chat/completions`."""
+    check_neutral(body)
+    if body.top_logprobs and not body.logprobs:
+        raise bad("top_logprobs needs logprobs=true", "top_logprobs")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise bad("max_tokens and max_completion_tokens differ: give one", "max_tokens")
+    if body.max_tokens == 0:
+        raise bad("max_tokens=0: give at least 1", "max_tokens")
+    if tokenizer is None:
+        raise bad("this model has no tokenizer here: chat needs one", "messages")
+    tools, names = _tools(body, tool_format)
+    ids = render(body.messages, tokenizer, body, tools=tools)
+    if body.echo and not body.continue_final_message:
+        raise bad("echo is not supported in chat: leave it out", "echo", "unsupported_parameter")
+    ids = _truncated(ids, body.truncate_prompt_tokens)
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    fields = sampling(body, limits, max_tokens, logprobs=logprobs)
+    forced = _forced_tool(body)
+    grammar = grammar_of(body)
+    if forced is not None:
+        if grammar is not None:
+            raise bad("tool_choice and response_format cannot both fix the output", "tool_choice")
+        assert tool_format is not None
+        grammar = tool_format.grammar(body.tools or [], forced)
+    if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
+        fields["skip_special_tokens"] = False
+    ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key)
+    prepared = _prepared(body, ask, logprobs)
+    if names and body.tool_choice != "none":
+        prepared.tools, prepared.tool_names = tool_format, names
+    return prepared
+
+
+def _tools(body: ChatBody, tool_format: ToolFormat | None) -> tuple[list[dict[str, Any]] | None, tuple[str, ...]]:
+    if not body.tools:
+        if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
+            raise bad("tool_choice needs tools", "tool_choice")
+        return None, ()
+    if tool_format is None:
+        raise bad("this model's chat template has no tools: leave them out", "tools", "unsupported_parameter")
+    if body.tool_choice == "none":
+        return None, ()
+    names = tuple(tool.function.name for tool in body.tools)
+    if isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name not in names:
+        raise bad(f"tool_choice names {body.tool_choice.function.name!r}, which is not among tools", "tool_choice")
+    return [tool.model_dump(exclude_none=True) for tool in body.tools], names
+
+
+def _forced_tool(body: ChatBody) -> str | None:
+    """Which tool must be called: a name, "" for any, None for no constraint."""
+    if isinstance(body.tool_choice, NamedTool):
+        return body.tool_choice.function.name
+    return "" if body.tool_choice == "required" and body.tools else None
+
+
+def render(
+    messages: list[Message], tokenizer: Tokenizer, body: Any, tools: list[dict[str, Any]] | None = None
+) -> list[int]:
+    """Token ids of a conversation through the model's template."""
+    plain = [_plain(message) for message in messages]
+    extra = dict(body.chat_template_kwargs or {})
+    if set(extra) & {"messages", "tools", "add_generation_prompt"}:
+        raise bad(
+            "chat_template_kwargs cannot replace messages, tools or add_generation_prompt", "chat_template_kwargs"
+        )
+    last: str | None = None
+    generate = True if body.add_generation_prompt is None else body.add_generation_prompt
+    if body.continue_final_message:
+        if messages[-1].role != "assistant":
+            raise bad("continue_final_message needs an assistant message at the end", "continue_final_message")
+        last = plain[-1]["content"] or ""
+        generate = False
+    try:
+        text = tokenizer.apply_chat_template(plain, add_generation_prompt=generate, tools=tools, **extra)
+    except RequestError as error:
+        raise bad(str(error), error.param) from None
+    if last is not None:
+        at = text.rfind(last.strip())
+        if at < 0:
+            raise bad("this model's chat template changes the last message: it cannot be continued", "messages")
+        text = text[: at + len(last.strip())]
+    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates know it: content is one string, arguments are objects."""
+    for name in ("audio", "function_call"):
+        if getattr(message, name):
+            raise bad(f"{name} in a message is not supported: leave it out", "messages", "unsupported_parameter")
+    content = message.content
+    if isinstance(content, list):
+        other = next((part.type for part in content if part.type not in ("text", "input_text", "refusal")), None)
+        if other is not None:
+            raise bad(
+                f"content of type {other!r} is not supported: this model reads text",
+                "messages",
+                "unsupported_parameter",
+            )
+        content = "".join(part.text or part.refusal or "" for part in content)
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": content if content is not None or message.tool_calls else ""}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        plain["content"] = plain["content"] or ""
+    return plain
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            raise bad("arguments of a tool call must be JSON", "messages") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments or {}}}
+
+
+# -- grammar ----------------------------------------------------------------------------------------------------------
+
+
+def grammar_of(body: GenerationBody) -> GrammarSpec | None:
+    """The one constraint a body puts on the output."""
+    found = [spec for spec in (_from_format(body), *_from_guided(body)) if spec is not None]
+    if len(found) > 1:
+        raise bad(
+            "the output is constrained twice: give one of response_format, structured_outputs, guided_…",
+            "response_format",
+        )
+    return found[0] if found else None
+
+
+def _from_format(body: GenerationBody) -> GrammarSpec | None:
+    form = body.response_format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return GrammarSpec("json", '{"type":"object"}')
+    if form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise bad("response_format of type json_schema needs json_schema.schema", "response_format")
+        return GrammarSpec("json", _dump(form.json_schema.schema_, "response_format"))
+    text = form.pattern if form.type == "regex" else form.grammar
+    if not text:
+        needed = "pattern" if form.type == "regex" else "grammar"
+        raise bad(f"response_format of type {form.type} needs {needed}", "response_format")
+    return GrammarSpec("regex" if form.type == "regex" else "lark", text)
+
+
+def _from_guided(body: GenerationBody) -> list[GrammarSpec | None]:
+    structured = body.structured_outputs
+    schemas = [("guided_json", body.guided_json)]
+    regexes, choices, grammars = [body.guided_regex], [body.guided_choice], [body.guided_grammar]
+    found: list[GrammarSpec | None] = []
+    if structured is not None:
+        schemas.append(("structured_outputs", structured.json_))
+        regexes.append(structured.regex)
+        choices.append(structured.choice)
+        grammars.append(structured.grammar)
+        if structured.json_object:
+            found.append(GrammarSpec("json", '{"type":"object"}'))
+    for name, schema in schemas:
+        if schema is not None:
+            found.append(GrammarSpec("json", schema if isinstance(schema, str) else _dump(schema, name)))
+    found += [GrammarSpec("regex", text) for text in regexes if text is not None]
+    found += [GrammarSpec("lark", text) for text in grammars if text is not None]
+    for options in choices:
+        if options is not None:
+            if not options or not all(options):
+                raise bad("a choice needs at least one option, and none may be empty", "guided_choice")
+            found.append(GrammarSpec("choice", json.dumps(options)))
+    return found
+
+
+def _dump(schema: Any, name: str) -> str:
+    try:
+        return json.dumps(schema)
+    except (ValueError, RecursionError):
+        raise bad(f"{name}: the schema is nested too deeply", name) from None

@@ -1,0 +1,98 @@
+"""Server settings: frozen, checked at birth, the one source of the `serve` flags. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from verifypd.config import flag, parse_bytes, setting
+from verifypd.errors import ConfigError
+
+LOG_FORMATS = ("json", "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything the server needs beside the engine's settings."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
+    port: int = setting(8000, "port to listen on; 0 lets the system choose")
+    api_workers: int = setting(1, "processes that speak HTTP, tokenise and detokenise")
+    served_model_name: str | None = setting(None, "model id clients use (default: what --model says)", metavar="NAME")
+    api_key: tuple[str, ...] = setting(
+        (), "a key clients must send; may be repeated, and $VERIFYPD_API_KEY adds one", metavar="KEY", secret=True
+    )
+    max_queue: int = setting(256, "requests that may wait for a slot; beyond it the answer is 429")
+    max_streams_per_key: int | None = setting(None, "calls one key may have open at once; beyond it the answer is 429")
+    max_choices: int = setting(128, "prompts × n of one call")
+    max_output_tokens: int | None = setting(None, "most output tokens a request may ask for (default: the model's)")
+    max_body: str | int = setting("8MB", "largest request body; beyond it the answer is 413")
+    drain_timeout: float = setting(30.0, "s that running requests get to finish after SIGTERM")
+    step_timeout: float = setting(120.0, "s after which an engine step counts as hung and the engine is restarted")
+    start_timeout: float = setting(1800.0, "s the engine may take to load")
+    send_timeout: float = setting(60.0, "s a client may leave its stream unread before it is dropped")
+    header_timeout: float = setting(30.0, "s a client may take to send a request")
+    retries: int = setting(2, "times a request that has no token yet is tried again when the engine has crashed")
+    max_restarts: int = setting(5, "engine crashes in a row, without a token between them, before the server gives up")
+    tls_cert: str | None = setting(None, "certificate file (PEM); with --tls-key, serves https", metavar="FILE")
+    tls_key: str | None = setting(None, "private key file (PEM)", metavar="FILE")
+    cors_origin: tuple[str, ...] = setting((), "origin browsers may call from; may be repeated", metavar="ORIGIN")
+    log_format: str = setting("text", "log lines", choices=LOG_FORMATS)
+    log_prompts: bool = setting(False, "write prompts and outputs into the log")
+    metrics_interval: float = setting(0.5, "s between two reports of the engine to /metrics")
+    engine_factory: str = setting(
+        "verifypd.engine.build:build", "module:function that makes the engine from its settings", hidden=True
+    )
+
+    def __post_init__(self) -> None:
+        self._check_range("port", 0, 65535)
+        self._check_range("api_workers", 1, 64)
+        self._check_range("max_queue", 0, 1 << 20)
+        self._check_range("max_choices", 1, 1 << 14)
+        for name in ("max_streams_per_key", "max_output_tokens"):
+            if getattr(self, name) is not None:
+                self._check_range(name, 1, 1 << 30)
+        self._check_range("retries", 0, 100)
+        self._check_range("max_restarts", 0, 1000)
+        for name in ("drain_timeout", "step_timeout", "start_timeout", "send_timeout", "header_timeout"):
+            self._check_range(name, 0.0, math.inf)
+        self._check_range("metrics_interval", 0.01, 60.0)
+        parse_bytes(self.max_body, "max_body")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"--log-format {self.log_format!r} is not known; choose from {', '.join(LOG_FORMATS)}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
+            raise ConfigError("--api-key must be printable ASCII and not empty")
+        module, _, name = self.engine_factory.partition(":")
+        if not module or not name:
+            raise ConfigError(f"--engine-factory {self.engine_factory!r}: give module:function")
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+
+    @property
+    def body_bytes(self) -> int:
+        """`max_body` in bytes."""
+        return parse_bytes(self.max_body, "max_body")
+
+    @property
+    def scheme(self) -> str:
+        """How the server is addressed."""
+        return "https" if self.tls_cert else "http"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All setting names."""
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> ServerConfig:
+        """Build from keyword arguments; a name that is not a setting is refused."""
+        unknown = next((name for name in kwargs if name not in cls.names()), None)
+        if unknown is not None:
+            raise ConfigError(f"unknown server setting {unknown!r}")
+        return cls(**kwargs)

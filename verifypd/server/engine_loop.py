@@ -1,0 +1,329 @@
+"""Feeds an engine from messages and sends back what each step gave. Knows requests; nothing of sockets or text."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifypd.errors import RequestError
+from verifypd.request import Logprob, Request, SamplingParams
+from verifypd.runtime.faults import out_of_memory
+from verifypd.sampling.grammar import GrammarState
+from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
+from verifypd.server.messages import Abort, Answer, Gone, Output, Outputs, Quit, Stats, Submit, ToEngine, ToWorker
+
+log = logging.getLogger(__name__)
+
+STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s
+
+
+@dataclass(slots=True)
+class Track:
+    """A request in the engine, and how much of it its worker has been told."""
+
+    request: Request
+    worker: int
+    call: int
+    choice: int
+    sent: int = 0  # output tokens
+    seen: tuple[int, int, int] = (0, 0, 0)  # spans, drafted and accepted tokens that are in the totals
+    positions: list[int] = field(default_factory=list)
+    prompt_sent: bool = False
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters over all requests since this engine started."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: Counter[int] = field(default_factory=Counter)
+    draft_lengths: Counter[int] = field(default_factory=Counter)  # mean length of the spans of a step, rounded
+    finished: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queries: int = 0  # prompt tokens looked up in the prefix cache
+    out_of_memory: int = 0
+    steps: Counter[float] = field(default_factory=Counter)  # steps by upper bound of their length
+    step_seconds: float = 0.0
+    step_count: int = 0
+
+
+class EngineLoop:
+    """One engine and the calls of all workers. `send` takes a worker's number and a message."""
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        epoch: int,
+        admission: Admission,
+        send: Callable[[int, ToWorker], None],
+        workers: Iterable[int],
+        compile_grammar: Callable[[Any], Any] | None = None,
+        interval: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.epoch = epoch
+        self.admission = admission
+        self.send = send
+        self.workers = tuple(workers)
+        self.compile_grammar = compile_grammar
+        self.interval = interval
+        self.clock = clock
+        self.totals = Totals()
+        self.stopping = False
+        self.tracks: dict[int, Track] = {}  # request order -> track
+        self.calls: dict[tuple[int, int], dict[int, Track]] = {}  # (worker, call) -> its unfinished choices
+        self._keys: dict[tuple[int, int], int] = {}
+        self._deadlines: list[tuple[float, int]] = []  # heap of (time, request order)
+        self._orders = 0
+        self._left = LeaveRate()
+        self._told = -math.inf  # when figures were last sent
+        self._pending: dict[int, list[Output]] = {}  # worker -> outputs not sent yet
+        self.gpu: Callable[[], dict[str, float]] = dict
+
+    # -- messages in --------------------------------------------------------------------------------------------------
+
+    def take(self, message: ToEngine) -> None:
+        """Act on a message, between two steps."""
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            self._abort(message)
+        elif isinstance(message, Gone):
+            for worker, call in [key for key in self.calls if key[0] == message.worker]:
+                self._abort(Abort(worker, call, -1))
+        elif isinstance(message, Quit):
+            self.stopping = True
+
+    def _submit(self, message: Submit) -> None:
+        count = len(message.prompts) * message.n
+        now = self.clock()
+        deadline = message.params.get("deadline_ms")
+        load = Load(len(self.engine.waiting), len(self.engine.free_slots), self._left.rate(now))
+        refusal = self.admission.refuse(count, message.key, load, deadline, (now - message.arrival) * 1e3)
+        requests: list[Request] = []
+        if refusal is None:
+            try:
+                requests = self._requests(message)
+            except RequestError as error:
+                refusal = Refusal(400, "invalid_value", str(error), param=error.param)
+        if refusal is not None:
+            answer = Answer(
+                self.epoch,
+                message.call,
+                refusal.status,
+                refusal.message,
+                refusal.code,
+                refusal.param,
+                refusal.retry_after,
+            )
+            self.send(message.worker, answer)
+            return
+        self.admission.enter(message.key)
+        key = (message.worker, message.call)
+        self._keys[key] = message.key
+        call = self.calls[key] = {}
+        for choice, request in enumerate(requests):
+            self.engine.add(request)
+            track = Track(request, message.worker, message.call, choice)
+            call[choice] = self.tracks[request.order] = track
+            if deadline is not None:
+                heapq.heappush(self._deadlines, (message.arrival + deadline / 1e3, request.order))
+        self.send(message.worker, Answer(self.epoch, message.call))
+
+    def _requests(self, message: Submit) -> list[Request]:
+        """The engine's requests of a call; raises RequestError before any of them is queued."""
+        params = SamplingParams(**message.params)
+        limit = self.engine.max_model_len
+        bad_words = tuple(tuple(word) for word in message.bad_words)
+        requests = []
+        for prompt, seed in zip(message.prompts, message.seeds, strict=True):
+            self.engine.validate(prompt)
+            longest = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
+            for choice in range(message.n):
+                request = Request(
+                    message.name,
+                    prompt,
+                    params,
+                    seed=seed,
+                    choice=choice,
+                    max_length=longest,
+                    arrival=message.arrival,
+                    order=self._orders,
+                    bad_words_ids=bad_words,
+                )
+                if message.grammar is not None:
+                    if self.compile_grammar is None:
+                        raise RequestError("this model has no tokenizer, so output cannot be constrained")
+                    request.grammar = GrammarState(self.compile_grammar(message.grammar), len(prompt))
+                self._orders += 1
+                requests.append(request)
+        return requests
+
+    def _abort(self, message: Abort) -> None:
+        call = self.calls.get((message.worker, message.call), {})
+        chosen = list(call.values()) if message.choice < 0 else [call[message.choice]] if message.choice in call else []
+        for track in chosen:
+            self.engine.finish(track.request, message.reason)
+            self._tell(track)
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """One engine step, and what came of it on its way to the workers."""
+        self._stop_overdue()
+        begun = self.clock()
+        try:
+            news = [self.tracks.get(request.order) for request in self.engine.step()]
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self.totals.out_of_memory += 1
+            log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
+            news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
+        self._time(self.clock() - begun)
+        for track in news:
+            if track is not None:
+                self._tell(track)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what has gathered, one message a worker, and the figures when they are due."""
+        for worker, outputs in self._pending.items():
+            self.send(worker, Outputs(self.epoch, outputs))
+        self._pending = {}
+        now = self.clock()
+        if now - self._told >= self.interval:
+            self._told = now
+            stats = Stats(self.epoch, self.figures())
+            for worker in self.workers:
+                self.send(worker, stats)
+
+    def _stop_overdue(self) -> None:
+        now = self.clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            track = self.tracks.get(heapq.heappop(self._deadlines)[1])
+            if track is not None:
+                self.engine.finish(track.request, "deadline")
+                self._tell(track)
+
+    def _tell(self, track: Track) -> None:
+        """Queue what is new of a request for its worker."""
+        request = track.request
+        new = request.tokens[request.prompt_len + track.sent :]
+        if not new and not request.finished:
+            return
+        if not track.sent and new:
+            self.totals.queries += request.prompt_len
+            self.totals.cached_tokens += request.metrics.cached_tokens
+            self.totals.prompt_tokens += request.prompt_len if request.choice == 0 else 0
+        logprobs = None
+        if request.logprobs is not None:
+            start = track.sent
+            logprobs = [_flat(row) for row in request.logprobs[start : start + len(new)]]
+        prompt_logprobs = None
+        if request.prompt_logprobs is not None and not track.prompt_sent and (new or request.finished):
+            prompt_logprobs = [_flat(row) for row in request.prompt_logprobs[1:] if row is not None]
+            track.prompt_sent = True
+        track.sent += len(new)
+        self._count(track)
+        metrics = request.metrics
+        spec = [metrics.spans, metrics.drafted, metrics.accepted, metrics.span_emitted, metrics.cached_tokens]
+        spec += metrics.accepted_per_position
+        stop = request.stop_reason if isinstance(request.stop_reason, int) else None
+        self._pending.setdefault(track.worker, []).append(
+            Output(track.call, track.choice, new, request.finish_reason, stop, spec, logprobs, prompt_logprobs)
+        )
+        if request.finished:
+            self._forget(track)
+
+    def _forget(self, track: Track) -> None:
+        self.tracks.pop(track.request.order, None)
+        self.totals.finished[track.request.finish_reason or "abort"] += 1
+        self._left.add(self.clock())
+        key = (track.worker, track.call)
+        call = self.calls.get(key, {})
+        call.pop(track.choice, None)
+        if not call and key in self.calls:
+            del self.calls[key]
+            self.admission.leave(self._keys.pop(key))
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _count(self, track: Track) -> None:
+        """Add what a request's speculation did since it was last looked at."""
+        metrics, totals = track.request.metrics, self.totals
+        spans, drafted, accepted = track.seen
+        if metrics.spans == spans:
+            return
+        totals.drafts += metrics.spans - spans
+        totals.draft_tokens += metrics.drafted - drafted
+        totals.accepted_tokens += metrics.accepted - accepted
+        totals.draft_lengths[round((metrics.drafted - drafted) / (metrics.spans - spans))] += metrics.spans - spans
+        before = track.positions
+        for position, count in enumerate(metrics.accepted_per_position):
+            totals.accepted_per_position[position] += count - (before[position] if position < len(before) else 0)
+        track.seen = (metrics.spans, metrics.drafted, metrics.accepted)
+        track.positions = list(metrics.accepted_per_position)
+
+    def _time(self, seconds: float) -> None:
+        self.totals.step_seconds += seconds
+        self.totals.step_count += 1
+        self.totals.steps[next((b for b in STEP_BUCKETS if seconds <= b), math.inf)] += 1
+
+    def figures(self) -> dict[str, Any]:
+        """Everything /metrics shows of the engine, in plain data."""
+        engine, totals = self.engine, self.totals
+        stats = engine.stats
+        architecture = engine.architecture
+        pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
+        return {
+            "running": len(engine.running),
+            "waiting": len(engine.waiting),
+            "slots": engine.config.slots,
+            "drafts": totals.drafts,
+            "draft_tokens": totals.draft_tokens,
+            "accepted_tokens": totals.accepted_tokens,
+            "accepted_per_position": {str(k): v for k, v in totals.accepted_per_position.items()},
+            "draft_lengths": {str(k): v for k, v in totals.draft_lengths.items()},
+            "finished": dict(totals.finished),
+            "prompt_tokens": totals.prompt_tokens,
+            "generation_tokens": stats.emitted,
+            "prefix_queries": totals.queries,
+            "prefix_hits": totals.cached_tokens,
+            "preemptions": stats.preemptions,
+            "out_of_memory": totals.out_of_memory,
+            "architecture": getattr(architecture, "running", architecture.name),
+            "policy": architecture.name,
+            "switches": stats.switches + max(0, len(getattr(architecture, "decisions", ())) - 1),
+            "lanes": {name: lane.summary() for name, lane in stats.lanes.items()},
+            "pools": {
+                name: {"used": pool.blocks.used, "cached": len(pool.blocks.cached), "free": len(pool.blocks.free)}
+                for name, pool in pools.items()
+                if pool is not None
+            },
+            "steps": {str(bound): totals.steps[bound] for bound in (*STEP_BUCKETS, math.inf)},
+            "step_seconds": totals.step_seconds,
+            "step_count": totals.step_count,
+            "gpu": self.gpu(),
+        }
+
+
+def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:
+    """A position's logprobs as the message has them: the token itself first."""
+    return [(token, _finite(entry.logprob), entry.rank) for token, entry in row.items()]
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinities; -9999 is what others send for an impossible token."""
+    return value if math.isfinite(value) else -9999.0

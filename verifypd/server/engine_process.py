@@ -1,0 +1,142 @@
+"""The engine's own process: loads the models, receives requests, steps. Knows nothing of HTTP or text."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from verifypd.config import EngineConfig
+from verifypd.errors import VerifyPDError
+from verifypd.server.admission import Admission
+from verifypd.server.config import ServerConfig
+from verifypd.server.logs import set_up_logs
+from verifypd.server.messages import Addresses, ToEngine, ToWorker, Up, encode, inbox, outbox
+
+if TYPE_CHECKING:
+    from verifypd.server.engine_loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+BAD_SETTINGS = 2  # exit status: starting it again would not help
+DECODER = msgspec.msgpack.Decoder(ToEngine)
+
+
+def run_engine(
+    engine_config: EngineConfig, config: ServerConfig, epoch: int, addresses: Addresses, folder: str | None, pulse: Any
+) -> None:
+    """Entry of the process. `pulse[0]` is when the running step began, s of the monotonic clock; 0 between steps."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
+    set_up_logs(config.log_format, f"engine-{epoch}")
+    from verifypd.server.engine_loop import EngineLoop  # torch is imported in this process only
+
+    try:
+        built = load_factory(config.engine_factory)(engine_config)
+    except VerifyPDError as error:
+        log.error("%s", " ".join(str(error).split()))
+        sys.exit(BAD_SETTINGS)
+    engine = built.engine
+    engine.forgiving = True
+    context = zmq.Context()
+    receiver = inbox(context, addresses.engine(epoch))
+    workers = [outbox(context, addresses.worker(index)) for index in range(config.api_workers)]
+
+    def send(worker: int, message: ToWorker) -> None:
+        workers[worker].send(encode(message))
+
+    loop = EngineLoop(
+        engine,
+        epoch=epoch,
+        admission=Admission(config.max_queue, config.max_streams_per_key, engine.config.slots),
+        send=send,
+        workers=range(config.api_workers),
+        compile_grammar=grammar_compiler(folder, engine),
+        interval=config.metrics_interval,
+    )
+    loop.gpu = gpu_reader(engine)
+    supervisor = outbox(context, addresses.supervisor())
+    supervisor.send(encode(Up(epoch, addresses.engine(epoch), describe(engine))))
+    gc.collect()
+    gc.freeze()  # weights and code stay: collections during a step look at what is new only
+    try:
+        serve(loop, receiver, pulse)
+    finally:
+        engine.shutdown()
+        context.destroy(linger=200)
+
+
+def serve(loop: EngineLoop, receiver: zmq.Socket, pulse: Any) -> None:
+    """Take messages and step until told to quit, or until the supervisor is gone."""
+    engine, parent = loop.engine, os.getppid()
+    while not loop.stopping and os.getppid() == parent:
+        if not engine.busy:
+            receiver.poll(int(loop.interval * 1e3))
+        receive(loop, receiver)
+        if engine.busy:
+            pulse[0] = time.monotonic()
+            loop.turn()
+            pulse[0] = 0.0
+        else:
+            engine.check()
+            loop.flush()
+
+
+def receive(loop: EngineLoop, receiver: zmq.Socket) -> None:
+    """Take everything that has arrived; waits for nothing."""
+    while True:
+        try:
+            message = receiver.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        loop.take(DECODER.decode(message))
+
+
+def load_factory(name: str) -> Callable[[EngineConfig], Any]:
+    """What `--engine-factory` names."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+def describe(engine: Any) -> dict[str, Any]:
+    """What API workers must know of the engine."""
+    return {
+        "max_model_len": engine.max_model_len,
+        "vocab": engine.sampling.vocab,
+        "eos_ids": list(engine.eos_ids),
+        "slots": engine.config.slots,
+        "max_draft": engine.config.max_draft if engine.drafter is not None else 0,
+        "drafter": engine.drafter.name if engine.drafter is not None else None,
+        "architecture": engine.config.arch,
+        "pid": os.getpid(),
+    }
+
+
+def grammar_compiler(folder: str | None, engine: Any) -> Callable[[Any], Any] | None:
+    """Makes matchers for constrained output; None without a tokenizer."""
+    if folder is None:
+        return None
+    from verifypd.server.grammar import GrammarCompiler
+
+    return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).matcher
+
+
+def gpu_reader(engine: Any) -> Callable[[], dict[str, float]]:
+    """Reads the state of the engine's GPU; empty on a CPU."""
+    device = engine.slots.device
+    if device.type != "cuda":
+        return dict
+    from verifypd.metrics.gpu import GpuSampler
+
+    sampler = GpuSampler(device.index or 0)
+    return partial(sampler.read, time.monotonic)

@@ -1,0 +1,172 @@
+"""What every request passes first: its id, its key, its size, its log line. Plain ASGI; knows nothing of models."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from verifypd.server.bridge import CallError
+from verifypd.server.logs import event
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico")
+QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Keys:
+    """API keys, compared in constant time. Only their digests are kept."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def find(self, authorization: str) -> int | None:
+        """The number of the key in an Authorization header; None: no such key. Always compares with every key."""
+        scheme, _, given = authorization.partition(" ")
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for index, known in enumerate(self._digests):
+            if hmac.compare_digest(digest, known):
+                found = index
+        return found if scheme.lower() == "bearer" else None
+
+
+def error_response(
+    error: CallError, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two ASGI messages of an error."""
+    body = orjson.dumps(error.body())
+    sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    if error.retry_after:
+        sent.append((b"retry-after", str(error.retry_after).encode()))
+    return (
+        {"type": "http.response.start", "status": error.status, "headers": sent},
+        {"type": "http.response.body", "body": body},
+    )
+
+
+class Gate:
+    """ASGI middleware. `scope["state"]` gets `request_id`, `key` and `arrival`."""
+
+    def __init__(
+        self, app: Any, keys: Keys, max_body: int, body_timeout: float, count: Callable[[str, int], None]
+    ) -> None:
+        self.app = app
+        self.keys = keys
+        self.max_body = max_body
+        self.body_timeout = body_timeout
+        self.count = count
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let a request pass, or answer it here."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        arrival = time.monotonic()
+        headers = dict(scope["headers"])
+        name = _request_id(headers.get(b"x-request-id", b""))
+        state = scope.setdefault("state", {})
+        state.update(request_id=name, key=0, arrival=arrival)
+        status = 0
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+            await send(message)
+
+        try:
+            body = await self._enter(scope, headers, receive, state)
+            await self.app(scope, body, sending)
+        except CallError as error:
+            if status:
+                raise  # the answer had begun
+            for message in error_response(error, [(b"connection", b"close")]):
+                await sending(message)
+        except asyncio.CancelledError:
+            status = status or 499
+            raise
+        except Exception:
+            log.exception("a request failed", extra={"fields": {"request_id": name, "path": scope["path"]}})
+            if status:
+                raise
+            broken = CallError(500, "the server failed on this request", kind="server_error", code="internal_error")
+            for message in error_response(broken):
+                await sending(message)
+        finally:
+            self.count(_route(scope["path"]), status)
+            if scope["path"] not in QUIET_PATHS:
+                seconds = time.monotonic() - arrival
+                fields = {"request_id": name, "method": scope["method"], "path": scope["path"][:200], "status": status}
+                event(log, "request", **fields, ms=round(seconds * 1e3, 1), **state.get("log", {}))
+
+    async def _enter(self, scope: Any, headers: dict[bytes, bytes], receive: Any, state: dict[str, Any]) -> Any:
+        """Check key and size; returns a `receive` that has the whole body."""
+        if self.keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            found = self.keys.find(headers.get(b"authorization", b"").decode("latin-1"))
+            if found is None:
+                raise CallError(
+                    401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+                )
+            state["key"] = found
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return receive
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self.max_body:
+            raise self._too_large()
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self.body_timeout):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise CallError(400, "the body did not arrive whole", code="incomplete_body")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    more = message.get("more_body", False)
+                    if size > self.max_body:
+                        raise self._too_large()
+        except TimeoutError:
+            raise CallError(408, "the body did not arrive in time", code="body_timeout") from None
+        whole = b"".join(parts)
+        given = False
+
+        async def receiving() -> Any:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": whole, "more_body": False}
+
+        return receiving
+
+    def _too_large(self) -> CallError:
+        return CallError(413, f"the body is larger than {self.max_body} bytes", code="body_too_large")
+
+
+def _request_id(given: bytes) -> str:
+    """The client's own id where it is a sane one."""
+    text = given.decode("latin-1")
+    return text if _ID.fullmatch(text) else uuid.uuid4().hex
+
+
+def _route(path: str) -> str:
+    """A path for the metrics: never what a client made up."""
+    known = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info")
+    if path in known or path in OPEN_PATHS:
+        return path
+    return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"

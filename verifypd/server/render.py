@@ -1,0 +1,386 @@
+"""Answers as OpenAI's API has them: objects, stream events, usage, logprobs. Knows calls; nothing of sockets."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from verifypd import __version__
+from verifypd.request import Logprob
+from verifypd.server.ask import Prepared
+from verifypd.server.bridge import Call, Choice
+from verifypd.server.tools import FoundCall, ToolStream
+from verifypd.tokenizer import Tokenizer
+
+FINGERPRINT = f"verifypd-{__version__}"
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def speculation(choice: Choice, max_draft: int) -> dict[str, Any]:
+    """What speculation did for one choice, in vLLM's names."""
+    spans, drafted, accepted = [*choice.spec, 0, 0, 0][:3]
+    positions = choice.spec[5:]
+    size = max(max_draft, len(positions))
+    reached = [spans, *positions, *[0] * (size - len(positions))]  # spans that accepted at least j
+    histogram = [reached[j] - (reached[j + 1] if j + 1 < len(reached) else 0) for j in range(size + 1)]
+    return {
+        "mean_acceptance_length": 1.0 + accepted / spans if spans else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_steps": spans,
+        "num_spec_tokens": size,
+    }
+
+
+class Renderer:
+    """What both APIs share: the head of every object, usage, metrics."""
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def __init__(self, call: Call, prepared: Prepared, model: str, tokenizer: Tokenizer | None, max_draft: int) -> None:
+        self.call = call
+        self.prepared = prepared
+        self.tokenizer = tokenizer
+        self.max_draft = max_draft
+        self.head = {
+            "id": self.prefix + uuid.uuid4().hex,
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        chunk_head = orjson.dumps({**self.head, "object": self.chunk_kind, "system_fingerprint": FINGERPRINT})
+        self._open = b"data: " + chunk_head[:-1] + b',"choices":'
+        self._shut = (b',"usage":null}' if prepared.include_usage else b"}") + b"\n\n"
+        params = call.ask.params
+        self._plain = not (
+            prepared.continuous_usage
+            or prepared.return_token_ids
+            or prepared.tools is not None
+            or params.logprobs is not None
+            or params.prompt_logprobs is not None
+        )
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens in and out, over all choices."""
+        ask, choices = self.call.ask, self.call.choices
+        prompt = sum(len(ids) for ids in ask.prompts)
+        output = 0 if self.prepared.score_only else sum(choice.tokens for choice in choices)
+        cached = sum(choice.spec[4] for choice in choices if len(choice.spec) > 4 and choice.request.choice == 0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Speculation of the whole call, where it has one choice; vLLM leaves it out for more."""
+        if len(self.call.choices) != 1 or not self.max_draft:
+            return {}
+        return {"metrics": {"speculative_decoding": speculation(self.call.choices[0], self.max_draft)}}
+
+    def whole(self) -> bytes:
+        """The answer without a stream."""
+        choices = [self.choice(choice) for choice in self.call.choices]
+        body = {
+            **self.head,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            "usage": self.usage(),
+            **self.metrics(),
+        }
+        if self.prepared.return_token_ids and len(self.call.ask.prompts) == 1:
+            body["prompt_token_ids"] = self.call.ask.prompts[0]
+        return orjson.dumps(body)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice."""
+        raise NotImplementedError
+
+    # -- stream -------------------------------------------------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        """What a stream begins with, before any token."""
+        return b""
+
+    def news(self) -> bytes:
+        """Events for everything that came since the last time."""
+        parts = []
+        for choice in self.call.choices:
+            if choice.reported or (choice.tokens == choice.shown_tokens and choice.finish is None):
+                continue
+            parts += self._choice_news(choice)
+        return b"".join(parts)
+
+    def _choice_news(self, choice: Choice) -> list[bytes]:
+        finish = choice.finish
+        if self._plain and finish is None and choice.shown_tokens:
+            text = choice.new_text()
+            choice.shown_tokens = choice.tokens
+            return [self._quick(choice.index, text)] if text else []
+        deltas = self.deltas(choice, finish)
+        choice.reported = finish is not None
+        extra: dict[str, Any] = {}
+        if self.prepared.continuous_usage:
+            extra["usage"] = self.usage()
+        elif self.prepared.include_usage:
+            extra["usage"] = None
+        return [self._event([delta], **extra) for delta in deltas]
+
+    def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
+        """What is new of a choice, as one or more entries of `choices`."""
+        raise NotImplementedError
+
+    def _quick(self, index: int, text: str) -> bytes:
+        """The common event, without building an object."""
+        raise NotImplementedError
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        tail = orjson.dumps(extra)[1:] if extra else b"}"
+        return self._open + orjson.dumps(choices) + (b"," if extra else b"") + tail + b"\n\n"
+
+    def closing(self) -> bytes:
+        """What a stream ends with."""
+        last = b""
+        if self.prepared.include_usage:
+            last = self._event([], usage=self.usage(), **self.metrics())
+        return last + DONE
+
+    def _token_ids(self, choice: Choice, start: int) -> dict[str, Any]:
+        if not self.prepared.return_token_ids:
+            return {}
+        return {"token_ids": choice.request.output_ids[start:]}
+
+
+class CompletionRenderer(Renderer):
+    """`/v1/completions`."""
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice."""
+        text = "" if self.prepared.score_only else choice.text.visible()
+        return {
+            "index": choice.index,
+            "text": self._echo(choice) + text,
+            "logprobs": self._logprobs(choice, 0, with_prompt=self.prepared.echo is not None),
+            "finish_reason": "length" if self.prepared.score_only else choice.finish,
+            "stop_reason": choice.request.stop_reason,
+            **self._prompt_logprobs(choice),
+            **self._token_ids(choice, 0),
+        }
+
+    def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
+        """What is new of a choice."""
+        start, choice.shown_tokens = choice.shown_tokens, choice.tokens
+        text = choice.new_text()
+        if self.prepared.score_only:
+            text = ""
+        first = start == 0
+        if first:
+            text = self._echo(choice) + text
+        logprobs = self._logprobs(choice, start, with_prompt=first and self.prepared.echo is not None)
+        if not text and finish is None and logprobs is None and not self.prepared.continuous_usage and not first:
+            return []
+        if self.prepared.score_only and finish is not None:
+            finish = "length"
+        delta = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            "stop_reason": choice.request.stop_reason,
+            **self._token_ids(choice, start),
+        }
+        if first:
+            delta |= self._prompt_logprobs(choice)
+        return [delta]
+
+    def _quick(self, index: int, text: str) -> bytes:
+        return b"".join(
+            (
+                self._open,
+                b'[{"index":%d,"text":' % index,
+                orjson.dumps(text),
+                b',"logprobs":null,"finish_reason":null}]' + self._shut,
+            )
+        )
+
+    def _echo(self, choice: Choice) -> str:
+        return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
+
+    def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
+        """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
+        first = self.call.choices[choice.index - choice.request.choice]
+        return first.prompt_logprobs or []
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
+            return {}
+        rows = [
+            {
+                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
+                for token, e in row.items()
+            }
+            for row in self._prompt_rows(choice)
+        ]
+        return {"prompt_logprobs": [None, *rows]}
+
+    def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
+        wanted = self.prepared.logprobs
+        if wanted is None:
+            return None
+        rows: list[tuple[int, dict[int, Logprob] | None]] = []
+        offset = 0
+        if with_prompt:
+            rows.append((choice.prompt[0], None))
+            rows += zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)
+        else:
+            before = [*choice.prompt, *choice.request.output_ids[:start]] if self.prepared.echo is not None else []
+            before = before or choice.request.output_ids[:start]
+            offset = sum(len(_spelt(token, self.tokenizer)) for token in before)
+        if not self.prepared.score_only:
+            rows += zip(choice.request.output_ids[start:], (choice.request.logprobs or [])[start:], strict=False)
+        tokens, values, tops, offsets = [], [], [], []
+        for token, row in rows:
+            text = _spelt(token, self.tokenizer)
+            tokens.append(text)
+            offsets.append(offset)
+            offset += len(text)
+            values.append(None if row is None else row[token].logprob)
+            tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+class ChatRenderer(Renderer):
+    """`/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        form = self.prepared.tools
+        self._tools = [ToolStream(form, self.prepared.tool_names) for _ in self.call.choices] if form else []
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice."""
+        text = choice.text.visible()
+        calls: list[FoundCall] = []
+        if self._tools:
+            text, calls = self._tools[choice.index].push(text, last=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = _tool_calls(calls, 0, stream=False)
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(choice, 0),
+            "finish_reason": "tool_calls" if calls and choice.finish == "stop" else choice.finish,
+            "stop_reason": choice.request.stop_reason,
+            **self._token_ids(choice, 0),
+        }
+
+    def opening(self) -> bytes:
+        """Each choice says who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        extra: dict[str, Any] = {}
+        if self.prepared.include_usage:
+            extra["usage"] = self.usage() if self.prepared.continuous_usage else None
+        return b"".join(
+            self._event([{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}], **extra)
+            for choice in self.call.choices
+        )
+
+    def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
+        """What is new of a choice."""
+        start, choice.shown_tokens = choice.shown_tokens, choice.tokens
+        text, before = choice.new_text(), 0
+        calls: list[FoundCall] = []
+        if self._tools:
+            stream = self._tools[choice.index]
+            before = stream.calls
+            text, calls = stream.push(text, finish is not None)
+            if finish == "stop" and stream.calls:
+                finish = "tool_calls"
+        logprobs = self._logprobs(choice, start)
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = _tool_calls(calls, before, stream=True)
+        if not delta and finish is None and logprobs is None and not self.prepared.continuous_usage:
+            return []
+        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        if finish is not None:
+            entry["stop_reason"] = choice.request.stop_reason
+        return [entry | self._token_ids(choice, start)]
+
+    def _quick(self, index: int, text: str) -> bytes:
+        return b"".join(
+            (
+                self._open,
+                b'[{"index":%d,"delta":{"content":' % index,
+                orjson.dumps(text),
+                b'},"logprobs":null,"finish_reason":null}]' + self._shut,
+            )
+        )
+
+    def _logprobs(self, choice: Choice, start: int) -> dict[str, Any] | None:
+        if self.prepared.logprobs is None:
+            return None
+        rows = zip(choice.request.output_ids[start:], (choice.request.logprobs or [])[start:], strict=False)
+        content = []
+        for token, row in rows:
+            ranked = sorted(row.items(), key=lambda item: item[1].rank)[: self.prepared.logprobs]
+            top = [_chat_entry(other, entry, self.tokenizer) for other, entry in ranked]
+            content.append({**_chat_entry(token, row[token], self.tokenizer), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+
+def _tool_calls(calls: Sequence[FoundCall], before: int, *, stream: bool) -> list[dict[str, Any]]:
+    made = []
+    for index, call in enumerate(calls, before):
+        entry: dict[str, Any] = {"index": index} if stream else {}
+        entry |= {
+            "id": "call_" + uuid.uuid4().hex[:24],
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        made.append(entry)
+    return made
+
+
+def _spelt(token: int, tokenizer: Tokenizer | None) -> str:
+    """A token as text; bytes that are no whole character are written out, so that no two tokens look alike."""
+    if tokenizer is None:
+        return f"token_id:{token}"
+    raw = tokenizer.token_bytes(token)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _top(row: dict[int, Logprob], token: int, wanted: int, tokenizer: Tokenizer | None) -> dict[str, float]:
+    """The most likely tokens by text; the chosen one is among them, as vLLM has it."""
+    ranked = sorted(row.items(), key=lambda item: item[1].rank)[: max(1, wanted)] if wanted else []
+    chosen = dict(ranked) | ({token: row[token]} if wanted else {})
+    return {_spelt(other, tokenizer): entry.logprob for other, entry in chosen.items()}
+
+
+def _chat_entry(token: int, entry: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token) if tokenizer else b""
+    return {"token": raw.decode("utf-8", "replace"), "logprob": entry.logprob, "bytes": list(raw)}

@@ -1,0 +1,150 @@
+"""Sends calls to clients: as an event stream, or whole. Sees clients leave and clients that do not read. Knows ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.responses import Response
+
+from verifypd.server.bridge import Bridge, Call, CallError
+from verifypd.server.render import DONE, Renderer, sse
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+SWEEP = 1.0  # s between two looks at streams nobody reads
+
+
+class ClientGoneError(CallError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self, why: str = "the client left") -> None:
+        super().__init__(499, why, code="client_gone")
+
+
+async def watch(receive: Receive, call: Call) -> None:
+    """Fail the call when its client leaves."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            if not call.done:
+                call.fail(ClientGoneError())
+            call.wake()
+            return
+
+
+class Sweeper:
+    """Finds streams whose client has not read for too long, and drops them."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.streams: set[EventStream] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """In the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(min(SWEEP, self.timeout / 2))
+            overdue = time.monotonic() - self.timeout
+            for stream in [s for s in self.streams if s.sending_since and s.sending_since < overdue]:
+                stream.drop()
+
+
+class EventStream(Response):
+    """A call as server-sent events. Headers go out when the engine has admitted it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        call: Call,
+        renderer: Renderer,
+        bridge: Bridge,
+        sweeper: Sweeper,
+        finished: Callable[[Call, str], None],
+    ) -> None:
+        self.call = call
+        self.renderer = renderer
+        self.bridge = bridge
+        self.sweeper = sweeper
+        self.finished = finished
+        self.sending_since = 0.0
+        self.background = None
+        self.status_code = 200
+        self.body = b""
+        self._task: asyncio.Task[Any] | None = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+
+    def drop(self) -> None:
+        """The client does not read: end the stream."""
+        self.sending_since = 0.0
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send until the call ends, fails or is left."""
+        self._task = asyncio.current_task()
+        self.sweeper.streams.add(self)
+        watcher = asyncio.get_running_loop().create_task(watch(receive, self.call))
+        outcome = "ok"
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            outcome = await self._stream(send)
+        except asyncio.CancelledError:
+            outcome = "unread"
+            raise
+        finally:
+            watcher.cancel()
+            self.sweeper.streams.discard(self)
+            self.bridge.close(self.call)
+            self.finished(self.call, outcome)
+
+    async def _stream(self, send: Send) -> str:
+        call, renderer = self.call, self.renderer
+        await self._send(send, renderer.opening())
+        try:
+            while not call.done:
+                await call.news()
+                data = renderer.news()
+                if data:
+                    call.sent = True
+                    await self._send(send, data)
+            if call.error is not None:
+                raise call.error
+        except ClientGoneError:
+            return "gone"
+        except CallError as error:
+            await self._send(send, sse({**error.body(), "code": error.status}) + DONE, last=True)
+            return error.code or "error"
+        await self._send(send, renderer.news() + renderer.closing(), last=True)
+        return "ok"
+
+    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
+        if data or last:
+            self.sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
+            self.sending_since = 0.0
+
+
+async def whole(call: Call, bridge: Bridge, receive: Receive, finished: Callable[[Call, str], None]) -> None:
+    """Wait for a call to end; raises CallError when it fails or its client leaves."""
+    watcher = asyncio.get_running_loop().create_task(watch(receive, call))
+    outcome = "ok"
+    try:
+        while not call.done:
+            await call.news()
+        if call.error is not None:
+            raise call.error
+    except CallError as error:
+        outcome = "gone" if isinstance(error, ClientGoneError) else error.code or "error"
+        raise
+    finally:
+        watcher.cancel()
+        bridge.close(call)
+        finished(call, outcome)

@@ -1,0 +1,320 @@
+"""Starts the engine and the API workers, watches them, restarts what dies, drains on SIGTERM. Knows processes only."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from verifypd.config import EngineConfig
+from verifypd.errors import ConfigError
+from verifypd.server.config import ServerConfig
+from verifypd.server.engine_process import BAD_SETTINGS, run_engine
+from verifypd.server.logs import event, set_up_logs
+from verifypd.server.messages import (
+    Addresses,
+    Down,
+    Drain,
+    Drained,
+    Gone,
+    Quit,
+    Serving,
+    ToSupervisor,
+    Up,
+    encode,
+    inbox,
+    outbox,
+)
+from verifypd.server.worker import run_worker
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 100  # a process that dies wakes the supervisor at once; this is for clocks
+QUIT_WAIT = 5.0  # s a process gets to end by itself
+FIRST_DELAY, LONGEST_DELAY = 0.25, 30.0  # s before a crashed engine is started again, doubling
+STEADY = 30.0  # s an engine must have been up for its crashes to be forgotten
+DECODER = msgspec.msgpack.Decoder(ToSupervisor)
+
+
+def back_off(crashes: int) -> float:
+    """Seconds to wait before the start that follows the `crashes`-th crash in a row."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2 ** max(0, crashes - 1))
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket that all workers accept from."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port") from None
+    listener.listen(1024)
+    listener.setblocking(False)
+    return listener
+
+
+class Supervisor:
+    """The first process of the server."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+        folder: str | None,
+        on_ready: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """`folder` holds the verifier's tokenizer; `on_ready` is told the address when requests are welcome."""
+        self.engine_config = engine_config
+        self.config = config
+        self.folder = folder
+        self.on_ready = on_ready
+        self.spawn = multiprocessing.get_context("spawn")
+        self.epoch = 0
+        self.crashes = 0
+        self.engine: BaseProcess | None = None
+        self.engine_began = 0.0
+        self.engine_up: Up | None = None
+        self.up_since = 0.0
+        self.restart_at: float | None = None
+        self.kill_reason = ""
+        self.pulse: Any = None
+        self.workers: dict[int, BaseProcess] = {}
+        self.serving: set[int] = set()  # workers that have known an engine
+        self.announced = False
+        self.drained: set[int] = set()
+        self.draining_until: float | None = None
+        self.signals = 0
+        self.status = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Serve until told to stop; returns the exit status."""
+        set_up_logs(self.config.log_format, "supervisor")
+        self.listener = listen(self.config)
+        self.address = f"{self.config.scheme}://{_shown(self.listener)}"
+        self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
+        self.addresses = Addresses(self.runtime)
+        if self.config.api_workers > 1:  # their counters are shared through files, so that any of them shows the sum
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = self.runtime
+        self.context = zmq.Context()
+        self.inbox = inbox(self.context, self.addresses.supervisor())
+        self.to_workers = [
+            outbox(self.context, self.addresses.worker(index)) for index in range(self.config.api_workers)
+        ]
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._signalled)
+        try:
+            self._start_engine()
+            for index in range(self.config.api_workers):
+                self._start_worker(index)
+            while not self._finished():
+                self._watch()
+        finally:
+            self._end()
+        return self.status
+
+    def _signalled(self, *_: object) -> None:
+        self.signals += 1
+
+    def _finished(self) -> bool:
+        if self.status:
+            return True
+        if self.draining_until is None:
+            return False
+        everyone = set(self.workers) <= self.drained
+        return everyone or self.signals > 1 or time.monotonic() > self.draining_until
+
+    def _watch(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        poller = zmq.Poller()
+        poller.register(self.inbox, zmq.POLLIN)
+        for process in (self.engine, *self.workers.values()):
+            if process is not None:
+                poller.register(process.sentinel, zmq.POLLIN)
+        poller.poll(POLL_MS)
+        while True:
+            try:
+                self._take(DECODER.decode(self.inbox.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        if self.signals and self.draining_until is None:
+            self._drain()
+        self._watch_engine()
+        for index, process in list(self.workers.items()):
+            if not process.is_alive():
+                self._worker_died(index, process)
+
+    def _take(self, message: ToSupervisor) -> None:
+        if isinstance(message, Up) and message.epoch == self.epoch:
+            self.engine_up, self.up_since = message, time.monotonic()
+            event(log, "engine ready", epoch=self.epoch, seconds=round(self.up_since - self.engine_began, 2))
+            self._broadcast(message)
+        elif isinstance(message, Serving):
+            self._worker_serves(message)
+        elif isinstance(message, Drained):
+            self.drained.add(message.worker)
+
+    def _worker_serves(self, message: Serving) -> None:
+        """A worker came up, or has heard of an engine; the first time all have, requests are welcome."""
+        if message.epoch:
+            self.serving.add(message.worker)
+            if not self.announced and len(self.serving) == len(self.workers):
+                self.announced = True
+                self.on_ready(self.address)
+            return
+        if self.engine_up is not None:
+            self.to_workers[message.worker].send(encode(self.engine_up))
+        if self.draining_until is not None:
+            self.to_workers[message.worker].send(encode(Drain()))
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    def _start_engine(self) -> None:
+        self.epoch += 1
+        self.restart_at = None
+        self.kill_reason = ""
+        self.engine_up = None
+        self.engine_began = time.monotonic()
+        self.pulse = self.spawn.RawArray("d", 1)
+        self.engine = self.spawn.Process(
+            target=run_engine,
+            args=(self.engine_config, self.config, self.epoch, self.addresses, self.folder, self.pulse),
+            name=f"verifypd-engine-{self.epoch}",
+            daemon=True,
+        )
+        self.engine.start()
+
+    def _watch_engine(self) -> None:
+        now = time.monotonic()
+        if self.engine is None:
+            if self.restart_at is not None and now >= self.restart_at and self.draining_until is None:
+                self._start_engine()
+            return
+        if not self.engine.is_alive():
+            self._engine_died(self.engine)
+            return
+        begun = self.pulse[0]
+        if begun and now - begun > self.config.step_timeout:
+            self._kill_engine(f"a step took longer than {self.config.step_timeout:g} s")
+        elif self.engine_up is None and now - self.engine_began > self.config.start_timeout:
+            self._kill_engine(f"loading took longer than {self.config.start_timeout:g} s")
+        elif self.crashes and self.engine_up is not None and now - self.up_since > STEADY:
+            self.crashes = 0
+
+    def _kill_engine(self, reason: str) -> None:
+        if self.engine is not None and not self.kill_reason:
+            self.kill_reason = reason
+            event(log, "engine killed", logging.ERROR, reason=reason)
+            self.engine.kill()
+
+    def _engine_died(self, process: BaseProcess) -> None:
+        process.join()
+        code = process.exitcode or 0
+        reason = self.kill_reason or f"exit status {code}"
+        self.engine, self.engine_up = None, None
+        self.crashes += 1
+        never_up = self.epoch == 1 and not self.up_since
+        final = code == BAD_SETTINGS or self.crashes > self.config.max_restarts or never_up
+        event(log, "engine died", logging.ERROR, reason=reason, epoch=self.epoch, crashes=self.crashes)
+        self._broadcast(Down(self.epoch, reason, final or self.draining_until is not None))
+        if final:
+            self.status = BAD_SETTINGS if code == BAD_SETTINGS else 1
+            return
+        delay = back_off(self.crashes)
+        event(log, "engine restarts", seconds=delay)
+        self.restart_at = time.monotonic() + delay
+
+    # -- the workers --------------------------------------------------------------------------------------------------
+
+    def _start_worker(self, index: int) -> None:
+        process = self.spawn.Process(
+            target=run_worker,
+            args=(index, self.engine_config, self.config, self.addresses, self.listener, self.folder),
+            name=f"verifypd-api-{index}",
+            daemon=True,
+        )
+        process.start()
+        self.workers[index] = process
+
+    def _worker_died(self, index: int, process: BaseProcess) -> None:
+        process.join()
+        event(log, "API worker died", logging.ERROR, worker=index, status=process.exitcode)
+        if self.engine_up is not None:
+            to_engine = outbox(self.context, self.engine_up.address)
+            to_engine.send(encode(Gone(index)))
+            to_engine.close(linger=1000)
+        if self.draining_until is None:
+            self._start_worker(index)
+        else:
+            self.drained.add(index)
+
+    def _broadcast(self, message: Any) -> None:
+        data = encode(message)
+        for socket_ in self.to_workers:
+            socket_.send(data)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        event(log, "draining", seconds=self.config.drain_timeout)
+        self.draining_until = time.monotonic() + self.config.drain_timeout
+        self._broadcast(Drain())
+
+    def _end(self) -> None:
+        """Tell everybody to end; whoever does not is killed."""
+        self._broadcast(Quit())
+        _join(list(self.workers.values()))
+        if self.engine is not None:
+            to_engine = outbox(self.context, self.addresses.engine(self.epoch))
+            to_engine.send(encode(Quit()))
+            _join([self.engine], QUIT_WAIT if self.engine_up is not None else 0.0)
+        self.listener.close()
+        self.context.destroy(linger=0)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+        event(log, "stopped", status=self.status)
+
+
+def _join(processes: list[BaseProcess], seconds: float = QUIT_WAIT) -> None:
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def tokenizer_folder(engine_config: EngineConfig) -> str | None:
+    """Where the verifier's tokenizer is, fetching the model where needed; None: it has shapes only."""
+    from verifypd.models.hub import resolve
+
+    source = resolve(
+        engine_config.model,
+        load_format=engine_config.load_format,
+        hf_token=engine_config.hf_token,
+        revision=engine_config.revision,
+    )
+    if source.folder is None or not (Path(source.folder) / "tokenizer.json").is_file():
+        return None
+    return str(source.folder)

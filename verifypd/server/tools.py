@@ -1,0 +1,153 @@
+"""Tool calls in model output: how a chat template writes them, finding them in text as it grows, forcing one.
+
+Knows the formats of a few model families; nothing of requests or of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifypd.server.messages import GrammarSpec
+from verifypd.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """A call the model wrote."""
+
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`begin` JSON `end`; with neither, the whole output is the JSON of one call."""
+
+    begin: str
+    end: str
+    arguments: str  # key of the arguments
+    special: bool = False  # the markers are special tokens, which text usually leaves out
+    many: bool = False  # the JSON is a list of calls
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None) -> ToolFormat | None:
+        """Read off the model's chat template; None where it knows no tools, or writes calls in another way."""
+        if tokenizer is None:
+            return None
+        source = "\n".join(tokenizer.chat_template.sources.values())
+        if "tools" not in source or "<function=" in source:
+            return None
+        if "<tool_call>" in source:
+            return cls("<tool_call>", "</tool_call>", "arguments", _special(tokenizer, "<tool_call>"))
+        if "[TOOL_CALLS]" in source:
+            return cls("[TOOL_CALLS]", "", "arguments", _special(tokenizer, "[TOOL_CALLS]"), many=True)
+        return cls("", "", "parameters" if '"parameters"' in source else "arguments")
+
+    def grammar(self, tools: Sequence[Any], name: str) -> GrammarSpec:
+        """A grammar under which the output is one call: of the tool `name`, or of any."""
+        chosen = [tool.function for tool in tools if not name or tool.function.name == name]
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": function.name},
+                    self.arguments: function.parameters or {"type": "object"},
+                },
+                "required": ["name", self.arguments],
+                "additionalProperties": False,
+            }
+            for function in chosen
+        ]
+        schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if self.many:
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        if not self.begin:
+            return GrammarSpec("json", json.dumps(schema))
+        parts = [self._mark(self.begin), '"\\n"?' if self.end else "", "call"]
+        parts += ['"\\n"?', self._mark(self.end)] if self.end else []
+        return GrammarSpec("lark", f"start: {' '.join(filter(None, parts))}\ncall: %json {json.dumps(schema)}\n")
+
+    def _mark(self, text: str) -> str:
+        return text if self.special and text.startswith("<") else json.dumps(text)
+
+    def read(self, text: str) -> list[FoundCall] | None:
+        """The calls in the JSON between two markers; None when it is none."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        found = []
+        for call in value if isinstance(value, list) else [value]:
+            arguments = call.get(self.arguments, call.get("arguments")) if isinstance(call, dict) else None
+            if arguments is None or not isinstance(call.get("name"), str):
+                return None
+            found.append(FoundCall(call["name"], json.dumps(arguments, ensure_ascii=False)))
+        return found or None
+
+
+def _special(tokenizer: Tokenizer, text: str) -> bool:
+    index = tokenizer.token_id(text)
+    return index is not None and index in tokenizer.special_ids
+
+
+class ToolStream:
+    """Splits text into words for the user and calls. What might begin a call is held back until that is decided."""
+
+    def __init__(self, form: ToolFormat, names: Sequence[str]) -> None:
+        self.form = form
+        self.names = frozenset(names)
+        self.calls = 0
+        self._held = ""
+        self._inside = False
+
+    def push(self, text: str, last: bool) -> tuple[str, list[FoundCall]]:
+        """New words and new calls; `last`: the text is complete."""
+        self._held += text
+        if not self.form.begin:
+            return self._whole(last)
+        words, found = "", []
+        while True:
+            if not self._inside:
+                at = self._held.find(self.form.begin)
+                if at < 0:
+                    keep = 0 if last else _overlap(self._held, self.form.begin)
+                    words += self._held[: len(self._held) - keep]
+                    self._held = self._held[len(self._held) - keep :]
+                    break
+                words += self._held[:at]
+                self._held = self._held[at + len(self.form.begin) :]
+                self._inside = True
+            end = self._held.find(self.form.end) if self.form.end else -1
+            if end < 0 and not last:
+                break
+            body = self._held if end < 0 else self._held[:end]
+            calls = self._known(body)
+            found += calls
+            if not calls:
+                words += self.form.begin + body + (self.form.end if end >= 0 else "")
+            self._held = "" if end < 0 else self._held[end + len(self.form.end) :]
+            self._inside = False
+            if end < 0:
+                break
+        self.calls += len(found)
+        return (words if words.strip() or not self.calls else ""), found
+
+    def _whole(self, last: bool) -> tuple[str, list[FoundCall]]:
+        if self._held.lstrip()[:1] in ("", "{", "[") and not last:
+            return "", []
+        held, self._held = self._held, ""
+        calls = self._known(held) if last else []
+        self.calls += len(calls)
+        return ("" if calls else held), calls
+
+    def _known(self, body: str) -> list[FoundCall]:
+        calls = self.form.read(body.strip()) or []
+        return calls if all(call.name in self.names for call in calls) else []
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How much of the end of `text` might be the start of `mark`."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
