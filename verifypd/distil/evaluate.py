@@ -50,7 +50,7 @@ class WatchedLane(VerifyLane):
     """A verify lane that adds up the overlap of p and q at the first draft position, for q drawn at other heats."""
 
     def __init__(self, lane: VerifyLane) -> None:
-        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.draft_q)
+        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.draft_q, lane.wait)
         self.overlap = torch.zeros(len(TAUS), dtype=torch.float64, device=lane.slots.device)
         self.rows = 0
 
