@@ -122,6 +122,6 @@ def test_a_pass_that_costs_the_same_at_any_size_is_shown(options: list[str]) -> 
         "max_draft": 0,
         "max_model_len": 10,
     }
-    report = summary(cost, measure.Measured((), 0.0, 0.0), setup, False)
+    report = summary(cost, measure.Measured((), 0.0, 0.0), setup, None)
     assert "every pass costs the same" in "\n".join(show(report))
     assert json.loads(json.dumps(report, allow_nan=False))["knee"] is None

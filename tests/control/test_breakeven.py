@@ -40,8 +40,8 @@ def test_more_requests_need_more_acceptance() -> None:
 
 def test_a_draft_with_a_cache_pays_for_catching_up() -> None:
     cost = model(floor=1.0, row=1e-4, draft_step=0.1, draft_row=0.05)
-    assert step_seconds(cost, 1, 1, 0, has_cache=True) - step_seconds(cost, 1, 1, 0) == pytest.approx(0.1)
-    assert step_seconds(cost, 1, 0, 0, has_cache=True) == step_seconds(cost, 1, 0, 0)
+    assert step_seconds(cost, 1, 1, 0, lag=2) - step_seconds(cost, 1, 1, 0) == pytest.approx(0.1)
+    assert step_seconds(cost, 1, 0, 0, lag=2) == step_seconds(cost, 1, 0, 0)
 
 
 def test_the_hosts_part_counts() -> None:

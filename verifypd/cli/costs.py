@@ -17,6 +17,7 @@ from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
+    from verifypd.drafters.base import Drafter
     from verifypd.engine.measure import Measured
 
 REQUESTS = (1, 8, 32)
@@ -63,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
         cost = costs.fit(CostModel(), measured)
         setup = costs.describe(llm.engine)
         drafter = llm.engine.drafter
-        has_cache = bool(drafter and drafter.has_cache)
-    report = summary(cost, measured, setup, has_cache)
+    report = summary(cost, measured, setup, drafter)
     if args.plot:
         plots.draw_costs(args.plot, cost, measured, setup, report["break_even"])
         say(f"drawn to {args.plot}")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], has_cache: bool) -> dict[str, Any]:
+def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter: Drafter | None) -> dict[str, Any]:
     """Everything the command shows, as plain data. Seconds."""
     coefficients = cost.coefficients
     return {
@@ -84,7 +84,7 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], has_cach
         "skipped": measured.skipped,
         "passes": [_pass(cost, timing) for timing in measured.timings],
         "drafts": [_draft(cost, timing) for timing in measured.timings if timing.draft_seconds],
-        "break_even": _break_even(cost, setup, has_cache),
+        "break_even": _break_even(cost, setup, drafter),
     }
 
 
@@ -126,14 +126,21 @@ def _draft(cost: CostModel, timing: StepTiming) -> dict[str, float]:
     }
 
 
-def _break_even(cost: CostModel, setup: dict[str, Any], has_cache: bool) -> dict[str, list[float | None]]:
+def _break_even(cost: CostModel, setup: dict[str, Any], drafter: Drafter | None) -> dict[str, list[float | None]]:
     """requests → the least α that pays for L = 1, 2, …; None: none does. Empty without a drafter."""
-    if setup["drafter"] is None:
+    if drafter is None:
         return {}
     counts = sorted({min(count, setup["batch_size"]) for count in REQUESTS})
     lengths = [length for length in LENGTHS if length <= setup["max_draft"]]
     context = min(CONTEXT, setup["max_model_len"])
-    return {str(n): [break_even(cost, n, length, context, has_cache) for length in lengths] for n in counts}
+    return {str(n): [break_even(cost, n, length, context, _lag(drafter, length)) for length in lengths] for n in counts}
+
+
+def _lag(drafter: Drafter, drafts: int) -> int:
+    """Tokens a drafter reads before it drafts, in steady state: a head reads what it drafted again."""
+    if not drafter.has_cache:
+        return 0
+    return 2 if drafter.keeps_drafts else drafts + 1
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
