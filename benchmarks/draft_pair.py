@@ -2,9 +2,9 @@
 
     python benchmarks/draft_pair.py --json benchmarks/results/draft_pair.json
 
-Three questions. One request: `auto` with the draft against `plain`, on held-out prompts. Copying prompts: look-up, draft
-and both side by side. A crowd: 16 requests at once against `plain`. Every prompt runs under every arm before the next
-one does, so that a slow moment of the machine hits all of them; the order of the arms alternates.
+Three questions. One request: `auto` with the draft against `plain`, on held-out prompts. Copying prompts: look-up,
+draft and both side by side. A crowd: 16 requests at once against `plain`. Every prompt runs under every arm before the
+next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates.
 """
 
 from __future__ import annotations
