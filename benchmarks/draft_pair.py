@@ -32,9 +32,9 @@ from verifypd.engine.costs import device_name
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"draft": None, "arch": "plain"},
-    "auto": {"draft": "auto", "arch": "auto", "controller": "throughput"},
-    "ngram": {"draft": "ngram", "arch": "auto", "controller": "throughput"},
-    "draft": {"draft": "smollm2-draft", "arch": "auto", "controller": "throughput"},
+    "auto": {"draft": "auto", "arch": "auto", "controller": "throughput", "measure_costs": True},
+    "ngram": {"draft": "ngram", "arch": "auto", "controller": "throughput", "measure_costs": True},
+    "draft": {"draft": "smollm2-draft", "arch": "auto", "controller": "throughput", "measure_costs": True},
 }
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -71,7 +71,6 @@ def compare(
     counts = {name: [0, 0] for name in llms}
     for llm in llms.values():
         run_one(llm, jobs[0], min(16, tokens))  # warm
-        run_one(llm, jobs[-1], min(16, tokens))
     for number, job in enumerate(tqdm(jobs, desc=title, disable=None)):
         names = list(llms)
         for name in names if number % 2 == 0 else names[::-1]:
@@ -113,12 +112,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for numbers in args.numbers.split(","):
         with ExitStack() as stack:
             options = {"max_model_len": 1024, "batch_size": 16, "kv_memory": "300MB", **NUMBERS[numbers]}
-            llms = {name: stack.enter_context(LLM("smollm2", **arm, **options)) for name, arm in ARMS.items()}
+            first = numbers == args.numbers.split(",")[0]
+            arms = {name: arm for name, arm in ARMS.items() if first or name in ("plain", "auto")}
+            llms = {name: stack.enter_context(LLM("smollm2", **arm, **options)) for name, arm in arms.items()}
             plain = llms["plain"]
             jobs = [[plain.render([{"role": "user", "content": prompt.text}])] for prompt in spread]
             two = {name: llms[name] for name in ("plain", "auto")}
             report["one_request"][numbers], _ = compare(two, jobs, args.tokens, f"{numbers}, one request")
-            if numbers == args.numbers.split(",")[0]:
+            if first:
                 copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
             crowd = [prompt for job in jobs for prompt in job][:16]

@@ -97,6 +97,9 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     assert {"verifypd/py.typed", "verifypd/kernels/native.c"} <= names
+    draft = "verifypd/models/data/smollm2-draft"
+    assert {f"{draft}/{name}" for name in ("config.json", "distil.json", "model.safetensors")} <= names
+    assert zipfile.ZipFile(wheel).getinfo(f"{draft}/model.safetensors").file_size <= 16_000_000
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
