@@ -103,6 +103,8 @@ def test_lane_settings_have_defaults_that_follow_the_batch_size() -> None:
         ({"arch": "table", "controller": "threshold"}, False),
         ({"arch": "auto", "controller": "fixed"}, True),
         ({"arch": "pd", "controller": "throughput"}, True),
+        ({"arch": "plain"}, False),
+        ({}, True),
         ({"arch": "auto", "measure_costs": False}, False),
         ({"arch": "pd", "controller": "fixed", "measure_costs": True}, True),
     ],

@@ -41,8 +41,8 @@ class EngineConfig:
         "drafter: path or name of a draft model, 'ngram', both as 'NAME,ngram', 'none', or 'auto': what comes with the"
         " verifier, else ngram",
     )
-    arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
-    controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
+    arch: str = setting("auto", "scheduling architecture", choices=ARCHITECTURES)
+    controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
     acceptance: str = setting(
         "rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled")
@@ -202,7 +202,7 @@ class EngineConfig:
     @property
     def wants_costs(self) -> bool:
         """Whether pass times are measured, or read where they are kept, before the first request."""
-        adaptive = self.arch == "auto" or self.controller == "throughput"
+        adaptive = self.arch == "auto" or (self.controller == "throughput" and self.arch != "plain")
         return adaptive if self.measure_costs is None else self.measure_costs
 
     @property

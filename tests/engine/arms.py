@@ -43,7 +43,7 @@ def parameters(count: int) -> list[SamplingParams]:
 
 def make(pair: tuple[Path, Path], arch: str, drafter: str = "model", **settings: Any) -> LLM:
     options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
-    options["measure_costs"] = False
+    options |= {"controller": "fixed", "measure_costs": False}
     options |= {"batch_size": 8, "prefill_chunk": 11, "draft_chunk": 13, "block_size": 8, **LANES.get(arch, {})}
     head = str(pair[0].parent / "head")
     named = {"model": str(pair[1]), "head": head, "both": f"{head},ngram"}.get(drafter, drafter)

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 PROMPTS = [[3 + (i * 17 + j * j * 7) % 380 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 40, 12))]
 OPTIONS: dict[str, Any] = {
+    "controller": "fixed",
+    "measure_costs": False,
     "dtype": "float32",
     "max_draft": 4,
     "max_model_len": 250,

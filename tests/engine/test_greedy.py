@@ -19,6 +19,9 @@ Pair = tuple[Path, Path, Path]  # verifier, draft model, draft head
 DRAFTERS = ("none", "ngram", "model", "head", "both")
 
 
+FIXED: dict[str, Any] = {"controller": "fixed", "measure_costs": False}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     made: dict[str, Pair] = {}
@@ -58,7 +61,7 @@ def run(
         "batch_size": 16,
         "kv_memory": "64MB",
     }
-    options["measure_costs"] = False
+    options |= FIXED
     with LLM(str(verifier), draft=named, arch=arch, **{**options, **settings}) as llm:
         preempt_every(llm, preempt)
         outputs = llm.generate(many, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
@@ -149,7 +152,7 @@ def test_a_small_pool_preempts_and_loses_nothing(folders: dict[str, Pair], late:
 def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: dict[str, Pair], drafter: str) -> None:
     verifier, *drafts = folders["qwen3"]
     prompt, draft = prompts(13)[12], drafts[drafter == "head"]
-    with LLM(str(verifier), draft=str(draft), dtype="float32", max_draft=3, kv_memory="64MB") as llm:
+    with LLM(str(verifier), draft=str(draft), dtype="float32", max_draft=3, kv_memory="64MB", **FIXED) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
         [first] = llm.generate([prompt], params)
         [second] = llm.generate([prompt], params)
@@ -172,7 +175,7 @@ def test_speculation_can_be_switched_off_and_shortened_per_request(folders: dict
     verifier, *_ = folders["llama"]
     base = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
     params = [SamplingParams(**base), SamplingParams(**base, speculation=False), SamplingParams(**base, max_draft=1)]
-    with LLM(str(verifier), draft=str(verifier), dtype="float32", max_draft=4, kv_memory="64MB") as llm:
+    with LLM(str(verifier), draft=str(verifier), dtype="float32", max_draft=4, kv_memory="64MB", **FIXED) as llm:
         full, off, short = llm.generate([prompts(4)[3]] * 3, params)
     assert off.metrics.drafted == 0 and off.metrics.mean_accepted_length == 1.0
     assert len(short.metrics.drafted_per_position) == 1
@@ -186,7 +189,13 @@ def test_batch_invariant_bf16_gives_the_same_text_in_any_company(folders: dict[s
     verifier, draft, head = folders["llama3"]
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=100, ignore_eos=True)
     many = prompts(8)
-    options: dict[str, Any] = {"dtype": "bfloat16", "batch_invariant": True, "kv_memory": "64MB", "max_draft": 4}
+    options: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "batch_invariant": True,
+        "kv_memory": "64MB",
+        "max_draft": 4,
+        **FIXED,
+    }
     with LLM(str(verifier), draft=None, arch="plain", batch_size=1, **options) as llm:
         alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in many]
     for name in ("ngram", str(draft), str(head)):

@@ -28,7 +28,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
 def make(pair: tuple[Path, Path], drafter: str | None = "model", **settings: Any) -> LLM:
     options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "16MB"}
-    options |= {"batch_size": 4, "prefill_chunk": 16, "draft_chunk": 16, "block_size": 8}
+    options |= {
+        "arch": "unified",
+        "controller": "fixed",
+        "batch_size": 4,
+        "prefill_chunk": 16,
+        "draft_chunk": 16,
+        "block_size": 8,
+    }
     named = str(pair[1]) if drafter == "model" else drafter
     return LLM(str(pair[0]), draft=named, **{**options, **settings})
 

@@ -19,6 +19,7 @@ from verifypd.runtime.inputs import host_tensor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "64MB"}
+OPTIONS |= {"controller": "fixed", "measure_costs": False}
 PROMPT = [5, 9, 200, 31, 7]
 
 

@@ -82,6 +82,7 @@ def engines(pair: tuple[Path, Path]):
                 verify_batch=2,
                 verify_wait_ms=20.0,
                 dtype="float32",
+                controller="fixed",
                 measure_costs=False,
                 max_draft=3,
                 max_model_len=LIMIT,

@@ -34,6 +34,7 @@ def make(pair: tuple[Path, Path], drafter: str = "model", **settings: Any) -> LL
     named = {"none": None, "ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}[drafter]
     arch = "plain" if drafter == "none" else "unified"
     options = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "64MB", "batch_size": 64}
+    options |= {"controller": "fixed", "measure_costs": False}
     return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
 
 

@@ -24,8 +24,9 @@ DWELL = 8  # looks after a switch before the next
 KEEP = 1000  # decisions remembered
 SMALLEST_CHUNK = 32  # tokens: prefill always progresses
 CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
+HURRY = 2.5  # times its length without a chunk that a step may last for the sake of late prompts
 DEBT = 0.25  # part of a step that may go to bringing drafts' caches up to date
-EARLY, LATE = 0.3, 0.6  # parts of the target for the first token by which prompts must be done, or chunks may cost
+EARLY, LATE = 0.25, 0.6  # parts of the target for the first token by which prompts must be done, or chunks may cost
 # those who decode something: first as much as keeps pace with `plain`, then whatever fits the inter-token target
 
 
@@ -319,7 +320,10 @@ class Auto:
             chunk = chunk_within(self.cost, target, step, most)
             if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3):
                 return chunk
-        return chunk_within(self.cost, target, step, CHUNK_FACTOR * snapshot.prefill_chunk)
+        # late: a step that emits several tokens for each request may last as many times the target of one
+        tokens = chosen.tokens / max(1, len(served)) if chosen else 1.0
+        longer = min(target * tokens, HURRY * step.seconds(self.cost, 0))
+        return chunk_within(self.cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
 
     @staticmethod
     def _in_time(waiting: Sequence[RequestView], rate: float, target: float) -> bool:
