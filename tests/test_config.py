@@ -25,7 +25,7 @@ from verifypd.errors import ConfigError
         ({"placement": "prefill=moon"}, "fused"),
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),
-        ({"verify_batch": 3}, "pdv"),
+        ({"arch": "unified", "verify_batch": 3}, "pdv"),
         ({"arch": "pdv", "verify_batch": 33}, "1..32"),
         ({"arch": "pdv", "verify_wait_ms": -1.0}, "--verify-wait-ms"),
         ({"arch": "baseline", "workers": 0}, "--workers"),

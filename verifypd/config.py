@@ -18,7 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 # settings that only these architectures read; giving one to another architecture is an error, not a no-op
 _BELONGS = {
-    "workers": ("baseline", "auto"),
+    "workers": ("baseline",),
     "verify_batch": ("pdv", "table", "auto"),
     "verify_wait_ms": ("pdv", "table", "auto"),
     "lane_weights": ("pdv", "table", "auto"),
