@@ -87,7 +87,7 @@ serve: $(SERVER) ## start the OpenAI-compatible server on the built-in model (PO
 	$(BIN)/python -m verifypd serve --model $(SERVE_MODEL) --port $(PORT) $(SERVE_ARGS)
 
 soak: $(STAMP) ## ten minutes of overload against the server; writes benchmarks/results/server-soak.json
-	$(BIN)/python -m pytest -m soak tests/server
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=1800 tests/server
 
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py

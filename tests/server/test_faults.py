@@ -209,6 +209,8 @@ def test_garbage_on_the_wire(frail: Server) -> None:
 
 
 def start(folders: tuple[Path, Path], tmp_path: Path, **flags: Any) -> Server:
+    os.environ[faulty.VARIABLE] = str(tmp_path)
+    flags["engine-factory"] = "tests.server.faulty:build"
     return Server(folders[0], str(folders[1]), tmp_path / "server.log", **flags)
 
 
