@@ -14,7 +14,7 @@ MEND   := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --
 # Test processes, each with one compute thread: more would only take turns on the same cores.
 CORES   := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
-PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 PORT        ?= 8000
 SERVE_MODEL ?= smollm2

@@ -16,6 +16,8 @@ from tests.server import faulty
 from tests.server.clients import Stream, connect, read_all, request_bytes, together, vanish
 from tests.server.serving import Server
 
+pytestmark = pytest.mark.xdist_group("server-faults")
+
 PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
 LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
 

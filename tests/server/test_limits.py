@@ -19,6 +19,8 @@ from verifypd.server.admission import Admission, LeaveRate, Load
 from verifypd.server.gate import Keys
 from verifypd.server.supervisor import back_off
 
+pytestmark = pytest.mark.xdist_group("server-faults")
+
 IDS = [5, 9, 200, 31, 7, 9, 200, 31]
 LONG: dict[str, Any] = {"prompt": IDS, "max_tokens": 380, "temperature": 0, "ignore_eos": True}
 

@@ -15,6 +15,8 @@ from tests.server.serving import ROOT
 from verifypd.errors import ConfigError
 from verifypd.server.config import ServerConfig
 
+pytestmark = pytest.mark.xdist_group("server-faults")
+
 
 def serve(*flags: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
