@@ -25,7 +25,7 @@ from verifypd.errors import ConfigError
         ({"placement": "prefill=moon"}, "fused"),
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),
-        ({"verify_batch": 3}, "pdv"),
+        ({"arch": "unified", "verify_batch": 3}, "pdv"),
         ({"arch": "pdv", "verify_batch": 33}, "1..32"),
         ({"arch": "pdv", "verify_wait_ms": -1.0}, "--verify-wait-ms"),
         ({"arch": "baseline", "workers": 0}, "--workers"),
@@ -37,6 +37,9 @@ from verifypd.errors import ConfigError
         ({"synthetic_acceptance": "a,b"}, "0..1"),
         ({"ngram_min": 5, "ngram_max": 3}, "--ngram-max"),
         ({"max_model_len": 1}, "--max-model-len"),
+        ({"wait": "sleep"}, "block, spin"),
+        ({"measure_costs": "yes"}, "--measure-costs"),
+        ({"measure_costs": 1.5}, "--measure-costs"),
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_do(settings: dict[str, Any], word: str) -> None:
@@ -91,3 +94,20 @@ def test_lane_settings_have_defaults_that_follow_the_batch_size() -> None:
     assert EngineConfig(arch="baseline", batch_size=7).worker_count == 7
     weights = EngineConfig(arch="pdv", lane_weights="prefill=1, verify=2.5").weights
     assert weights == (("prefill", 1.0), ("verify", 2.5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"arch": "unified", "controller": "fixed"}, False),
+        ({"arch": "table", "controller": "threshold"}, False),
+        ({"arch": "auto", "controller": "fixed"}, True),
+        ({"arch": "pd", "controller": "throughput"}, True),
+        ({"arch": "plain"}, False),
+        ({}, True),
+        ({"arch": "auto", "measure_costs": False}, False),
+        ({"arch": "pd", "controller": "fixed", "measure_costs": True}, True),
+    ],
+)
+def test_costs_are_wanted_where_a_policy_goes_by_them(settings: dict[str, Any], wanted: bool) -> None:
+    assert EngineConfig(**settings).wants_costs is wanted

@@ -83,8 +83,8 @@ def test_version_has_one_source():
 def test_entry_point_exists():
     module, _, function = PROJECT["project"]["scripts"]["verifypd"].partition(":")
     place = ROOT / module.replace(".", "/")
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    tree = ast.parse(source.read_text(encoding="utf-8"))
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -97,6 +97,9 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     assert {"verifypd/py.typed", "verifypd/kernels/native.c"} <= names
+    draft = "verifypd/models/data/smollm2-draft"
+    assert {f"{draft}/{name}" for name in ("config.json", "distil.json", "model.safetensors")} <= names
+    assert zipfile.ZipFile(wheel).getinfo(f"{draft}/model.safetensors").file_size <= 16_000_000
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

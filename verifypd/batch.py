@@ -18,6 +18,7 @@ class DraftSpan:
     drafts: int
     context: int  # upper bound of the context at the end, tokens
     temperature: float = 1.0  # of the drafter, relative to the request's own
+    drafter: str | None = None  # who drafts, where it is not the batch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class VerifySpan:
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
-    """One launch of the decode lane: spans of one drafter."""
+    """One launch of the decode lane: spans of one drafter, or each of its own."""
 
     drafter: str
     spans: tuple[DraftSpan, ...]

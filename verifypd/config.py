@@ -13,11 +13,12 @@ ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
 LANES = ("prefill", "decode", "verify")
 PLACEMENTS = ("fused", "stream")
+WAITS = ("block", "spin")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 # settings that only these architectures read; giving one to another architecture is an error, not a no-op
 _BELONGS = {
-    "workers": ("baseline", "auto"),
+    "workers": ("baseline",),
     "verify_batch": ("pdv", "table", "auto"),
     "verify_wait_ms": ("pdv", "table", "auto"),
     "lane_weights": ("pdv", "table", "auto"),
@@ -35,9 +36,13 @@ class EngineConfig:
     """Everything the engine needs to start."""
 
     model: str = setting("smollm2", "verifier: a built-in name, a Hugging Face folder, a GGUF file or a hub id")
-    draft: str | None = setting("ngram", "drafter: a path or name of a draft model, 'ngram', 'none', or 'auto' (ngram)")
-    arch: str = setting("unified", "scheduling architecture", choices=ARCHITECTURES)
-    controller: str = setting("fixed", "what sets the draft length", choices=CONTROLLERS)
+    draft: str | None = setting(
+        "auto",
+        "drafter: path or name of a draft model, 'ngram', both as 'NAME,ngram', 'none', or 'auto': what comes with the"
+        " verifier, else ngram",
+    )
+    arch: str = setting("auto", "scheduling architecture", choices=ARCHITECTURES)
+    controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
     acceptance: str = setting(
         "rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled")
@@ -56,6 +61,14 @@ class EngineConfig:
     slo_tpot: float = setting(15.0, "target per output token, ms")
     placement: str = setting(
         "fused", "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream)"
+    )
+    measure_costs: bool | None = setting(
+        None,
+        "time passes at start, some seconds; off: learn them from the run"
+        " (default: where auto or throughput uses them and none are kept for this model and device)",
+    )
+    wait: str = setting(
+        "block", "how the host waits for a CUDA device: asleep, or polling on a core of its own", choices=WAITS
     )
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
     quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
@@ -81,8 +94,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        named = {None: None, "none": None, "": None, "auto": "ngram"}
-        object.__setattr__(self, "draft", named.get(self.draft, self.draft))
+        object.__setattr__(self, "draft", None if self.draft in ("none", "") else self.draft)
+        models = [name for name in self.drafts if name != "ngram"]
+        if len(models) > 1 or "" in models or len(self.drafts) != len(set(self.drafts)):
+            raise ConfigError(f"--draft {self.draft!r}: give one draft model, 'ngram', or both as NAME,ngram")
+        if len(self.drafts) > 1 and {"auto", "none"} & set(self.drafts):
+            raise ConfigError(f"--draft {self.draft!r}: 'auto' and 'none' stand alone")
         for name in (
             "arch",
             "controller",
@@ -92,8 +109,11 @@ class EngineConfig:
             "load_format",
             "attention",
             "kernels",
+            "wait",
         ):
             self._check_choice(name)
+        if self.measure_costs is not None and not isinstance(self.measure_costs, bool):
+            raise ConfigError(f"--measure-costs {self.measure_costs!r} must be true, false or left out")
         self._check_range("max_draft", 0, 64)
         self._check_range("batch_size", 1, 4096)
         self._check_range("queue_factor", 1.0, 2.0)
@@ -170,9 +190,20 @@ class EngineConfig:
         return batch, VERIFY_WAIT_MS if self.verify_wait_ms is None else self.verify_wait_ms
 
     @property
+    def drafts(self) -> tuple[str, ...]:
+        """The drafters asked for, side by side; empty: none."""
+        return () if self.draft is None else tuple(part.strip() for part in self.draft.split(","))
+
+    @property
     def worker_count(self) -> int:
         """Requests that take turns under `baseline`."""
         return self.batch_size if self.workers is None else self.workers
+
+    @property
+    def wants_costs(self) -> bool:
+        """Whether pass times are measured, or read where they are kept, before the first request."""
+        adaptive = self.arch == "auto" or (self.controller == "throughput" and self.arch != "plain")
+        return adaptive if self.measure_costs is None else self.measure_costs
 
     @property
     def slots(self) -> int:

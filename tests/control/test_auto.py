@@ -241,8 +241,9 @@ def prompt(slot: int, **changes: Any) -> RequestView:
 @pytest.mark.parametrize("requests", [1, 16, 32])
 def test_a_chunk_rides_for_nothing_while_its_prompt_is_in_time(requests: int) -> None:
     policy = auto()
-    policy.plan(snapshot([view(i) for i in range(requests)] + [prompt(99, since_output=0.01)], prefill_chunk=256))
-    policy.plan(snapshot([view(i) for i in range(requests)] + [prompt(99, since_output=0.01)], prefill_chunk=256))
+    short = replace(prompt(99, since_output=0.01), prefill_left=600)
+    for _ in range(2):
+        policy.plan(snapshot([*(view(i) for i in range(requests)), short], prefill_chunk=256))
     chosen = policy.controller.chosen if isinstance(policy.controller, ThroughputController) else None
     assert chosen is not None and policy.prefill_chunk is not None
     rows = requests + chosen.rows + policy.prefill_chunk
@@ -254,11 +255,19 @@ def test_a_chunk_rides_for_nothing_while_its_prompt_is_in_time(requests: int) ->
 def test_a_prompt_that_has_waited_keeps_pace_with_plain_decoding() -> None:
     """Steps with drafts are longer, so chunks are larger: as many prompt tokens a second as without drafts."""
     policy = auto()
-    late = [view(0, slo_tpot=100.0), prompt(1, since_output=0.4)]
+    late = replace(prompt(1, since_output=0.12), prefill_left=2000)
     for _ in range(2):
-        policy.plan(snapshot(late, prefill_chunk=128))
+        policy.plan(snapshot([view(0, slo_tpot=100.0), late], prefill_chunk=128))
     assert isinstance(policy.controller, ThroughputController) and policy.controller.stretch > 1.0
     assert policy.prefill_chunk == round(128 * policy.controller.stretch)
+
+
+def test_prompts_that_would_be_late_may_stretch_a_step_that_emits_several_tokens() -> None:
+    policy, cost = auto(), h200()
+    late = prompt(1, since_output=0.12)  # 5,000 tokens: not done in time at the pace of plain decoding
+    for _ in range(2):
+        policy.plan(snapshot([view(i, slo_tpot=8.0) for i in range(16)] + [late], prefill_chunk=128))
+    assert policy.prefill_chunk == 512 or policy.prefill_chunk > chunk_within(cost, 8e-3, Step(16, 16 * 512.0), 512)
 
 
 @pytest.mark.parametrize("requests", [1, 16, 32])

@@ -11,11 +11,17 @@ import torch
 from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, tiny
 from verifypd import LLM, SamplingParams
+from verifypd.config import WAITS
+from verifypd.control.cost import CostModel
+from verifypd.engine import costs
+from verifypd.engine.measure import measure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 PROMPTS = [[3 + (i * 17 + j * j * 7) % 380 for j in range(length)] for i, length in enumerate((1, 5, 16, 33, 40, 12))]
 OPTIONS: dict[str, Any] = {
+    "controller": "fixed",
+    "measure_costs": False,
     "dtype": "float32",
     "max_draft": 4,
     "max_model_len": 250,
@@ -56,3 +62,44 @@ def check_seeded(folder: Path) -> None:
 
 def test_seeded_text_on_the_device(tmp_path: Path) -> None:
     check_seeded(tmp_path)
+
+
+def check_placement(placement: str, wait: str, arch: str, folder: Path) -> None:
+    """Lanes on streams of their own write what plain decoding writes, however the host waits."""
+    verifier = tiny("llama", folder / "verifier")
+    draft = noisy_copy(verifier, folder / "draft", 0.1)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    lanes = {"verify_batch": 2} if arch == "pdv" else {}
+    settings: dict[str, Any] = {**OPTIONS, **lanes, "placement": placement, "wait": wait, "prefill_chunk": 11}
+    with LLM(str(verifier), draft=str(draft), arch=arch, device="cuda", **settings) as llm:
+        preempt_every(llm, 7)
+        outputs = llm.generate(PROMPTS, params)
+        assert llm.engine.stats.accepted
+        llm.engine.drain()
+        llm.engine.check()
+    for output in outputs:
+        assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("placement", ["fused", "stream", "decode=stream"])
+@pytest.mark.parametrize("arch", ["unified", "pd", "pdv"])
+def test_placements_and_waits_change_no_text(placement: str, wait: str, arch: str, tmp_path: Path) -> None:
+    check_placement(placement, wait, arch, tmp_path)
+
+
+def check_costs(placement: str, folder: Path) -> None:
+    """Passes are timed by the device's own events, and nothing is left behind."""
+    verifier = tiny("llama", folder / "verifier")
+    settings: dict[str, Any] = {**OPTIONS, "placement": placement}
+    with LLM(str(verifier), draft=str(verifier), device="cuda", **settings) as llm:
+        found = measure(llm.engine, budget=20.0, progress=False)
+        assert found.timings and all(t.verify_seconds > 0 for t in found.timings)
+        assert any(t.draft_seconds > 0 for t in found.timings)
+        assert costs.fit(CostModel(), found).known
+        llm.engine.check()
+
+
+@pytest.mark.parametrize("placement", ["fused", "stream"])
+def test_costs_are_measured_on_the_device(placement: str, tmp_path: Path) -> None:
+    check_costs(placement, tmp_path)

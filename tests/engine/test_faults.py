@@ -11,6 +11,8 @@ from verifypd import LLM, SamplingParams
 from verifypd.request import Request
 
 OPTIONS: dict[str, Any] = {
+    "controller": "fixed",
+    "measure_costs": False,
     "dtype": "float32",
     "max_draft": 3,
     "max_model_len": 128,

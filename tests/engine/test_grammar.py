@@ -18,6 +18,7 @@ from verifypd.sampling.grammar import GrammarState
 
 PROMPT = [*range(3, 11), *range(3, 11)]
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
+OPTIONS |= {"controller": "fixed", "measure_costs": False}
 WORDS = 12  # 384 tokens, 32 a word
 
 

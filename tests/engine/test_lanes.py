@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +11,15 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, switch_every, texts, until
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
-from verifypd import LLM, SamplingParams
+from verifypd import SamplingParams
 from verifypd.engine import build
-from verifypd.request import Request, State
-
-ARCHITECTURES = ("baseline", "pd", "pdv", "unified", "table", "auto")
-LENGTHS = (1, 3, 8, 17, 33, 40, 12, 26, 5, 21)
-TOKENS = 40
-LANES: dict[str, dict[str, Any]] = {
-    "pdv": {"verify_batch": 2, "verify_wait_ms": 200.0},
-    "table": {"verify_batch": 2, "verify_wait_ms": 200.0},
-    "baseline": {"workers": 3},
-}
+from verifypd.request import State
 
 
-def prompts(count: int) -> list[list[int]]:
-    """Random ids, the longer ones with a stretch that repeats so that n-grams match."""
-    made = []
-    for i in range(count):
-        length = LENGTHS[i % len(LENGTHS)]
-        ids = [3 + ((i // 2) * 17 + j * j * 7) % 300 for j in range(length)]
-        made.append((ids[: length // 2] * 2 + ids)[:length] if length > 8 else ids)
-    return made
-
-
-def parameters(count: int) -> list[SamplingParams]:
-    """Greedy and seeded requests in turn: with both, the text is what plain decoding gives."""
-    base: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"seed": 1, "temperature": 0.7},
-        {"temperature": 0.0, "priority": 1},
-        {"seed": 2, "top_p": 0.8, "repetition_penalty": 1.2},
-    ]
-    return [SamplingParams(**base, **kinds[i % len(kinds)]) for i in range(count)]
-
-
-def make(pair: tuple[Path, Path], arch: str, drafter: str = "model", **settings: Any) -> LLM:
-    options: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "32MB"}
-    options |= {"batch_size": 8, "prefill_chunk": 11, "draft_chunk": 13, "block_size": 8, **LANES.get(arch, {})}
-    named = str(pair[1]) if drafter == "model" else drafter
-    return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
-
-
-def texts(llm: LLM, count: int) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in llm.generate(prompts(count), parameters(count))]
-
-
-@pytest.fixture(scope="module")
-def plain(pair: tuple[Path, Path]) -> list[list[int]]:
-    """What plain decoding gives each request alone."""
-    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "kv_memory": "32MB", "prefix_cache": False}
-    with LLM(str(pair[0]), draft=None, arch="plain", batch_size=1, **options) as llm:
-        both = zip(prompts(10), parameters(10), strict=True)
-        return [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt, params in both]
-
-
-@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True)])
+@pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True), ("head", True), ("both", True)])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
     with make(pair, arch, drafter, late_tickets=late) as llm:
@@ -121,22 +70,16 @@ def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch:
         assert llm.engine.stats.drafted
 
 
-@pytest.mark.parametrize("controller", ["throughput", "threshold"])
-@pytest.mark.parametrize("arch", ["pdv", "auto"])
-def test_controllers_that_learn_change_no_text(pair: tuple[Path, Path], plain: Any, arch: str, controller: str) -> None:
-    with make(pair, arch, controller=controller) as llm:
-        assert texts(llm, 10) == plain
-        assert llm.engine.stats.drafted
-
-
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("arch", ["pdv", "unified"])
-def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path, Path], arch: str) -> None:
+@pytest.mark.parametrize(("arch", "drafter"), [("pdv", "model"), ("unified", "head"), ("pdv", "both")])
+def test_the_law_of_each_position_holds_with_the_controller_on(
+    pair: tuple[Path, Path], arch: str, drafter: str
+) -> None:
     """Rejection sampling, with lengths and drafter temperatures that keep changing, against the verifier's law."""
     prompt, draws = [*range(3, 11), *range(3, 11)], 1200
     shared: dict[str, Any] = {"allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
     lanes: dict[str, Any] = {"verify_batch": 100} if arch == "pdv" else {}
-    with make(pair, arch, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
+    with make(pair, arch, drafter, seed=7, batch_size=400, prefill_chunk=4096, draft_chunk=8192, **lanes) as llm:
         params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
         found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
         assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
@@ -151,22 +94,17 @@ def test_the_law_of_each_position_holds_with_the_controller_on(pair: tuple[Path,
 # -- switching ---------------------------------------------------------------------------------------------------------
 
 
-def switch_every(llm: LLM, steps: int) -> None:
-    """From now on the architecture changes every `steps` steps, through all of them."""
-    engine, original = llm.engine, llm.engine.step
-    names = ["pdv", "plain", "pd", "auto", "pdv", "baseline", "unified", "pdv", "table"]
-
-    def step() -> list[Request]:
-        if engine.stats.steps % steps == steps - 1:
-            engine.switch(names[engine.stats.steps // steps % len(names)])
-        return original()
-
-    engine.step = step  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(
     ("steps", "drafter", "late"),
-    [(1, "model", True), (3, "ngram", True), (3, "model", False), (20, "ngram", False), (20, "model", True)],
+    [
+        (1, "model", True),
+        (3, "ngram", True),
+        (3, "model", False),
+        (20, "ngram", False),
+        (20, "model", True),
+        (3, "head", True),
+        (3, "both", False),
+    ],
 )
 def test_switching_under_load_changes_no_text(
     pair: tuple[Path, Path], plain: Any, steps: int, drafter: str, late: bool
@@ -194,51 +132,15 @@ def test_drafts_that_wait_are_verified_after_a_switch(pair: tuple[Path, Path], p
         assert waiting.output_ids == plain[int(waiting.request_id)]
 
 
-# -- leaving in each state ---------------------------------------------------------------------------------------------
+# -- leaving the verify lane -------------------------------------------------------------------------------------------
 
 
-def until(llm: LLM, wanted: Callable[[Request], bool]) -> Request:
-    """Submit requests and step until one of them is as wanted."""
-    llm._submit(prompts(10), parameters(10))
-    for _ in range(200):
-        everyone = [*llm.engine.waiting, *llm.engine.running.values()]
-        found = next((r for r in everyone if not r.finished and wanted(r)), None)
-        if found is not None:
-            return found
-        llm.engine.step()
-    raise AssertionError("no request got there")
-
-
-def finish(llm: LLM) -> None:
-    for _ in range(2000):
-        if not llm.engine.busy:
-            return
-        llm.engine.step()
-        llm.engine.check()
-    raise AssertionError("every request must end")
-
-
-@pytest.mark.parametrize(
-    ("leave", "state", "late"),
-    [
-        ("abort", State.WAITING, True),
-        *((leave, state, True) for leave in ("abort", "preempt") for state in (State.PREFILL, State.DECODE)),
-        *((leave, State.VERIFY, late) for leave in ("abort", "preempt") for late in (False, True)),
-    ],
-)
-def test_leaving_in_each_state_leaks_nothing(
-    pair: tuple[Path, Path], plain: Any, leave: str, state: State, late: bool
-) -> None:
+@pytest.mark.parametrize("leave", ["abort", "preempt"])
+@pytest.mark.parametrize("late", [False, True])
+def test_leaving_the_verify_lane_leaks_nothing(pair: tuple[Path, Path], plain: Any, leave: str, late: bool) -> None:
     with make(pair, "pdv", late_tickets=late) as llm:
-        # in the middle of its work, where it has got so far
-        chosen = until(
-            llm, lambda r: r.state is state and (state.value not in ("decode", "verify") or r.output_len > 3)
-        )
-        if leave == "abort":
-            llm.engine.finish(chosen)
-        else:
-            llm.engine.preempt(chosen)
-        llm.engine.check()
+        chosen = until(llm, lambda r: r.state is State.VERIFY and r.output_len > 3)  # in the middle of its work
+        preempt_or_abort(llm, chosen, leave)
         finish(llm)
         assert all(lane.depth == 0 for lane in llm.engine.stats.lanes.values())
         expected = plain[int(chosen.request_id)]

@@ -12,7 +12,8 @@ SCRIPT = """
 import json, resource, sys
 from verifypd import LLM, SamplingParams
 draft, dtype = sys.argv[1:]
-llm = LLM("smollm2", draft=draft, dtype=dtype, kv_memory="600MB", batch_size=16, max_draft=4, max_model_len=4096)
+llm = LLM("smollm2", draft=draft, dtype=dtype, kv_memory="600MB", batch_size=16, max_draft=4, max_model_len=4096,
+          measure_costs=False)
 words = " ".join(str(i) for i in range(60))
 llm.generate([f"{i} {words}" for i in range(20)], SamplingParams(max_tokens=4, temperature=0.8, ignore_eos=True))
 llm.shutdown()

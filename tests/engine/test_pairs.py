@@ -19,6 +19,7 @@ from verifypd.runtime.inputs import host_tensor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "64MB"}
+OPTIONS |= {"controller": "fixed", "measure_costs": False}
 PROMPT = [5, 9, 200, 31, 7]
 
 
@@ -97,13 +98,15 @@ class HiddenReader:
     has_cache = False
     point_mass = True
     reads_hidden = True
+    capture = ()
+    keeps_drafts = True
 
     def __init__(self, llm: LLM) -> None:
         self.engine = llm.engine
         self.guess = torch.zeros(llm.config.slots, dtype=torch.int64)
         self.passes = 0
 
-    def read_hidden(self, hidden: torch.Tensor, layout: Any) -> None:
+    def read_hidden(self, hidden: torch.Tensor, captured: Any, layout: Any) -> None:
         self.passes += 1
         assert hidden.shape == (layout.rows, self.engine.verify.runner.model.config.hidden_size)
         ends = layout.row_offsets[1:] - 1
@@ -118,6 +121,8 @@ class HiddenReader:
         return 1
 
     def observe(self, request: Any) -> None: ...
+
+    def admit(self, slot: int, computed: int, cached: int) -> None: ...
 
     def forget(self, request: Any) -> None: ...
 

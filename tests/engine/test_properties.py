@@ -59,6 +59,7 @@ def plain(pair: tuple[Path, Path]):
         draft=None,
         arch="plain",
         dtype="float32",
+        measure_costs=False,
         max_model_len=LIMIT,
         kv_memory="32MB",
         prefix_cache=False,
@@ -70,15 +71,19 @@ def plain(pair: tuple[Path, Path]):
 def engines(pair: tuple[Path, Path]):
     """Few slots and a small pool, so that queueing and preemption happen by themselves."""
     made = {}
-    for drafter in ("ngram", "model"):
+    head = str(pair[0].parent / "head")
+    drafts = {"ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}
+    for drafter in drafts:
         for late in (False, True):
             made[drafter, late] = LLM(
                 str(pair[0]),
-                draft=str(pair[1]) if drafter == "model" else drafter,
+                draft=drafts[drafter],
                 arch="pdv",
                 verify_batch=2,
                 verify_wait_ms=20.0,
                 dtype="float32",
+                controller="fixed",
+                measure_costs=False,
                 max_draft=3,
                 max_model_len=LIMIT,
                 batch_size=3,
@@ -95,7 +100,7 @@ def engines(pair: tuple[Path, Path]):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=ARRIVALS,

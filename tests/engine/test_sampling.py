@@ -30,9 +30,11 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 
 
 def make(pair: tuple[Path, Path], drafter: str = "model", **settings: Any) -> LLM:
-    named = {"none": None, "ngram": "ngram", "model": str(pair[1])}[drafter]
+    head = str(pair[0].parent / "head")
+    named = {"none": None, "ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}[drafter]
     arch = "plain" if drafter == "none" else "unified"
     options = {"dtype": "float32", "max_draft": 3, "max_model_len": 128, "kv_memory": "64MB", "batch_size": 64}
+    options |= {"controller": "fixed", "measure_costs": False}
     return LLM(str(pair[0]), draft=named, arch=arch, **{**options, **settings})
 
 
@@ -48,12 +50,12 @@ def test_seeded_text_is_plain_seeded_text_whatever_drafts_and_neighbours(pair: t
     with make(pair, "none", batch_size=1) as llm:
         alone = [texts(llm, [PROMPT], each)[0] for each in params]
     assert len({tuple(text) for text in alone}) == 50
-    for drafter in ("none", "ngram", "model"):
+    for drafter in ("none", "ngram", "model", "head", "both"):
         with make(pair, drafter, batch_size=20, prefill_chunk=7, late_tickets=late) as llm:
             preempt_every(llm, 5)
             crowd = texts(llm, [PROMPT] * 50, params)
             llm.engine.check()
-            if drafter == "model":
+            if drafter in ("model", "head", "both"):
                 assert llm.engine.stats.accepted
         assert crowd == alone, drafter
 
@@ -68,7 +70,7 @@ def test_choices_of_one_seed_differ_and_repeat(pair: tuple[Path, Path]) -> None:
     assert [c.token_ids for c in first.outputs] == [c.token_ids for c in again.outputs]
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("stormy", [False, True])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "penalties"])
@@ -154,7 +156,7 @@ def test_synthetic_acceptance_by_request_and_drifting(pair: tuple[Path, Path], t
     assert output.metrics.passes >= 30, "the first half accepts nothing"
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "head"])
 def test_logprobs_are_the_verifiers_own(pair: tuple[Path, Path], drafter: str) -> None:
     params = SamplingParams(
         temperature=0.9, top_k=20, seed=4, max_tokens=15, logprobs=3, prompt_logprobs=2, ignore_eos=True
@@ -179,7 +181,7 @@ def test_logprobs_are_the_verifiers_own(pair: tuple[Path, Path], drafter: str) -
         assert entries[PROMPT[position]].logprob == pytest.approx(rows[position - 1][PROMPT[position]].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "head"])
 @pytest.mark.parametrize("late", [False, True])
 def test_stops_cut_where_plain_decoding_would(pair: tuple[Path, Path], drafter: str, late: bool) -> None:
     base: dict[str, Any] = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}

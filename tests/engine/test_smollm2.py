@@ -80,7 +80,8 @@ def _name(name: str) -> str:
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 def test_greedy_text_of_20_prompts(reference: Any, drafter: str) -> None:
     arch = "plain" if drafter == "none" else "unified"
-    with LLM("smollm2", draft=drafter, arch=arch, dtype="float32", kv_memory="300MB", max_model_len=1024) as llm:
+    settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed"}
+    with LLM("smollm2", draft=drafter, arch=arch, **settings) as llm:
         outputs = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))
         assert drafter == "none" or llm.engine.stats.accepted > 100
     for output in outputs:

@@ -116,6 +116,7 @@ def test_decisions_are_told_with_reasons(folder: Path) -> None:
 def test_what_the_policy_believed_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """A real run under `auto`: the calibration error of its forecasts is in the record and in the explanation."""
     settings = {"arch": "auto", "controller": "throughput", "record": str(tmp_path), "kv_memory": "16MB"}
+    settings["measure_costs"] = False
     with LLM(str(pair[0]), draft=str(pair[1]), max_model_len=128, **settings) as llm:
         llm.generate([[5, 6, 7, 8] * 6], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
     beliefs = trace.read(tmp_path).beliefs

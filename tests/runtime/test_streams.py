@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from verifypd.runtime.streams import HostCopy, Inflight, Ticket
@@ -78,3 +79,33 @@ def test_drain_gives_everything() -> None:
     inflight.add(ticket(1))
     assert [t.result() for t in inflight.drain()] == [1]
     assert len(inflight) == 0
+
+
+class Countdown:
+    """Stands in for a CUDA event that comes to pass after so many questions."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+        self.slept = 0
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+    def synchronize(self) -> None:
+        self.slept += 1
+
+
+@pytest.mark.parametrize(("wait", "asked", "slept"), [("spin", 50, 0), ("block", 0, 1)])
+def test_a_copy_is_polled_or_slept_for(wait: str, asked: int, slept: int) -> None:
+    copy = HostCopy({"x": torch.tensor([7])}, wait)
+    event = Countdown(50)
+    copy._ready = event  # type: ignore[assignment]
+    assert copy.wait()["x"].tolist() == [7]
+    assert (50 - event.left, event.slept) == (asked, slept)
+
+
+@pytest.mark.parametrize("wait", ["spin", "block"])
+def test_on_a_cpu_there_is_nothing_to_wait_for(wait: str) -> None:
+    copy = HostCopy({"x": torch.tensor([7])}, wait)
+    assert copy.done() and copy.wait()["x"].tolist() == [7]

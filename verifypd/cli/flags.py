@@ -6,7 +6,7 @@ import argparse
 import shutil
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, Protocol
 
@@ -134,11 +134,13 @@ def add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, optio
     group.add_argument(option, dest=name, default=argparse.SUPPRESS, help=text, **extra)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for every field of EngineConfig."""
+def add_engine_flags(parser: argparse.ArgumentParser, without: Container[str] = ()) -> None:
+    """One flag for every field of EngineConfig, but those that the command has no use for."""
     group = parser.add_argument_group("model and engine")
     hints = typing.get_type_hints(EngineConfig)
     for f in fields(EngineConfig):
+        if f.name in without:
+            continue
         meta = dict(f.metadata)
         text = argparse.SUPPRESS if meta.get("hidden") else meta["help"]
         extra = {key: meta[key] for key in ("choices", "metavar") if meta.get(key)}

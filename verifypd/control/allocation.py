@@ -25,6 +25,7 @@ class Load:
     draft_context: float = 0.0  # Σ context of those that may draft
     draft_rows: float = 0.0  # tokens they catch up with, spread over the steps they are expected to last
     aside: float = 0.0  # s that the chunks add to the step: paid once for each prompt, whatever is drafted
+    looked_up: bool = False  # all who may draft do so by look-up: no model runs, and the loop costs next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def allocations(
                 break
             part = bisect_left(columns[0], -threshold) * share  # of the candidates, how many draft at all
             draft = cost.draft_seconds(longest, load.draft_rows * part, load.draft_context * part)
+            draft = 0.0 if load.looked_up else draft
             verify = fixed + max(c.floor, c.row * (load.rows + count))
             seconds = max(verify, draft) if overlap else verify + draft
             option = Allocation(longest, threshold, load.requests + gain, seconds, draft, count, load.aside)

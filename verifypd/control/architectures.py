@@ -17,8 +17,6 @@ from verifypd.errors import ConfigError
 if TYPE_CHECKING:
     from verifypd.control.observe import Observation, StepTiming
 
-ROUTINE_LAG = 2  # tokens a draft model lacks after every verdict; catching up with more comes out of the chunk budget
-
 
 class Architecture(Protocol):
     """Makes plans, and is told what came of them."""
@@ -71,25 +69,28 @@ class Policy:
         return {"architecture": self.name, **self.controller.state()}
 
     def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
-        """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget."""
+        """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget.
+
+        What it lacks after every verdict is not counted against that budget.
+        """
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
             return []
         lengths = self.controller.draft_lengths(fresh, snapshot)
-        budget = snapshot.draft_chunk
+        budget, routine = snapshot.draft_chunk, snapshot.routine_lag
         spans = []
         for view in sorted(fresh, key=lambda v: v.draft_lag):  # one far behind must not hold up those that are level
             drafts = max(0, min(lengths.get(view.slot, 0), view.draft_limit, view.promise, view.room - 1))
             if not drafts:
                 continue
             lag = view.draft_lag if snapshot.drafter_has_cache else 0
-            rows = min(lag, budget + ROUTINE_LAG)
+            rows = min(lag, budget + routine)
             if rows < lag:
                 drafts = 0
-            budget -= max(0, rows - ROUTINE_LAG)
+            budget -= max(0, rows - routine)
             if rows or drafts:
                 temperature = self.controller.temperature(view) if drafts else 1.0
-                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature))
+                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
         return spans
 
     def atomic(
@@ -98,7 +99,7 @@ class Policy:
         """Draft and verify the same requests in one plan; drafts already written are verified as they stand."""
         drafts = self.draft(views, snapshot)
         lengths = {span.slot: span.drafts for span in drafts}
-        spans = tuple(decode_span(view, lengths.get(view.slot, 0), snapshot.drafter) for view in views)
+        spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
         return draft_batch(drafts, snapshot), spans
 
 

@@ -24,8 +24,10 @@ DWELL = 8  # looks after a switch before the next
 KEEP = 1000  # decisions remembered
 SMALLEST_CHUNK = 32  # tokens: prefill always progresses
 CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
+HURRY = 2.5  # times its length without a chunk that a step may last for the sake of late prompts
 DEBT = 0.25  # part of a step that may go to bringing drafts' caches up to date
-PRESSED = 0.2  # part of the target for the first token after which a chunk may cost those who decode something
+EARLY, LATE = 0.25, 0.6  # parts of the target for the first token by which prompts must be done, or chunks may cost
+# those who decode something: first as much as keeps pace with `plain`, then whatever fits the inter-token target
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +294,8 @@ class Auto:
     def _next_chunk(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> int:
         """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
 
-        A prompt that has waited for a while may cost the others something: then as many as keep pace with `plain`,
-        whose steps are shorter, within the tightest inter-token target in flight. With nobody decoding, many.
+        Where the prompts would not be done in time at that pace, as many as `plain`, whose steps are shorter, computes
+        in the same time; where that is not enough, as many as fit the tightest inter-token target in flight.
         """
         waiting = [view for view in snapshot.requests if view.prefill_left]
         if not waiting or not self.cost.known:
@@ -311,11 +313,30 @@ class Auto:
             apart=self.running != "unified",
         )
         stretch = self._throughput.stretch if self._throughput else 1.0
-        most = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
-        if first.since_output < PRESSED * snapshot.slo_ttft * 1e-3:
-            most = max(min(most, step.free(self.cost)), snapshot.prefill_chunk // 2)
+        pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
         target = min([view.slo_tpot for view in served]) * 1e-3
-        return chunk_within(self.cost, target, step, most)
+        free = max(min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
+        for most, share in ((free, EARLY), (pace, LATE)):
+            chunk = chunk_within(self.cost, target, step, most)
+            if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3):
+                return chunk
+        # late: a step that emits several tokens for each request may last as many times the target of one
+        tokens = chosen.tokens / max(1, len(served)) if chosen else 1.0
+        longer = min(target * tokens, HURRY * step.seconds(self.cost, 0))
+        return chunk_within(self.cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
+
+    @staticmethod
+    def _in_time(waiting: Sequence[RequestView], rate: float, target: float) -> bool:
+        """Whether prompts computed at `rate` tokens a second, in order of rank, have their first token by then.
+
+        One that is past its target already gains nothing from haste.
+        """
+        tokens = 0
+        for view in sorted(waiting, key=lambda view: view.rank):
+            tokens += view.prefill_left
+            if view.since_output < target < view.since_output + tokens / rate:
+                return False
+        return True
 
     def _next_draft_chunk(self, snapshot: Snapshot) -> int:
         """As many tokens for a draft's cache to catch up with as a share of the step takes.

@@ -166,7 +166,7 @@ class CostModel:
         for features, seconds in _pass_samples(timing):
             verify = seconds / self.verify_seconds(features[0], features[1], features[2])
             self.known = True
-        if not self._draft_known and timing.draft_seconds > 0:
+        if not self._draft_known and timing.draft_seconds > 0 and (timing.draft_steps or timing.draft_rows):
             expected = self.draft_seconds(timing.draft_steps, timing.draft_rows, timing.draft_context)
             draft = timing.draft_seconds / expected if expected else 1.0
             self._draft_known = True

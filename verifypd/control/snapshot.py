@@ -34,6 +34,7 @@ class RequestView:
     greedy: bool = False
     coupled: bool = False  # acceptance rule of a sampled request
     temperature: float = 1.0  # its own, not the drafter's
+    proposer: str | None = None  # who drafts for it next, where it is not the snapshot's drafter
 
     @property
     def room(self) -> int:
@@ -67,6 +68,7 @@ class Snapshot:
     slo_ttft: float = 500.0  # ms, target for the first token
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
+    routine_lag: int = 2  # tokens a draft's cache lacks after a verdict, at most, that followed a draft
 
 
 @dataclass(frozen=True, slots=True)

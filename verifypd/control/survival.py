@@ -112,14 +112,12 @@ class Survival:
         self.reliability = Reliability()
         self._everyone = _Population(prior * 8.0, 8.0)
         self._kinds: dict[Kind, _Population] = {}
-        self._requests: dict[int, _Trace] = {}
+        self._requests: dict[int, dict[Kind, _Trace]] = {}  # by order; a request may change drafters
         self._turn = 0
 
     def curve(self, order: int, kind: Kind) -> list[float]:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
-        trace = self._requests.get(order)
-        if trace is None or trace.kind != kind:
-            trace = self._requests[order] = _Trace(kind)
+        trace = self._trace(order, kind)
         if trace.curve is None:
             trace.curve = self._curve(trace)
         return trace.curve
@@ -145,16 +143,15 @@ class Survival:
 
     def observe(self, seen: Observation) -> None:
         """Learn from one verdict."""
-        trace = self._requests.get(seen.order)
         if not seen.drafted:
-            if trace is not None and trace.trials:
-                trace.accepted *= FADE
-                trace.trials *= FADE
-                trace.curve = None
+            for trace in self._requests.get(seen.order, {}).values():
+                if trace.trials:
+                    trace.accepted *= FADE
+                    trace.trials *= FADE
+                    trace.curve = None
             return
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
-        if trace is None or trace.kind != kind:
-            trace = self._requests[seen.order] = _Trace(kind)
+        trace = self._trace(seen.order, kind)
         population = self._kinds.get(kind) or self._population(kind)
         accepted = seen.accepted
         trials = accepted + 1 if accepted < seen.drafted else accepted
@@ -177,6 +174,15 @@ class Survival:
     def forget(self, order: int) -> None:
         """The request has left."""
         self._requests.pop(order, None)
+
+    def _trace(self, order: int, kind: Kind) -> _Trace:
+        traces = self._requests.get(order)
+        if traces is None:
+            traces = self._requests[order] = {}
+        found = traces.get(kind)
+        if found is None:
+            found = traces[kind] = _Trace(kind)
+        return found
 
     def _population(self, kind: Kind) -> _Population:
         found = self._kinds.get(kind)

@@ -187,10 +187,10 @@ class ThroughputController:
         """Survivals as far as each may draft; requests behind their target weigh more, the mean weight is 1."""
         weights = [_urgency(view) for view, _ in candidates]
         total, even = sum(weights), len(weights)
-        survival, drafter, depth = self.survival, snapshot.drafter, self.max_draft
+        survival, depth = self.survival, self.max_draft
         curves = []
         for (view, cap), weight in zip(candidates, weights, strict=True):
-            curve = survival.curve(view.order, kind_of(view.greedy, view.coupled, view.temperature, drafter))
+            curve = survival.curve(view.order, self._kind(view, snapshot.drafter))
             if cap < depth:
                 curve = curve[:cap]
             if total != even:
@@ -200,7 +200,7 @@ class ThroughputController:
         return curves
 
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
-        return kind_of(view.greedy, view.coupled, view.temperature, drafter)
+        return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
 
     def _load(self, views: Sequence[RequestView], snapshot: Snapshot, drafting: Sequence[RequestView]) -> Load:
         """What the step carries anyway, and what drafting for `drafting` would touch."""
@@ -227,7 +227,7 @@ class ThroughputController:
         draft_context = float(sum([view.length_bound for view in drafting]))
         draft_rows = 0.0
         if snapshot.drafter_has_cache:
-            draft_rows = float(CAUGHT_UP * len(drafting))
+            draft_rows = float(CAUGHT_UP * sum(view.proposer is None for view in drafting))
             for view in drafting:
                 if view.draft_lag > CAUGHT_UP:
                     draft_rows += (view.draft_lag - CAUGHT_UP) / self._horizon(view)
@@ -236,7 +236,8 @@ class ThroughputController:
             alone = self.cost.verify_seconds(rows, context)
             rows, context = rows + chunk_rows, context + riding
             aside = self.cost.verify_seconds(rows, context, chunk_context, mixed=True) - alone
-        return Load(requests, rows, context, chunk_context, chunk_rows > 0, draft_context, draft_rows, aside)
+        free = bool(drafting) and all(view.proposer is not None for view in drafting)
+        return Load(requests, rows, context, chunk_context, chunk_rows > 0, draft_context, draft_rows, aside, free)
 
     def _horizon(self, view: RequestView) -> float:
         """Steps a request is expected to last: as others did, or as long again as it has."""

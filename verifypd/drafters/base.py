@@ -23,6 +23,8 @@ class Drafter(Protocol):
     has_cache: bool  # keeps KV of its own, which may lag behind the verifier's
     point_mass: bool  # proposes with certainty: q is one at the token and needs no tensor
     reads_hidden: bool  # wants the verifier's hidden states after each pass
+    capture: tuple[int, ...]  # with them, the residual streams after these layers
+    keeps_drafts: bool  # what its cache holds of a drafted token is as good as of a confirmed one
 
     def launch(self, batch: DraftBatch) -> None:
         """Write the drafts of these spans."""
@@ -36,8 +38,12 @@ class Drafter(Protocol):
         """Tokens of the request were confirmed (host side)."""
         ...
 
-    def read_hidden(self, hidden: Tensor, layout: PassLayout) -> None:
-        """Hidden states [N, hidden] of a verifier pass, for drafters that read them."""
+    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
+        """Hidden states [N, hidden] of a verifier pass and the streams asked for, for drafters that read them."""
+        ...
+
+    def admit(self, slot: int, computed: int, cached: int) -> None:
+        """A request got a slot. Prefix caches hold `computed` tokens of it for the verifier, `cached` for the draft."""
         ...
 
     def forget(self, request: Request) -> None:

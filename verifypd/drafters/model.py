@@ -11,7 +11,7 @@ from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
-from verifypd.runtime.runner import ModelRunner
+from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
 from verifypd.sampling.state import SamplingState
 
@@ -23,10 +23,12 @@ class ModelDrafter:
     has_cache = True
     point_mass = False
     reads_hidden = False
+    capture: tuple[int, ...] = ()
+    keeps_drafts = True
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ModelRunner | HeadRunner,
         slots: Slots,
         sampling: SamplingState,
         draft_q: Tensor,
@@ -46,7 +48,7 @@ class ModelDrafter:
         catching = [span for span in batch.spans if span.rows]
         layout = catch_up_layout(catching, self.slots, self.runner.tables)
         ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
-        hidden = self.runner.forward(ids, layout)
+        hidden, carried = self._catch_up(ids, layout)
         drafting = [span for span in catching if span.drafts]
         if not drafting:
             return
@@ -60,14 +62,27 @@ class ModelDrafter:
         longest = drafting[0].drafts
         sampled = self.sampling.needs([span.slot for span in drafting]).rejection
         noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
-        hidden = hidden[host_tensor([ends[span.slot] for span in drafting], self.slots.device)]
+        last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
+        hidden, carried = hidden[last], carried[last]
         self._draw(hidden, drafting, index, 0, noise)
         for depth in range(1, longest):
             count = sum(span.drafts > depth for span in drafting)
             drafting, index = drafting[:count], index[:count]
             layout = draft_layout(drafting, index, depth, self.slots, self.runner.tables)
-            hidden = self.runner.forward(self.slots.drafts[index, depth - 1], layout)
+            hidden, carried = self._step(self.slots.drafts[index, depth - 1], carried[:count], layout)
             self._draw(hidden, drafting, index, depth, noise)
+
+    def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Read confirmed tokens: hidden states [N, H] for the logits, and what the next step reads beside its token."""
+        assert isinstance(self.runner, ModelRunner)
+        hidden = self.runner.forward(ids, layout)
+        return hidden, hidden
+
+    def _step(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Read one drafted token a span; a model needs nothing but the token."""
+        assert isinstance(self.runner, ModelRunner)
+        hidden = self.runner.forward(ids, layout)
+        return hidden, hidden
 
     def _draw(
         self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
@@ -96,8 +111,11 @@ class ModelDrafter:
     def observe(self, request: Request) -> None:
         """Nothing to note: the tokens are on the device."""
 
-    def read_hidden(self, hidden: Tensor, layout: PassLayout) -> None:
+    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
+
+    def admit(self, slot: int, computed: int, cached: int) -> None:
+        """Nothing depends on it."""
 
     def forget(self, request: Request) -> None:
         """Nothing is kept by request."""

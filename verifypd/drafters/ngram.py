@@ -23,6 +23,8 @@ class NgramDrafter:
     has_cache = False
     point_mass = True
     reads_hidden = False
+    capture: tuple[int, ...] = ()
+    keeps_drafts = True
 
     def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int, always: bool = False) -> None:
         """`always`: propose whole drafts even where nothing matches, for runs with synthetic acceptance."""
@@ -68,8 +70,11 @@ class NgramDrafter:
             index = self._indexes[request.order] = NgramIndex(self.shortest)
         index.extend(request.tokens)
 
-    def read_hidden(self, hidden: Tensor, layout: PassLayout) -> None:
+    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
+
+    def admit(self, slot: int, computed: int, cached: int) -> None:
+        """Nothing depends on it."""
 
     def forget(self, request: Request) -> None:
         """Drop its index."""

@@ -17,27 +17,33 @@ from verifypd import kernels as kernel_sets
 from verifypd.attention.base import AttentionBackend, backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.auto import CHUNK_FACTOR, Auto
 from verifypd.control.controller import make_controller
+from verifypd.control.cost import CostModel
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
+from verifypd.drafters.head import HeadDrafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
+from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget, plan_budget, show
-from verifypd.kv.pool import KVCache, block_bytes
+from verifypd.kv.pool import FeatureCache, KVCache, block_bytes
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
+from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
+from verifypd.models.head import DraftHead
 from verifypd.models.hub import resolve
-from verifypd.models.loader import load_model
+from verifypd.models.loader import load_head, load_model
 from verifypd.runtime.inputs import BlockTables, Slots
-from verifypd.runtime.runner import ModelRunner
+from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 from verifypd.tokenizer import Tokenizer
 
@@ -68,12 +74,15 @@ def build(config: EngineConfig) -> Built:
         )
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
+    drafts = drafts_for(config)
     draft_source = None
-    if config.draft not in (None, "ngram") and config.arch != "plain":
-        draft_source = resolve(config.draft, load_format=config.load_format, hf_token=config.hf_token)
+    for name in drafts:
+        if name != "ngram" and config.arch != "plain":
+            draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
     tokenizer = read_tokenizer(source)
     vocab_map = None
-    if draft_source is not None:
+    head = draft_source is not None and draft_source.config.family == "head"
+    if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
         vocab_map = read_vocab_map(draft_source, source, device)
 
@@ -85,7 +94,12 @@ def build(config: EngineConfig) -> Built:
     capacity = max_len + config.max_draft + 2
     base = process_bytes()
     model = _load(config, source, dtype, device, kernels, max_len)
-    draft = _load(config, draft_source, dtype, device, kernels, max_len) if draft_source else None
+    draft: Model | None = None
+    if draft_source is not None and head:
+        int8 = config.quantization == "int8"
+        draft = load_head(draft_source, model, load_format=config.load_format, int8=int8)
+    elif draft_source is not None:
+        draft = _load(config, draft_source, dtype, device, kernels, max_len)
     budget = make_budget(config, model, draft, base, max_len, capacity)
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
@@ -97,8 +111,22 @@ def build(config: EngineConfig) -> Built:
     )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
-    engine = _wire(config, model, draft, budget, vocab_map, vocab, eos_ids, max_len, capacity)
+    lookup = "ngram" in drafts
+    cost = CostModel()
+    engine = _wire(config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
+    if config.wants_costs:
+        costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)
+
+
+def drafts_for(config: EngineConfig) -> tuple[str, ...]:
+    """The drafters to run, as asked for. 'auto': the draft that comes with the verifier and look-up, or look-up."""
+    if config.drafts != ("auto",):
+        return config.drafts
+    known = builtin.find(config.model)
+    if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
+        return ("ngram",)
+    return (known.draft, "ngram")
 
 
 def _load(
@@ -119,12 +147,14 @@ def _wire(
     config: EngineConfig,
     model: Model,
     draft: Model | None,
+    lookup: bool,
     budget: Budget,
     vocab_map: Tensor | None,
     vocab: int,
     eos_ids: tuple[int, ...],
     max_len: int,
     capacity: int,
+    cost: CostModel,
 ) -> Engine:
     device = model.device
     attention = backend(config.attention, device)
@@ -138,30 +168,38 @@ def _wire(
             draft_runner, draft_pool = _paged(config, draft, budget, capacity, attention)
             draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
             temperatures = torch.ones(config.slots, device=device)
-            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
-        elif config.draft == "ngram":
-            drafters["ngram"] = NgramDrafter(
-                slots, config.ngram_min, config.ngram_max, config.max_draft, always=config.alphas is not None
-            )
+            if isinstance(draft, DraftHead):
+                head = _beside(draft, draft_runner, budget, config.block_size)
+                drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
+            else:
+                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
+        if lookup:
+            always = config.alphas is not None and draft is None
+            drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    choice = None
+    if len(drafters) > 1:
+        model_name = next(iter(drafters))
+        choice = Choice("ngram", model_name, config.ngram_min, config.ngram_max)
     return Engine(
         config,
-        architectures=policies(config),
-        memory=RequestMemory(pool, draft_pool, capacity),
+        architectures=policies(config, cost),
+        memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q),
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait),
         decode=DecodeLane(drafters, temperatures),
         placements=Placements(config.placements, device),
         eos_ids=eos_ids,
         max_model_len=max_len,
         verifier_bytes=model.weight_bytes,
+        choice=choice,
     )
 
 
-def policies(config: EngineConfig) -> Callable[[str], Architecture]:
-    """Architectures by name, over one controller; each is made once and keeps what it has learnt."""
-    controller = make_controller(config.controller, config.max_draft)
-    return cache(lambda name: make_architecture(name, controller))
+def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
+    """Architectures by name, over one controller and one cost model; each is made once and keeps what it has learnt."""
+    controller = make_controller(config.controller, config.max_draft, cost)
+    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
 
 
 def _paged(
@@ -180,6 +218,13 @@ def _paged(
     tables = BlockTables(config.slots, capacity, config.block_size, model.device)
     blocks = BlockPool(budget.blocks, config.block_size, config.prefix_cache)
     return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)
+
+
+def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
+    """The head's runner, with room for its features in every block."""
+    width, dtype = head.config.hidden_size, head.activation_dtype
+    features = FeatureCache(budget.blocks, block_size, width, dtype, head.device)
+    return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)
 
 
 def make_budget(
@@ -225,8 +270,9 @@ def make_budget(
 
 
 def _block_bytes(model: Model, block_size: int) -> int:
-    shape = model.config
-    return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, model.activation_dtype)
+    shape, dtype = model.config, model.activation_dtype
+    features = block_size * shape.hidden_size * dtype.itemsize if isinstance(model, DraftHead) else 0
+    return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, dtype) + features
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer | None:

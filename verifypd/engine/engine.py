@@ -16,6 +16,7 @@ from verifypd.control.architectures import Architecture
 from verifypd.control.observe import Observation
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
@@ -52,6 +53,7 @@ class Engine:
         eos_ids: tuple[int, ...],
         max_model_len: int,
         verifier_bytes: int = 0,
+        choice: Choice | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -68,6 +70,7 @@ class Engine:
         self.verifier_bytes = verifier_bytes
         self.clock = clock
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
+        self.choice = choice  # where there are two drafters
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
         self.waiting: list[Request] = []
@@ -119,6 +122,11 @@ class Engine:
             self.architecture = self.architectures(name)
             self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
             self.stats.switches += 1
+
+    def skip_prefill(self, request: Request) -> None:
+        """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
+        request.computed, request.draft_lag = len(request.tokens), 0
+        self._enter(request, State.DECODE)
 
     @property
     def busy(self) -> bool:
@@ -180,6 +188,7 @@ class Engine:
             draft_chunk=self.config.draft_chunk,
             drafter=self.drafter.name if self.drafter else None,
             drafter_has_cache=bool(self.drafter and self.drafter.has_cache),
+            routine_lag=2 if self.drafter is None or self.drafter.keeps_drafts else self.config.max_draft + 1,
         )
 
     def _view(self, request: Request, now: float) -> RequestView:
@@ -188,6 +197,14 @@ class Engine:
         limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
         drafting = decoding and params.speculation and self.drafter is not None
         assert request.slot is not None
+        proposer, promise, lag = None, 0, request.draft_lag
+        if drafting and self.drafter is not None and limit:
+            if self.choice is None:
+                promise = self.drafter.promise(request)
+            else:
+                name, promise = self.choice.pick(request, limit)
+                if name != self.drafter.name:
+                    proposer, lag = name, lag if self.decode.drafters[name].has_cache else 0
         return RequestView(
             slot=request.slot,
             rank=request.rank(),
@@ -198,8 +215,8 @@ class Engine:
             length_bound=request.length_bound,
             max_length=request.max_length,
             draft_limit=limit if drafting else 0,
-            draft_lag=request.draft_lag,
-            promise=self.drafter.promise(request) if drafting and self.drafter and limit else 0,
+            draft_lag=lag,
+            promise=promise,
             prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
             order=request.order,
             lane=request.state.value,
@@ -212,6 +229,7 @@ class Engine:
             greedy=params.greedy,
             coupled=params.coupled(self.config.acceptance),
             temperature=params.temperature,
+            proposer=proposer,
         )
 
     # -- admission and memory -----------------------------------------------------------------------------------------
@@ -224,6 +242,8 @@ class Engine:
                 return
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
+            for drafter in self.decode.drafters.values():
+                drafter.admit(request.slot, request.computed, len(request.tokens) - request.draft_lag)
             self._enter(request, State.PREFILL)
             self.running[request.slot] = request
             self.slots.assign(request.slot, request.tokens)
@@ -303,6 +323,8 @@ class Engine:
         self.memory.forget(request)
         for drafter in self.decode.drafters.values():
             drafter.forget(request)
+        if self.choice is not None:
+            self.choice.forget(request.order)
         self.architecture.forget(request.order)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
@@ -353,10 +375,11 @@ class Engine:
         for span in batch.spans:
             request = self.running[span.slot]
             request.draft_lag -= span.rows
+            request.lag_unsure = 0
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
-                request.pending, request.drafter = span.drafts, batch.drafter
+                request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
                 request.draft_temperature = span.temperature
                 request.served = self.stats.steps
         return longest
@@ -387,11 +410,15 @@ class Engine:
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        # after drafting, the draft's cache lacks the verdict's next token and, if all stood, the last draft token;
-        # that holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
         assert span.drafts in (0, request.pending), "drafts are verified as they stand"
-        drafted = span.drafter is not None and self.decode.drafters[span.drafter].has_cache
-        request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
+        drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
+        if drafter is not None and drafter.has_cache and drafter.keeps_drafts:
+            # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
+            # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
+            request.draft_lag = 2
+        else:
+            request.draft_lag += span.drafts + 1
+            request.lag_unsure = span.drafts + 1
         request.inflight.append(span.drafts)
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
@@ -448,6 +475,7 @@ class Engine:
             if not request.finished:
                 self._take_prompt_logprobs(request, span, result)
                 if verdict is not None:
+                    self._settle_lag(request, verdict)
                     self._confirm(request, verdict)
                     self._observe(request, span, verdict, tau)
                     news.append(request)
@@ -458,6 +486,13 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
+
+    @staticmethod
+    def _settle_lag(request: Request, verdict: Verdict) -> None:
+        """Now it is known how many of the tokens that the lag allows for there really are."""
+        if request.lag_unsure and not request.inflight:
+            request.draft_lag -= request.lag_unsure - len(verdict.tokens)
+            request.lag_unsure = 0
 
     def _confirm(self, request: Request, verdict: Verdict) -> None:
         metrics = request.metrics
@@ -487,6 +522,8 @@ class Engine:
         if span.start is not None:
             return
         params = request.params
+        if self.choice is not None:
+            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
         self.architecture.observe(
             Observation(
                 order=request.order,

@@ -25,7 +25,7 @@ class LLM:
     ...     [output] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
     """
 
-    def __init__(self, model: str = "smollm2", draft: str | None = "ngram", **settings: Any) -> None:
+    def __init__(self, model: str = "smollm2", draft: str | None = "auto", **settings: Any) -> None:
         """`settings` are those of EngineConfig; a name that is not one is refused."""
         self.config = EngineConfig.from_kwargs(model=model, draft=draft, **settings)
         built = build(self.config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from verifypd.kv.blocks import BlockPool
@@ -21,8 +23,11 @@ class PagedPool:
 class RequestMemory:
     """Reserves, shares and returns blocks in all pools at once: a request has room in both models or in none."""
 
-    def __init__(self, verifier: PagedPool, draft: PagedPool | None, capacity: int) -> None:
+    def __init__(
+        self, verifier: PagedPool, draft: PagedPool | None, capacity: int, draft_reads_hidden: bool = False
+    ) -> None:
         self.verifier = verifier
+        self.draft_reads_hidden = draft_reads_hidden
         self.draft = draft
         self.capacity = capacity  # tokens one request may reserve
         self._pools = [verifier] if draft is None else [verifier, draft]
@@ -65,12 +70,32 @@ class RequestMemory:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
         self._commit(self.verifier, request, computed)
         if self.draft is not None:
-            self._commit(self.draft, request, min(len(request.tokens), request.length_floor - request.draft_lag))
+            # what a draft head reads of the last confirmed token comes with the verifier's next pass
+            known = len(request.tokens) - (1 if self.draft_reads_hidden else 0)
+            self._commit(self.draft, request, min(known, request.length_floor - request.draft_lag))
 
     def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
         full = tokens // pool.blocks.block_size
         if full > pool.blocks.committed.get(request.order, 0):  # most steps fill no block
             pool.blocks.commit(request.order, self._prefix(request, tokens))
+
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        """Whether new requests that come to these lengths, in tokens, would all fit without anybody giving way."""
+        return all(
+            sum(map(pool.blocks.blocks_for, lengths)) + len(lengths) <= pool.blocks.available for pool in self._pools
+        )
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Within the block no prefix is shared or made findable: what caches then hold need not be true."""
+        kept = [pool.blocks.prefix_cache for pool in self._pools]
+        for pool in self._pools:
+            pool.blocks.prefix_cache = False
+        try:
+            yield
+        finally:
+            for pool, shared in zip(self._pools, kept, strict=True):
+                pool.blocks.prefix_cache = shared
 
     def release(self, request: Request) -> None:
         """Return everything; the request may come back later."""

@@ -34,7 +34,9 @@ class TimedPlan:
 
     def timing(self) -> StepTiming:
         """In the numbers of the cost model."""
-        drafts = self.plan.draft.spans if self.plan.draft else ()
+        # what is looked up costs next to nothing: the steps are those of the model
+        main = self.plan.draft.drafter if self.plan.draft else None
+        drafts = [s for s in self.plan.draft.spans if s.drafter in (None, main)] if self.plan.draft else []
         verify = self.plan.verify.spans if self.plan.verify else ()
         prefill = self.plan.prefill.spans if self.plan.prefill else ()
         chunks = [span for span in (*verify, *prefill) if span.start is not None]

@@ -48,3 +48,16 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes held on the device."""
         return self.data.numel() * self.data.element_size()
+
+
+class FeatureCache:
+    """What a draft head reads of the verifier at each position, in the blocks of the head's own pool."""
+
+    def __init__(self, blocks: int, block_size: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.block_size = block_size
+        self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=device).zero_()
+
+    def place(self, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Rows [N] of `data` that hold these positions of these slots; the null block where nothing is reserved."""
+        blocks = block_table[slots, positions // self.block_size].to(torch.int64)
+        return blocks * self.block_size + positions % self.block_size

@@ -23,7 +23,14 @@ class DecodeLane:
         """Start drafting."""
         if self.temperatures is not None:
             self._set_temperatures(batch, self.temperatures)
-        self.drafters[batch.drafter].launch(batch)
+        others = {span.drafter for span in batch.spans if span.drafter not in (None, batch.drafter)}
+        if not others:
+            self.drafters[batch.drafter].launch(batch)
+            return
+        for name in (batch.drafter, *sorted(name for name in others if name)):
+            spans = tuple(span for span in batch.spans if (span.drafter or batch.drafter) == name)
+            if spans:
+                self.drafters[name].launch(DraftBatch(name, spans))
 
     def _set_temperatures(self, batch: DraftBatch, temperatures: Tensor) -> None:
         """Write what differs from the launch before; usually nothing."""

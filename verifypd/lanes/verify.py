@@ -46,12 +46,14 @@ class VerifyLane:
         sampling: SamplingState,
         drafters: dict[str, Drafter],
         draft_q: Tensor | None,
+        wait: str = "block",
     ) -> None:
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
         self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
+        self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
 
     @torch.inference_mode()
@@ -73,15 +75,17 @@ class VerifyLane:
             if verdicts.logprobs is not None:
                 tensors.update(_named("", verdicts.logprobs))
         tensors.update(self._prompt_logprobs(batch, hidden))
-        return Ticket(batch, HostCopy(tensors), lambda arrays: _read(batch, arrays))
+        return Ticket(batch, HostCopy(tensors, self.wait), lambda arrays: _read(batch, arrays))
 
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
-        hidden = self.runner.forward(verify_ids(batch.spans, layout, self.slots), layout)
-        for drafter in self.drafters.values():
-            if drafter.reads_hidden:
-                drafter.read_hidden(hidden, layout)
+        ids = verify_ids(batch.spans, layout, self.slots)
+        reader = next((drafter for drafter in self.drafters.values() if drafter.reads_hidden), None)
+        if reader is None:
+            return self.runner.forward(ids, layout)
+        hidden, captured = self.runner.forward_capturing(ids, layout, reader.capture)
+        reader.read_hidden(hidden, captured, layout)
         return hidden
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:

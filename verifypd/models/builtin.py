@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verifypd.models import smollm2
 from verifypd.models.config import ModelConfig
+
+DATA = Path(__file__).parent / "data"  # drafts that ship with the package
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Builtin:
     raw: Mapping[str, Any] = field(repr=False)
     gated: bool = False  # the hub asks for a token and a licence
     artifact: smollm2.Artifact | None = None  # comes from the package index instead of the hub
+    draft: str | None = None  # name of the draft that was made for it and ships with this package
 
     @property
     def config(self) -> ModelConfig:
@@ -131,6 +135,7 @@ BUILTINS: dict[str, Builtin] = {
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             _SMOLLM2,
             artifact=smollm2.SMOLLM2,
+            draft="smollm2-draft",
         ),
         Builtin("tinyllama-1.1b", "TinyLlama-1.1B-Chat", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", _TINYLLAMA),
         Builtin("llama-2-7b", "Llama-2-7B", "meta-llama/Llama-2-7b-hf", _LLAMA_2_7B, gated=True),
@@ -148,6 +153,12 @@ def find(name: str) -> Builtin | None:
     return BUILTINS.get(name.lower())
 
 
+def packaged(name: str) -> Path | None:
+    """Folder of a draft that ships with this package."""
+    known = {model.draft for model in BUILTINS.values() if model.draft}
+    return DATA / name.lower() if name.lower() in known else None
+
+
 def describe() -> str:
     """All built-in models as a table, for `verifypd models`."""
     rows = [("name", "model", "parameters", "here", "real weights need")]
@@ -156,6 +167,7 @@ def describe() -> str:
         rows.append((model.name, model.title, size, "yes" if model.present else "no", model.needs))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]) for row in rows]
+    lines += ["", *(f"{m.draft}: the draft of {m.name}, comes with this package" for m in BUILTINS.values() if m.draft)]
     return "\n".join([*lines, "", "With --load-format dummy each of them runs on random weights and needs no file."])
 
 

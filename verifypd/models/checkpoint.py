@@ -20,6 +20,8 @@ from verifypd.errors import ModelError
 
 AGAIN = "the download is incomplete; download it again"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+INTEGERS = {"I32": torch.int32}  # a draft head's map of the vocabulary; never weights
+VOCAB_MAP = "vocab_map"
 INDEX = "model.safetensors.index.json"
 CHUNK = 1 << 20  # weights converted at a time
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
@@ -163,12 +165,12 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _entry(path: Path, name: str, raw: Mapping[str, Any], base: int) -> Entry:
-    if raw["dtype"] not in DTYPES:
+    if raw["dtype"] not in DTYPES and not (raw["dtype"] in INTEGERS and name == VOCAB_MAP):
         raise ModelError(
             f"{path}: tensor {name} is stored as {raw['dtype']}; supported: {', '.join(DTYPES)};"
             " use the unquantised checkpoint"
         )
-    dtype = DTYPES[raw["dtype"]]
+    dtype = (DTYPES | INTEGERS)[raw["dtype"]]
     shape = tuple(int(n) for n in raw["shape"])
     begin, end = (int(n) for n in raw["data_offsets"])
     if begin < 0 or min(shape, default=0) < 0 or end - begin != prod(shape) * dtype.itemsize:

@@ -21,6 +21,7 @@ FAMILIES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",  # multimodal checkpoint: only its text model is read
     "gemma3_text": "gemma3",
+    "verifypd_head": "head",  # a draft head; runs only beside the verifier it was made for
 }
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 Activation = Literal["silu", "gelu_tanh"]
@@ -77,6 +78,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the checkpoint: "float32", "bfloat16", "float16"
     draft_vocab_size: int | None = None  # rows of the head, where a draft covers a subset of the vocabulary
+    feature_layers: tuple[int, ...] | None = None  # a draft head: verifier layers it reads, besides the last state
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_position")
@@ -242,12 +244,22 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
         unit_offset=gemma,
         embed_scale=math.sqrt(hidden) if gemma else None,
         attention_softcap=field.optional("attn_logit_softcapping") if gemma else None,
-        logit_softcap=field.optional("final_logit_softcapping") if gemma else None,
+        logit_softcap=field.optional("final_logit_softcapping") if gemma or family == "head" else None,
         bos_id=next(iter(_ids(raw.get("bos_token_id"))), None),
         eos_ids=_ids(raw.get("eos_token_id")),
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         draft_vocab_size=field.whole("draft_vocab_size") if raw.get("draft_vocab_size") else None,
+        feature_layers=_feature_layers(raw, where) if family == "head" else None,
     )
+
+
+def _feature_layers(raw: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    layers = raw.get("feature_layers")
+    whole = isinstance(layers, list) and all(isinstance(n, int) and n >= 0 for n in layers)
+    if not whole or not raw.get("draft_vocab_size"):
+        raise ConfigError(f"{where}: a draft head needs feature_layers (whole numbers) and draft_vocab_size")
+    assert isinstance(layers, list)
+    return tuple(sorted(set(layers)))
 
 
 def _family(raw: Mapping[str, Any], where: str) -> str:

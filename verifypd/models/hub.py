@@ -37,8 +37,8 @@ def resolve(
 ) -> ModelSource:
     """Find a model, fetching it where needed (unless `download` is off; then only what is on this machine counts).
 
-    In this order: a built-in name, a folder, a `.gguf` file, a hub id `org/name`. With `load_format="dummy"` a built-in
-    name needs no file, and has no tokenizer.
+    In this order: a built-in name, a draft of this package, a folder, a `.gguf` file, a hub id `org/name`. With
+    `load_format="dummy"` a built-in name needs no file, and has no tokenizer.
     """
     dummy = load_format == "dummy"
     known = builtin.find(name)
@@ -51,6 +51,8 @@ def resolve(
         return _from_artifact(known.artifact, download=download, progress=progress)
     if known:
         return _from_hub(known.hub_id, hf_token, revision, weights=True, download=download, progress=progress)
+    if shipped := builtin.packaged(name):
+        return _from_folder(name, shipped)
     if path.is_dir():
         return _from_folder(name, path)
     if path.suffix == ".gguf":

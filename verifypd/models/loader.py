@@ -11,10 +11,11 @@ from torch import Tensor
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels.base import Int8Weight, Kernels
 from verifypd.models.base import Model
-from verifypd.models.checkpoint import SafetensorsFolder, TensorSource
+from verifypd.models.checkpoint import VOCAB_MAP, SafetensorsFolder, TensorSource
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.gemma import Gemma, Gemma2, Gemma3
 from verifypd.models.gguf import GGUFFile
+from verifypd.models.head import DraftHead
 from verifypd.models.layers import Weight, WeightSpec
 from verifypd.models.llama import Llama
 from verifypd.models.qwen import Qwen2, Qwen3
@@ -29,7 +30,7 @@ FAMILIES: dict[str, type[Model]] = {
 }
 DUMMY_STD = 0.02
 # tensors a checkpoint may hold that a text model does not use
-IGNORED = ("vision_tower.", "multi_modal_projector.", "vision_model.")
+IGNORED = ("vision_tower.", "multi_modal_projector.", "vision_model.", VOCAB_MAP)
 IGNORED_ENDS = ("rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
 
 
@@ -50,6 +51,8 @@ def load_model(
     positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights.
     """
     config = source.config
+    if config.family not in FAMILIES:
+        raise ConfigError(f"{source.name} is a draft head: give it as --draft, beside the verifier it was made for")
     length = config.max_position if max_model_len is None else max_model_len
     if config.rope.kind == "dynamic" and length > config.max_position:
         raise ConfigError(
@@ -68,10 +71,57 @@ def load_model(
     return family(config, weights, kernels, dtype=dtype, max_model_len=length)
 
 
+def load_head(
+    source: ModelSource, verifier: Model, *, load_format: str = "auto", int8: bool = False, seed: int = 0
+) -> DraftHead:
+    """A draft head beside its verifier, on the same device and in the same dtype."""
+    config = source.config
+    _check_head(source, verifier)
+    device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
+    specs = DraftHead.specs(config)
+    weights = _allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
+    rows = config.draft_vocab_size or config.vocab_size
+    ids = torch.arange(rows, dtype=torch.int32)
+    if load_format == "dummy":
+        _fill_dummy(weights, config, seed)
+    else:
+        if source.folder is None:
+            raise ModelError(f"{source.name} has no weights, only a shape: use --load-format dummy, or give a folder")
+        tensors = SafetensorsFolder(source.folder)
+        _fill(weights, specs, tensors, config)
+        if tensors.shapes.get(VOCAB_MAP) != (rows,):
+            raise ModelError(
+                f"weights of {tensors.where}: {VOCAB_MAP} must hold {rows} token ids; make the draft again"
+            )
+        tensors.read_into(VOCAB_MAP, ids)
+        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+            raise ModelError(f"weights of {tensors.where}: {VOCAB_MAP} has ids outside the vocabulary")
+    return DraftHead(
+        config,
+        weights,
+        kernels,
+        verifier=verifier,
+        vocab_map=ids.to(device, torch.int64),
+        dtype=dtype,
+        max_model_len=verifier.max_model_len,
+    )
+
+
+def _check_head(source: ModelSource, verifier: Model) -> None:
+    own, other = source.config, verifier.config
+    deepest = max(own.feature_layers or (0,))
+    if (own.hidden_size, own.vocab_size) != (other.hidden_size, other.vocab_size) or deepest >= other.layers:
+        raise ModelError(
+            f"{source.name} is a draft head for a verifier of hidden size {own.hidden_size}, {own.vocab_size} tokens"
+            f" and more than {deepest} layers; this one has {other.hidden_size}, {other.vocab_size} and {other.layers}:"
+            " make one for it with `verifypd distil`"
+        )
+
+
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
     """Bytes the matrices of a model will take, before anything is loaded (norms and biases are below a thousandth)."""
     total = 0
-    for spec in FAMILIES[config.family].specs(config).values():
+    for spec in (DraftHead if config.family == "head" else FAMILIES[config.family]).specs(config).values():
         if spec.columns is not None:
             packed = int8 and _packs(spec, config)
             total += spec.rows * (spec.columns + 4 if packed else spec.columns * dtype.itemsize)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kv.pool import KVCache
+from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
+from verifypd.models.head import DraftHead
 from verifypd.runtime.inputs import BlockTables
 
 
@@ -26,6 +27,62 @@ class ModelRunner:
         return self.model.forward(ids, layout, self.attention, self.cache)
 
     @torch.inference_mode()
+    def forward_capturing(
+        self, ids: Tensor, layout: PassLayout, capture: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward`, with the residual streams [N, hidden] after the layers in `capture`."""
+        return self.model.forward_capturing(ids, layout, self.attention, self.cache, capture)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, vocab] in fp32."""
+        return self.model.logits(hidden)
+
+
+class HeadRunner:
+    """Runs passes of a draft head over its paged cache, and keeps the features it reads in the same blocks."""
+
+    def __init__(
+        self,
+        model: DraftHead,
+        attention: AttentionBackend,
+        cache: KVCache,
+        tables: BlockTables,
+        features: FeatureCache,
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.cache = cache
+        self.tables = tables
+        self.features = features
+
+    @torch.inference_mode()
+    def keep(self, captured: tuple[Tensor, ...], hidden: Tensor, layout: PassLayout) -> None:
+        """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's."""
+        places = self.features.place(self.tables.data, layout.slots[layout.row_span], layout.positions)
+        self.features.data[places] = self.model.project(captured, hidden).to(self.features.data.dtype)
+
+    @torch.inference_mode()
+    def blank(self, slot: int, start: int, stop: int) -> None:
+        """Positions start..stop − 1 of a slot have no features: the verifier found them in its prefix cache."""
+        positions = torch.arange(start, stop, device=self.tables.data.device)
+        places = self.features.place(self.tables.data, torch.full_like(positions, slot), positions)
+        self.features.data[places] = 0
+
+    @torch.inference_mode()
+    def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
+        before = (layout.positions - 1).clamp_min(0)
+        places = self.features.place(self.tables.data, layout.slots[layout.row_span], before)
+        features = self.features.data[places].masked_fill_((layout.positions == 0)[:, None], 0.0)
+        return self.model.read(ids, features, layout, self.attention, self.cache)
+
+    @torch.inference_mode()
+    def draft(self, ids: Tensor, stream: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Rows of drafted tokens, each with the head's own stream of the row before it: (normed, stream)."""
+        return self.model.read(ids, stream, layout, self.attention, self.cache)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [M, tokens it may propose] in fp32."""
         return self.model.logits(hidden)

@@ -1,4 +1,8 @@
-"""Tickets: launched work whose result is not on the host yet. The only module that waits for the device."""
+"""Tickets: launched work whose result is not on the host yet. The only module that waits for the device.
+
+`block` lets the driver put the thread to sleep until the copy has arrived; `spin` asks again and again, which hears of
+it sooner and keeps a core busy. On a CPU a launch is the work, so there is nothing to wait for.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Tensors on their way to the host, started without waiting."""
+    """Tensors on their way to the host, started without waiting. `wait` says how they are waited for in the end."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], wait: str = "block") -> None:
+        self._spin = wait == "spin"
         self._ready: torch.cuda.Event | None = None
         cuda = any(t.is_cuda for t in tensors.values())
         if not cuda:
@@ -25,7 +30,7 @@ class HostCopy:
             name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
             for name, t in tensors.items()
         }
-        self._ready = torch.cuda.Event()
+        self._ready = torch.cuda.Event(blocking=not self._spin)
         self._ready.record()
 
     def done(self) -> bool:
@@ -34,8 +39,10 @@ class HostCopy:
 
     def wait(self) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays, once they are here."""
-        if self._ready is not None:
+        if self._ready is not None and not self._spin:
             self._ready.synchronize()
+        while self._ready is not None and self._spin and not self._ready.query():
+            pass
         return {name: t.numpy() for name, t in self._host.items()}
 
 

@@ -1,0 +1,162 @@
+"""The built-in pair on one CPU: smollm2 with the draft that ships with it, against plain decoding, arms interleaved.
+
+    python benchmarks/draft_pair.py --json benchmarks/results/draft_pair.json
+
+Three questions. One request: `auto` with the draft against `plain`, on held-out prompts. Copying prompts: look-up,
+draft and both side by side. A crowd: 16 requests at once against `plain`. Every prompt runs under every arm before the
+next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import verifypd
+from verifypd import LLM, SamplingParams
+from verifypd.distil.prompts import evaluation_prompts
+from verifypd.engine.costs import device_name
+
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {"draft": None, "arch": "plain"},
+    "auto": {"draft": "auto", "arch": "auto", "controller": "throughput", "measure_costs": True},
+    "ngram": {"draft": "ngram", "arch": "auto", "controller": "throughput", "measure_costs": True},
+    "draft": {"draft": "smollm2-draft", "arch": "auto", "controller": "throughput", "measure_costs": True},
+}
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
+FUNCTIONS = (
+    "def area(width, height):\n    return width * height\n\n"
+    "def volume(width, height, depth):\n    return width * height * depth\n\n"
+)
+VERSE = (
+    "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
+)
+RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
+COPYING = (FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12])
+
+
+def run_one(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> tuple[float, list[list[int]], tuple[int, int]]:
+    """Seconds, texts, and (drafted, accepted) of the prompts, all at once."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    begun = time.perf_counter()
+    outputs = llm.generate(list(prompts), params)
+    seconds = time.perf_counter() - begun
+    counts = sum(o.metrics.drafted for o in outputs), sum(o.metrics.accepted for o in outputs)
+    return seconds, [output.outputs[0].token_ids for output in outputs], counts
+
+
+def compare(
+    llms: dict[str, LLM], jobs: Sequence[Sequence[list[int]]], tokens: int, title: str
+) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+    """Every job under every arm, in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in llms}
+    texts: dict[str, list[list[int]]] = {name: [] for name in llms}
+    counts = {name: [0, 0] for name in llms}
+    for llm in llms.values():
+        run_one(llm, jobs[0], min(16, tokens))  # warm
+    for number, job in enumerate(tqdm(jobs, desc=title, disable=None)):
+        names = list(llms)
+        for name in names if number % 2 == 0 else names[::-1]:
+            took, made, (drafted, accepted) = run_one(llms[name], job, tokens)
+            seconds[name].append(took)
+            texts[name] += made
+            counts[name][0] += drafted
+            counts[name][1] += accepted
+    report = {}
+    for name, times in seconds.items():
+        made_tokens = [tokens * len(job) for job in jobs]
+        report[name] = {
+            "tokens_per_second": round(sum(made_tokens) / sum(times), 2),
+            "against_plain": round(sum(seconds["plain"]) / sum(times), 4),
+            "interval_95": interval(seconds["plain"], times),
+            "drafted": counts[name][0],
+            "accepted": counts[name][1],
+            "same_text_as_plain": sum(a == b for a, b in zip(texts[name], texts["plain"], strict=True)),
+            "texts": len(texts[name]),
+        }
+    return report, texts
+
+
+def interval(base: Sequence[float], times: Sequence[float], draws: int = 2000) -> list[float]:
+    """95 % of bootstrap samples over jobs of Σ base / Σ times."""
+    noise, found = random.Random(0), []
+    for _ in range(draws):
+        picked = [noise.randrange(len(base)) for _ in base]
+        found.append(sum(base[i] for i in picked) / sum(times[i] for i in picked))
+    found.sort()
+    return [round(found[math.floor(0.025 * draws)], 4), round(found[math.ceil(0.975 * draws) - 1], 4)]
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All sections."""
+    held_out = evaluation_prompts()
+    spread = [held_out[i * len(held_out) // args.prompts] for i in range(args.prompts)]
+    report: dict[str, Any] = {"one_request": {}, "copying": {}, "crowd": {}}
+    for numbers in args.numbers.split(","):
+        with ExitStack() as stack:
+            options = {"max_model_len": 1024, "batch_size": 16, "kv_memory": "300MB", **NUMBERS[numbers]}
+            first = numbers == args.numbers.split(",")[0]
+            arms = {name: arm for name, arm in ARMS.items() if first or name in ("plain", "auto")}
+            llms = {name: stack.enter_context(LLM("smollm2", **arm, **options)) for name, arm in arms.items()}
+            plain = llms["plain"]
+            jobs = [[plain.render([{"role": "user", "content": prompt.text}])] for prompt in spread]
+            two = {name: llms[name] for name in ("plain", "auto")}
+            report["one_request"][numbers], _ = compare(two, jobs, args.tokens, f"{numbers}, one request")
+            if first:
+                copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
+                report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
+            crowd = [prompt for job in jobs for prompt in job][:16]
+            crowds = [crowd] * args.crowds
+            report["crowd"][numbers], _ = compare(two, crowds, min(64, args.tokens), f"{numbers}, 16 at once")
+    return report
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default: 128)")
+    parser.add_argument("--crowds", type=int, default=4, help="rounds of 16 requests (default: 4)")
+    parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of float32, bfloat16, int8")
+    parser.add_argument("--json", type=Path, help="write the report there")
+    args = parser.parse_args()
+    report = measure(args)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    report = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "cpu": device_name(torch.device("cpu")),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "verifypd": verifypd.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "prompts": args.prompts,
+        "tokens": args.tokens,
+        **report,
+    }
+    print(json.dumps(report, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The arithmetic and the work of the CPU map; its closed loop, over a tiny model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.checkpoints import tiny
+from verifypd import LLM
+from verifypd.control.auto import Auto
+from verifypd.control.cost import CostModel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cpu_map() -> Any:
+    spec = importlib.util.spec_from_file_location("cpu_map", ROOT / "benchmarks" / "cpu_map.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cpu_map"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Letters:
+    """A tokenizer whose ids are characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) % 300 for letter in text]
+
+
+def run(arm: str, level: int, index: int, rate: float) -> dict[str, Any]:
+    return {"arm": arm, "concurrency": level, "round": index, "tokens_per_second": rate, "tpot_p95": 1e3 / rate}
+
+
+def test_ratios_are_taken_within_a_round(cpu_map: Any) -> None:
+    """The second round ran on a machine half as fast; that must not show."""
+    runs = [
+        run(arm, 4, i, rate / (i + 1)) for i in range(2) for arm, rate in (("plain", 10), ("pd:4", 20), ("auto", 18))
+    ]
+    runs.append(run("table", 4, 0, 30.0))
+    [row] = cpu_map.points(runs, "auto")
+    assert row["best"] == "pd:4", "the original's rule is shown beside the rest, and is no fixed choice"
+    assert row["over_best"] == pytest.approx([0.9, 0.9]) and row["over_plain"] == pytest.approx([1.8, 1.8])
+    assert cpu_map.mean([0.5, 2.0]) == pytest.approx(1.0)
+    text = cpu_map.table([row], "auto")
+    assert "0.900 (0.900–0.900)" in text and "**15.0**" in text
+    with pytest.raises(SystemExit, match="auto and plain"):
+        cpu_map.points(runs[:1], "auto")
+
+
+def test_half_of_the_prompts_invite_copying(cpu_map: Any) -> None:
+    work = cpu_map.prompts(Letters(), 40, seed=3)
+    prose = [Letters().encode(text) for text in cpu_map.PROSE]
+    assert [ids in prose for ids in work] == [False, True] * 20
+    assert work == cpu_map.prompts(Letters(), 40, seed=3) != cpu_map.prompts(Letters(), 40, seed=4)
+    stream = cpu_map.drifting(Letters(), 12, seed=3)
+    assert [ids in prose for ids in stream] == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_rounds_end_in_time(cpu_map: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(cpu_map.time, "perf_counter", lambda: next(clock))
+    assert list(cpu_map.timely(argparse.Namespace(rounds=9, minutes=7.0))) == [0, 1, 2, 3]
+
+
+def test_every_arm_runs_the_same_work(cpu_map: Any, tmp_path: Path) -> None:
+    folder = tiny("llama", tmp_path / "model")
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 200, "kv_memory": "32MB", "batch_size": 4}
+    work = [[3 + (i * 7 + j) % 20 for j in range(12)] * 2 for i in range(5)]
+    cost = CostModel()
+    with LLM(str(folder), draft="ngram", arch="auto", controller="throughput", measure_costs=False, **options) as llm:
+        loop = cpu_map.Loop(llm.engine)
+        for arm in (*cpu_map.ARMS, *cpu_map.DRIFT_ARMS):
+            chosen = llm.engine.architecture = cpu_map.policy(arm, cost)
+            found = loop.run(work, 6, 3, math.inf)
+            assert (found["tokens"], found["ended"], found["unfinished"]) == (30, 5, 0), arm
+            assert found["tpot_p95"] >= found["tpot_p50"] > 0 and found["ttft_p95"] > 0
+            assert (found["drafted"] > 0) <= (arm not in ("plain", "unified:0"))
+            assert ("settled" in cpu_map._mind(chosen)) == isinstance(chosen, Auto)
+        llm.engine.architecture = cpu_map.policy("plain", cost)
+        cut = loop.run(work, 6, 2, 0.0)
+        assert cut["tokens"] == 0 and cut["unfinished"] == 5 and not llm.engine.busy

@@ -1,0 +1,66 @@
+"""Who drafts next: expected gain from confirmed tokens and counts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from verifypd.drafters.choice import Choice, Copying, gain
+from verifypd.request import Request, SamplingParams
+
+
+def request(tokens: list[int], prompt: int | None = None, order: int = 0) -> Request:
+    made = Request(str(order), tokens[:prompt], SamplingParams(), seed=0, max_length=10_000, order=order)
+    made.tokens = list(tokens)
+    return made
+
+
+def test_gain_is_tokens_per_pass() -> None:
+    assert gain(0.0, 8, 0.1) == (1.0, 0)
+    value, length = gain(1.0, 4, 0.0)
+    assert length == 4 and value == pytest.approx(5 / 1.12)
+    assert gain(0.7, 8, 0.1)[1] < gain(0.7, 8, 0.0)[1]  # dearer steps, shorter drafts
+
+
+def test_a_repeating_text_is_copied_and_a_new_one_is_drafted() -> None:
+    period = [5, 9, 200, 31, 7, 14, 3]
+    choice = Choice("ngram", "head", 2, 4)
+    copying = request(period * 2, len(period))
+    for _ in range(40):
+        name, _ = choice.pick(copying, 8)
+        copying.tokens.append(period[len(copying.tokens) % len(period)])
+    assert (name, choice.pick(copying, 8)) == ("ngram", ("ngram", 8))
+    fresh = request(random.Random(0).sample(range(10_000), 60), 20, order=1)
+    assert choice.pick(fresh, 8) == ("head", 8)
+
+
+def test_look_ups_that_fail_give_way_and_good_drafts_hold_their_own() -> None:
+    """The pair (1, 2) occurs again and again and is followed by something else each time."""
+    choice = Choice("ngram", "head", 2, 4)
+    text = request([1, 2, 50], 3)
+    picks = []
+    for i in range(12):
+        text.tokens += [1, 2]
+        picks.append(choice.pick(text, 4)[0])
+        choice.observe(0, "head", 4, 3)
+        text.tokens.append(100 + i)
+    assert picks[-1] == "head"
+    alone = Copying(2, 4)
+    alone.extend(text.tokens, 3)
+    alone.extend([*text.tokens, 1, 2], 3)
+    assert alone.chance is not None and alone.chance < 0.15
+
+
+def test_prompts_are_no_evidence() -> None:
+    copying = Copying(2, 4)
+    copying.extend([1, 2, 3, 4] * 10, prompt_len=40)
+    assert copying.chance == pytest.approx(0.75)
+
+
+def test_a_request_that_leaves_is_forgotten() -> None:
+    choice = Choice("ngram", "head", 2, 4)
+    choice.pick(request([1, 2, 3]), 4)
+    choice.forget(0)
+    choice.observe(0, "head", 4, 4)
+    assert not choice._requests

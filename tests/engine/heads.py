@@ -1,0 +1,65 @@
+"""Draft heads for engine tests: random ones, and ones that were taught a little, so that some of their drafts stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.models.checkpoints import VOCAB
+from verifypd.distil.dense import read_features
+from verifypd.distil.export import write_draft
+from verifypd.distil.head import Head, HeadShape, shape_for
+from verifypd.distil.teacher import Teacher
+from verifypd.kernels.torch import TorchKernels
+from verifypd.models.config import ModelConfig
+from verifypd.models.hub import resolve
+from verifypd.models.loader import load_model
+
+STEPS = 60
+
+
+def make_head(shape: HeadShape, seed: int = 0) -> Head:
+    """A random head, norms included."""
+    torch.manual_seed(seed)
+    head = Head(shape)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.05)
+    return head
+
+
+def teach(head: Head, verifier: Path, ids: torch.Tensor) -> None:
+    """A few steps on the verifier's greedy text: enough that a draft stands now and then."""
+    model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
+    teacher = Teacher(model, head.shape.feature_layers, ids)
+    optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(3, VOCAB, (48, 4), generator=generator)
+    for _ in range(28):
+        hidden, _ = read_features(model, texts, ())
+        texts = torch.cat([texts, model.logits(hidden[:, -1]).argmax(-1, keepdim=True)], 1)
+    for step in range(STEPS):
+        lesson = teacher.read(texts[step % 4 :: 4])
+        rows = lesson.hidden.shape[0] * lesson.hidden.shape[1]
+        target = model.logits(lesson.hidden.reshape(rows, -1))[:, ids].argmax(-1)
+        features = head.project(lesson.captured, lesson.hidden)
+        loss = torch.zeros(())
+        for stream in head.unroll(lesson.embedded, features, 2):
+            logits = head.logits(stream, teacher.rows).reshape(rows, -1)
+            loss = loss + torch.nn.functional.cross_entropy(logits, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def head_for(
+    verifier: Path, to: Path, *, layers: int = 1, window: int = 24, vocab: int = 300, taught: bool = True
+) -> Path:
+    """Write a head for the checkpoint in `verifier`; its window is shorter than the texts of tests."""
+    config = ModelConfig.from_folder(verifier)
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:vocab].sort().values
+    head = make_head(shape_for(config, layers, 48, None, vocab, window))
+    if taught:
+        teach(head, verifier, ids)
+    write_draft(to, head, ids, config, str(verifier), {})
+    return to

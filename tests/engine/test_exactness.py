@@ -1,0 +1,158 @@
+"""Texts and laws hold under every architecture, controller and drafter temperature, while policies learn and switch.
+
+Greedy and seeded requests must give the text of plain decoding to the token; sampled ones by rejection must follow the
+verifier's law at each position. The controllers are the real ones; only the temperature they would choose is set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from tests.engine.arms import ARCHITECTURES, finish, make, parameters, preempt_or_abort, prompts, switch_every, until
+from tests.models.checkpoints import reference_logits
+from verifypd import LLM, SamplingParams
+from verifypd.config import CONTROLLERS
+from verifypd.control.cost import Coefficients, CostModel
+from verifypd.engine import build
+from verifypd.request import State
+
+TAUS = (0.6, 1.0, 1.6)
+REQUESTS, TOKENS = 6, 18
+# drafting is all but free, and stays so: a controller that goes by costs has every reason to draft
+EAGER = Coefficients(floor=1e-3, row=1e-7, context=0.0, draft_step=1e-6, draft_context=0.0, draft_row=0.0)
+
+
+def set_tau(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
+    """Engines made from now on draft at `tau` times the request's temperature, whatever their controller does else."""
+    original = build.make_controller
+
+    def made(name: str, max_draft: int, _: CostModel) -> Any:
+        cost = CostModel(EAGER)
+        monkeypatch.setattr(cost, "observe", lambda timing: None)
+        controller = original(name, max_draft, cost)
+        monkeypatch.setattr(controller, "temperature", lambda view: tau, raising=True)
+        return controller
+
+    monkeypatch.setattr(build, "make_controller", made)
+
+
+def short_texts(llm: LLM) -> list[list[int]]:
+    """The first tokens of each request's text."""
+    params = [replace(each, max_tokens=TOKENS) for each in parameters(REQUESTS)]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(REQUESTS), params)]
+
+
+# -- the text of plain decoding ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", TAUS)
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_and_seeded_texts_are_plain_texts(
+    pair: tuple[Path, Path], plain: Any, arch: str, controller: str, tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tau(monkeypatch, tau)
+    with make(pair, arch, controller=controller, late_tickets=tau != 1.0) as llm:
+        assert short_texts(llm) == [text[:TOKENS] for text in plain[:REQUESTS]]
+        stats = llm.engine.stats
+        assert 0 < stats.accepted < stats.drafted
+        held = llm.engine.decode.temperatures
+        assert held is not None and {round(value, 3) for value in held.tolist()} <= {1.0, tau}
+        assert tau == 1.0 or tau in {round(value, 3) for value in held.tolist()}, "the drafter drew at that temperature"
+        llm.engine.check()
+
+
+@pytest.mark.parametrize(("controller", "tau"), [("throughput", 1.6), ("threshold", 0.6)])
+def test_a_switch_every_20_steps_under_load_leaves_texts_as_they_are(
+    pair: tuple[Path, Path], plain: Any, controller: str, tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tau(monkeypatch, tau)
+    with make(pair, "pdv", controller=controller, late_tickets=True, batch_size=3) as llm:
+        switch_every(llm, 20)
+        outputs = llm.generate(prompts(10), parameters(10))
+        assert [output.outputs[0].token_ids for output in outputs] == plain
+        assert llm.engine.stats.switches > 2 and llm.engine.stats.drafted
+        llm.engine.check()
+
+
+# -- the law of sampling -----------------------------------------------------------------------------------------------
+
+WARMTH = 0.35  # of the requests: sharp enough for the drafter's temperature to matter
+CASES = [
+    ("unified", "throughput", 1.0, {}),
+    ("unified", "fixed", 1.6, {}),
+    ("pd", "fixed", 0.6, {}),
+    ("pdv", "throughput", 1.6, {"verify_batch": 100}),
+    ("table", "threshold", 0.6, {"verify_batch": 100}),
+    ("auto", "throughput", 0.6, {}),
+]
+
+
+@pytest.mark.parametrize(("arch", "controller", "tau", "lanes"), CASES)
+def test_the_law_of_each_position_is_the_verifiers(
+    pair: tuple[Path, Path],
+    arch: str,
+    controller: str,
+    tau: float,
+    lanes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rejection sampling against the verifier's own law after the prefixes met most often, by χ²."""
+    set_tau(monkeypatch, tau)
+    prompt, draws, words = [*range(3, 11), *range(3, 11)], 1800, 8
+    params = SamplingParams(
+        allowed_token_ids=list(range(3, 3 + words)),
+        max_tokens=4,
+        ignore_eos=True,
+        acceptance="rejection",
+        temperature=WARMTH,
+    )
+    settings: dict[str, Any] = {"seed": 11, "batch_size": 400, "prefill_chunk": 4096, "draft_chunk": 8192, **lanes}
+    with make(pair, arch, controller=controller, **settings) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
+        assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
+    values = []
+    for position in range(4):
+        for prefix, count in Counter(tuple(text[:position]) for text in found).most_common(4):
+            if count < 100:
+                continue
+            logits = reference_logits(pair[0], [*prompt, *prefix])[-1, 3 : 3 + words].double() / WARMTH
+            expected = logits.softmax(-1).numpy() * count
+            seen = np.bincount([t[position] - 3 for t in found if tuple(t[:position]) == prefix], minlength=words)
+            values.append(chisquare(seen, expected * seen.sum() / expected.sum()).pvalue)
+    assert len(values) >= 5
+    assert min(values) > 1e-4 / len(values), values
+
+
+# -- leaving in each state ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leave", "state"),
+    [("abort", State.WAITING), *((leave, s) for leave in ("abort", "preempt") for s in (State.PREFILL, State.DECODE))],
+)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_leaving_in_each_state_leaks_nothing(
+    pair: tuple[Path, Path], plain: Any, arch: str, state: State, leave: str
+) -> None:
+    """The verify lane, where a request stays between steps under `pdv` only, has a test beside the lanes."""
+    with make(pair, arch, controller="throughput", late_tickets=True) as llm:
+        chosen = until(llm, lambda r: r.state is state and (state is not State.DECODE or r.output_len > 3))
+        preempt_or_abort(llm, chosen, leave)
+        if leave == "abort":
+            for other in [*llm.engine.waiting, *llm.engine.running.values()][1:]:
+                llm.engine.finish(other)  # the rest soon after, wherever they are
+                llm.engine.step()
+                llm.engine.check()
+        finish(llm)
+        assert all(lane.depth == 0 for lane in llm.engine.stats.lanes.values())
+        assert chosen.pending == 0 and not chosen.inflight and not chosen.temperatures
+        expected = plain[int(chosen.request_id)]
+        assert chosen.output_ids == (expected[: chosen.output_len] if leave == "abort" else expected)

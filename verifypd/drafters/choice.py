@@ -1,0 +1,134 @@
+"""Which of two drafters proposes for a request next: look-up or model, by expected gain. Host side, a few counts each.
+
+Unbiased by construction: the choice rests on confirmed tokens and on counts of drafts that were judged, never on a
+token that a drafter has drawn. Knows requests; nothing of tensors, plans or clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verifypd.request import Request
+
+ROW = 0.03  # a further row in a verifier pass, in passes
+STEP = 0.1  # a step of the draft model, in verifier passes
+MEMORY = 24.0  # trials a mean looks back
+STRENGTH = 3.0  # trials that what is known of others counts for
+SHORT, LONG = 0, 1  # whether the shortest suffix that may be looked up has occurred before, or the longest
+PRIOR = (0.3, 0.75)  # chance that a look-up foretells the next token, before anything is known
+
+
+@dataclass(slots=True)
+class Chance:
+    """A running mean of trials, pulled to a prior."""
+
+    prior: float
+    stood: float = 0.0
+    trials: float = 0.0
+
+    def learn(self, stood: int, trials: int, memory: float = MEMORY) -> None:
+        """Add trials; old ones fade."""
+        keep = max(0.0, 1.0 - trials / memory)
+        self.stood = self.stood * keep + stood
+        self.trials = self.trials * keep + trials
+
+    @property
+    def mean(self) -> float:
+        """Chance of the next trial."""
+        return (self.stood + STRENGTH * self.prior) / (self.trials + STRENGTH)
+
+
+def gain(chance: float, longest: int, step: float) -> tuple[float, int]:
+    """Tokens per verifier pass' worth of time with the best draft of up to `longest` tokens, and its length."""
+    best, length, alive, tokens = 1.0, 0, 1.0, 1.0
+    for drafted in range(1, longest + 1):
+        alive *= chance
+        tokens += alive
+        value = tokens / (1.0 + drafted * (ROW + step))
+        if value > best:
+            best, length = value, drafted
+    return best, length
+
+
+class Copying:
+    """How often one request's text went on as it did after the latest earlier occurrence of the same tokens.
+
+    Counted at every output token, whoever drafted it or nobody: look-up is judged without being used.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._sizes = (shortest, longest)
+        self._follows: tuple[dict[tuple[int, ...], int], ...] = ({}, {})  # n-gram -> where its continuation stands
+        self._chances = tuple(Chance(prior) for prior in PRIOR)
+        self._length = 0
+        self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the foretold token stands
+
+    def extend(self, tokens: list[int], prompt_len: int) -> None:
+        """Take in what was appended to `tokens` since the last call."""
+        for at in range(self._length, len(tokens)):
+            if self._match is not None and at >= prompt_len:
+                kind, place = self._match
+                self._chances[kind].learn(tokens[place] == tokens[at], 1)
+            self._match = None
+            for kind, size in enumerate(self._sizes):
+                if at + 1 < size:
+                    break
+                gram = tuple(tokens[at + 1 - size : at + 1])
+                place = self._follows[kind].get(gram, 0)
+                if place:
+                    self._match = kind, place
+                self._follows[kind][gram] = at + 1
+        self._length = len(tokens)
+
+    @property
+    def chance(self) -> float | None:
+        """That a looked-up token stands; None where there is nothing to look up."""
+        return None if self._match is None else self._chances[self._match[0]].mean
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one request."""
+
+    copying: Copying
+    drafting: Chance = field(default_factory=lambda: Chance(0.6))
+
+
+class Choice:
+    """Picks `copier` or `model` for each request and step."""
+
+    def __init__(self, copier: str, model: str, shortest: int, longest: int) -> None:
+        self.copier, self.model = copier, model
+        self.picked = {copier: 0, model: 0}  # requests and steps
+        self._sizes = (shortest, longest)
+        self._everyone = Chance(0.6)
+        self._requests: dict[int, _Known] = {}  # by order
+
+    def pick(self, request: Request, limit: int) -> tuple[str, int]:
+        """Who proposes next, and how many tokens at most."""
+        known = self._requests.get(request.order)
+        if known is None:
+            known = self._requests[request.order] = _Known(Copying(*self._sizes), Chance(self._everyone.mean))
+        known.copying.extend(request.tokens, request.prompt_len)
+        name, longest = self.model, limit
+        chance = known.copying.chance
+        if chance is not None:
+            own, _ = gain(known.drafting.mean, limit, STEP)
+            copied, length = gain(chance, limit, 0.0)
+            if length and copied >= own:
+                name, longest = self.copier, length
+        self.picked[name] += 1
+        return name, longest
+
+    def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
+        """A draft was judged. Look-ups are counted from the text alone."""
+        known = self._requests.get(order)
+        if known is None or drafter != self.model or not drafted:
+            return
+        trials = min(drafted, accepted + 1)
+        known.drafting.learn(accepted, trials)
+        self._everyone.learn(accepted, trials, 16 * MEMORY)
+
+    def forget(self, order: int) -> None:
+        """The request has left."""
+        self._requests.pop(order, None)

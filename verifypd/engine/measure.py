@@ -1,0 +1,290 @@
+"""Times passes at start, through the lanes as the engine runs them, on scratch requests that leave nothing behind.
+
+Knows plans and their times. What to make of them is the cost model's affair, where they are kept that of `costs`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tqdm import tqdm
+
+from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
+from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.snapshot import Plan, Snapshot
+from verifypd.drafters.base import Drafter
+from verifypd.engine.engine import Engine
+from verifypd.errors import EngineError
+from verifypd.metrics.stats import EngineStats
+from verifypd.request import Request, SamplingParams
+from verifypd.runtime.streams import synchronize
+
+BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
+STRETCH = 2.0  # times that, where it must be to tell the coefficients apart
+REPEATS = 5  # of a point, the median counts; fewer where a pass is long
+LONG_PASS = 0.06  # s: two repeats do from here on
+SHARE = 0.2  # of the time left, for one point
+SHORT, LONG = 64, 1024  # tokens of context
+STEADY_LAG = 2  # tokens a draft model lacks after every verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Work to be timed: decode spans of some requests, a prompt chunk, or both in one pass."""
+
+    requests: int = 0
+    drafts: int = 0  # of each request; its span has a row more
+    context: int = SHORT  # tokens each request has, or the chunk comes after
+    lag: int = STEADY_LAG  # tokens a draft model catches up with, for each request
+    chunk: int = 0  # rows of a prompt chunk
+
+    @property
+    def rows(self) -> int:
+        """Verifier rows."""
+        return self.requests * (self.drafts + 1) + self.chunk
+
+    @property
+    def work(self) -> float:
+        """What to sort by: rows of both models, and context at a guess of what it costs."""
+        caught_up = self.requests * (self.lag - STEADY_LAG) / 4
+        return self.rows + caught_up + (self.requests + self.chunk / 8) * self.context / 500
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of the points: a median timing for each, and the host's part of a step."""
+
+    timings: tuple[StepTiming, ...]
+    overhead: float  # s of a step outside its passes; 0 where only the device knows
+    seconds: float  # how long measuring took
+    skipped: int = 0  # points left out for want of time or memory
+
+
+def grid(
+    batch_size: int, max_draft: int, max_len: int, prefill_chunk: int, draft_chunk: int, drafter: Drafter | None
+) -> tuple[list[Point], list[Point]]:
+    """What to time: the points that tell each coefficient from the others, then the rest, each with the least work
+    first, so that what a budget cuts off are the passes easiest to extrapolate."""
+    long = min(LONG, max_len // 2)
+    short = max(2, min(SHORT, long // 2))
+    counts = _doubling(1, batch_size)
+    few = sorted({1, min(4, batch_size), min(8, batch_size), batch_size})
+    longest = max_draft if drafter else 0
+    lengths = [length for length in (1, 2, 4, 8, 16) if length <= longest]
+    if longest:
+        lengths = sorted({*lengths, longest})
+    points = [Point(count, 0, context) for count in counts for context in (short, long)]
+    points += [Point(count, drafts, short) for count in few for drafts in lengths]
+    points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
+    chunks = sorted({min(64, prefill_chunk), prefill_chunk, CHUNK_FACTOR * prefill_chunk})
+    points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
+    points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
+    if drafter and drafter.has_cache:
+        lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
+        points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
+    fitting = [point for point in points if _length(point) <= max_len and point.lag <= max(STEADY_LAG, point.context)]
+    some, short_chunk = min(8, batch_size), chunks[0]
+    telling = {
+        *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
+        *(Point(1, drafts, short) for drafts in lengths[:3]),
+        *(Point(1, drafts, long) for drafts in lengths[:1]),
+        *(Point(chunk=short_chunk, context=at) for at in (0, long)),
+        Point(some, 0, short, chunk=short_chunk),
+        Point(1, 0, long, min(64, draft_chunk)),
+    }
+    ordered = sorted(dict.fromkeys(fitting), key=lambda point: point.work)
+    return [point for point in ordered if point in telling], [point for point in ordered if point not in telling]
+
+
+def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Measured:
+    """Time the grid on an idle engine, within `budget` seconds, or twice that on a slow one.
+
+    Progress is shown on a terminal only.
+    """
+    if engine.busy:
+        raise EngineError("costs are measured on an idle engine: wait until its requests have ended")
+    config = engine.config
+    telling, rest = grid(
+        config.batch_size,
+        config.max_draft,
+        engine.max_model_len,
+        config.prefill_chunk,
+        config.draft_chunk,
+        engine.drafter,
+    )
+    probe = _Probe()
+    begun = time.monotonic()
+    timings: list[StepTiming] = []
+    skipped = 0
+    points = [*telling, *rest]
+    with _aside(engine, probe), tqdm(points, desc="measuring costs", disable=None if progress else True) as bar:
+        for point in telling[:1]:
+            _time(engine, probe, point, budget)  # the first passes of a process are slow: not counted
+        per_work = 0.0  # s, of the passes timed last
+        for number, point in enumerate(bar):
+            left = budget * (STRETCH if number < len(telling) else 1.0) - (time.monotonic() - begun)
+            found = _time(engine, probe, point, left) if per_work * point.work < left else []
+            if not found:
+                skipped += 1
+                continue
+            timings.append(_median(found))
+            per_work = timings[-1].device_seconds / point.work
+    engine.check()
+    host = [t.step_seconds - t.device_seconds for t in timings if t.step_seconds]
+    overhead = max(0.0, statistics.median(host)) if host else 0.0
+    return Measured(tuple(timings), overhead, time.monotonic() - begun, skipped)
+
+
+class _Probe:
+    """A policy that plans what it is told to and keeps the times."""
+
+    name = "measure"
+
+    def __init__(self) -> None:
+        self.next = Plan()
+        self.timings: list[StepTiming] = []
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        plan, self.next = self.next, Plan()
+        return plan
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def observe_step(self, timing: StepTiming) -> None:
+        self.timings.append(timing)
+
+    def forget(self, order: int) -> None: ...
+
+    def state(self) -> dict[str, float | str]:
+        return {"architecture": self.name}
+
+
+@contextmanager
+def _aside(engine: Engine, probe: _Probe) -> Iterator[None]:
+    """The engine under the probe, with books of its own, nothing recorded, and no block found by a real request."""
+    kept = engine.architecture, engine.stats, engine.recorder
+    engine.architecture, engine.stats, engine.recorder = probe, EngineStats(), None
+    try:
+        with engine.memory.unshared():
+            yield
+    finally:
+        engine.architecture, engine.stats, engine.recorder = kept
+
+
+def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[StepTiming]:
+    """Run a point a few times, `left` seconds being left for all; nothing where the pool or the slots are too small."""
+    requests = _scratch(engine, point)
+    if not requests:
+        return []
+    found: list[StepTiming] = []
+    try:
+        wanted = 1
+        while len(found) < wanted:
+            probe.timings.clear()
+            probe.next = _plan(engine, point, requests)
+            engine.step()
+            synchronize(engine.slots.device)
+            engine.drain()
+            engine.tell()
+            found += probe.timings
+            wanted = _repeats(sum(timing.seconds for timing in found) / len(found), left)
+    finally:
+        for request in requests:
+            engine.finish(request)
+        engine.drain()
+    return found
+
+
+def _repeats(seconds: float, left: float) -> int:
+    """How often a pass of that length is timed: less often near the end of the budget."""
+    wanted = REPEATS if seconds < LONG_PASS else 2
+    return max(1, min(wanted, int(SHARE * left / seconds)))
+
+
+def _scratch(engine: Engine, point: Point) -> list[Request]:
+    """Requests in slots, with blocks, that count as decoding; one more for a chunk. Empty: they do not fit."""
+    lengths = [point.context] * point.requests + ([point.context + point.chunk + 1] if point.chunk else [])
+    if len(lengths) > len(engine.free_slots) or not engine.memory.has_room([_length(point)] * len(lengths)):
+        return []
+    noise = random.Random(0)
+    requests = []
+    for number, length in enumerate(lengths):
+        request = Request(
+            "measure",
+            [noise.randrange(engine.sampling.vocab) for _ in range(length)],
+            SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None),
+            seed=number,
+            max_length=engine.max_model_len,
+            arrival=engine.clock(),
+            order=-1 - number,
+        )
+        engine.add(request)
+        requests.append(request)
+    engine.step()  # admits them; the probe has nothing to run yet
+    for request in requests[: point.requests]:
+        engine.skip_prefill(request)
+    return requests
+
+
+def _plan(engine: Engine, point: Point, requests: Sequence[Request]) -> Plan:
+    """The point as a step of the engine."""
+    drafter = engine.drafter
+    decoding, drafts = requests[: point.requests], []
+    lag = point.lag if drafter and drafter.has_cache else 0
+    for request in decoding if drafter and (point.drafts or point.lag > STEADY_LAG) else ():
+        slot, context = _slot(request), len(request.tokens) + point.drafts
+        drafts.append(DraftSpan(slot, lag, lag, point.drafts, context))
+    spans = [
+        VerifySpan(
+            slot=_slot(request),
+            rows=point.drafts + 1,
+            drafts=point.drafts,
+            start=None,
+            emits=True,
+            context=len(request.tokens) + point.drafts,
+            drafter=drafter.name if drafter and point.drafts else None,
+        )
+        for request in decoding
+    ]
+    if point.chunk:
+        end = point.context + point.chunk
+        spans.append(VerifySpan(_slot(requests[-1]), point.chunk, 0, point.context, False, end))
+    return Plan(
+        draft=DraftBatch(drafter.name, tuple(drafts)) if drafter and drafts else None,
+        verify=VerifyBatch(tuple(spans)),
+    )
+
+
+def _slot(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot
+
+
+def _length(point: Point) -> int:
+    """Tokens a request of this point may come to, over all repeats."""
+    return point.context + (REPEATS + 1) * (point.drafts + 1) + point.chunk + 1
+
+
+def _median(timings: Sequence[StepTiming]) -> StepTiming:
+    """One timing out of several of the same work: the median of each lane, and of the host's part."""
+    names = ("draft_seconds", "verify_seconds", "prefill_seconds")
+    middle = {name: statistics.median(getattr(timing, name) for timing in timings) for name in names}
+    whole = replace(timings[len(timings) // 2], **middle, decode_wait=0.0, step_seconds=0.0)
+    if not all(timing.step_seconds for timing in timings):
+        return whole
+    host = statistics.median(timing.step_seconds - timing.device_seconds for timing in timings)
+    return replace(whole, step_seconds=whole.device_seconds + max(0.0, host))
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """first, twice that, and so on, up to and with `last`."""
+    found = [first]
+    while found[-1] * 2 < last:
+        found.append(found[-1] * 2)
+    return sorted({*found, last})

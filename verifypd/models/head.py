@@ -1,0 +1,100 @@
+"""A draft head: a layer or two that read the verifier's own states beside a token. Knows nothing of who drafts.
+
+Row p reads token p and the *feature* of position p − 1, and predicts token p + 1. A feature is made from the verifier's
+residual streams by `project`; where the verifier has not been, the stream of the head's own row before stands in.
+Embedding and output rows are the verifier's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kv.pool import KVCache
+from verifypd.models.base import Model
+from verifypd.models.config import ModelConfig
+from verifypd.models.layers import Weight, WeightSpec
+from verifypd.models.llama import Llama
+
+
+class DraftHead(Llama):
+    """Weights of a head in place, next to the verifier it drafts for."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        kernels: Kernels,
+        *,
+        verifier: Model,
+        vocab_map: Tensor,
+        dtype: torch.dtype,
+        max_model_len: int,
+    ) -> None:
+        """vocab_map [V] int64: the verifier's id of each token the head may propose."""
+        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map)}
+        super().__init__(config, {**weights, **shared}, kernels, dtype=dtype, max_model_len=max_model_len)
+        self.verifier = verifier
+        self.vocab_map = vocab_map
+        self.feature_layers = config.feature_layers or ()
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + self.head.nbytes
+        self._feature_norms = [_vector(weights[f"feature_{i}_norm"]) for i in range(len(self.feature_layers) + 1)]
+        self._features = weights["features"]
+        self._embed_norm, self._hidden_norm = _vector(weights["embed_norm"]), _vector(weights["hidden_norm"])
+        self._fc = weights["fc"]
+
+    @classmethod
+    def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:
+        """What the head's own file holds."""
+        hidden, streams = config.hidden_size, len(config.feature_layers or ()) + 1
+        specs = {name: spec for name, spec in super().specs(config).items() if name not in ("embedding", "head")}
+        for i in range(streams):
+            specs[f"feature_{i}_norm"] = WeightSpec(f"feature_{i}_norm", ((f"feature_norms.{i}.weight", hidden),))
+        for name in ("embed_norm", "hidden_norm"):
+            specs[name] = WeightSpec(name, ((f"{name}.weight", hidden),))
+        specs["features"] = WeightSpec("features", (("features.weight", hidden),), streams * hidden)
+        specs["fc"] = WeightSpec("fc", (("fc.weight", hidden),), 2 * hidden)
+        return specs
+
+    def project(self, captured: tuple[Tensor, ...], hidden: Tensor) -> Tensor:
+        """Features [N, H] from the verifier's residual streams after `feature_layers` and its last hidden state."""
+        norm, eps = self.kernels.rms_norm, self._eps
+        streams = [norm(x, weight, eps) for weight, x in zip(self._feature_norms, (*captured, hidden), strict=True)]
+        return self.kernels.linear(torch.cat(streams, -1), self._features)
+
+    def read(
+        self, ids: Tensor, features: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache
+    ) -> tuple[Tensor, Tensor]:
+        """ids [N] and the features [N, H] of the positions before -> (normed, stream), each [N, H].
+
+        `normed` is for `logits`; `stream` stands in for the feature of the row's own position.
+        """
+        prepared: Any = attention.prepare(layout)
+        norm, eps = self.kernels.rms_norm, self._eps
+        token = norm(self.embed(ids), self._embed_norm, eps)
+        residual = self.kernels.linear(torch.cat([token, norm(features, self._hidden_norm, eps)], -1), self._fc)
+        x = norm(residual, self.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.layers):
+            x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
+        return x, residual
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """As the verifier embeds."""
+        return self.verifier.embed(ids)
+
+
+def rows_of(weight: Weight, ids: Tensor) -> Weight:
+    """Some rows of a weight, in its own format."""
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
+    return weight[ids].contiguous()
+
+
+def _vector(weight: Weight) -> Tensor:
+    assert isinstance(weight, Tensor)
+    return weight
