@@ -14,7 +14,7 @@ MEND   := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --
 # Test processes, each with one compute thread: more would only take turns on the same cores.
 CORES   := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
-PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 PORT        ?= 8000
 SERVE_MODEL ?= smollm2
@@ -87,7 +87,7 @@ serve: $(SERVER) ## start the OpenAI-compatible server on the built-in model (PO
 	$(BIN)/python -m verifypd serve --model $(SERVE_MODEL) --port $(PORT) $(SERVE_ARGS)
 
 soak: $(STAMP) ## ten minutes of overload against the server; writes benchmarks/results/server-soak.json
-	$(BIN)/python -m pytest -m soak tests/server
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=1800 tests/server
 
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py

@@ -14,6 +14,7 @@ from verifypd.engine.build import Built
 from verifypd.engine.build import build as plain
 
 VARIABLE = "VERIFYPD_TEST_FAULT"
+SLOW = 0.004  # s, of every pass
 
 
 def ordered(kind: str) -> str | None:
@@ -28,7 +29,10 @@ def ordered(kind: str) -> str | None:
 
 
 def build(config: EngineConfig) -> Built:
-    """The real engine; its drafter can stall, its verify pass can run out of memory, its step can raise."""
+    """The real engine, no faster than some 200 steps a second, so that tests can step in.
+
+    Its drafter can stall and its verify pass can run out of memory.
+    """
     built = plain(config)
     engine: Any = built.engine
     draft, forward, left = engine.drafter.launch, engine.verify.forward, [0]
@@ -44,8 +48,7 @@ def build(config: EngineConfig) -> Built:
         if left[0]:
             left[0] -= 1
             raise torch.OutOfMemoryError("injected: out of memory")
-        if ordered("bug") is not None:
-            raise ValueError("injected: a bug")
+        time.sleep(SLOW)
         return forward(batch)
 
     engine.drafter.launch, engine.verify.forward = launch, verify

@@ -13,6 +13,8 @@ import pytest
 from tests.server.serving import TINY, Server, events
 from verifypd import LLM, SamplingParams
 
+pytestmark = pytest.mark.xdist_group("server")
+
 PROMPT = "the cat sat on the mat"
 IDS = [5, 9, 200, 31, 7, 9, 200, 31]
 FUNCTION = {

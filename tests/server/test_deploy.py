@@ -6,10 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.server.serving import ROOT, Server
 from verifypd.cli import build_parser
 from verifypd.server.bridge import Bridge
 from verifypd.server.metrics import EngineFigures
+
+pytestmark = pytest.mark.xdist_group("server")
 
 DEPLOY = ROOT / "deploy"
 

@@ -16,6 +16,8 @@ from tests.server import faulty
 from tests.server.clients import Stream, connect, read_all, request_bytes, together, vanish
 from tests.server.serving import Server
 
+pytestmark = pytest.mark.xdist_group("server-faults")
+
 PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
 LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
 
@@ -209,6 +211,8 @@ def test_garbage_on_the_wire(frail: Server) -> None:
 
 
 def start(folders: tuple[Path, Path], tmp_path: Path, **flags: Any) -> Server:
+    os.environ[faulty.VARIABLE] = str(tmp_path)
+    flags["engine-factory"] = "tests.server.faulty:build"
     return Server(folders[0], str(folders[1]), tmp_path / "server.log", **flags)
 
 

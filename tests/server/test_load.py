@@ -13,6 +13,8 @@ import pytest
 from tests.server.serving import TINY, Server
 from verifypd import LLM, SamplingParams
 
+pytestmark = pytest.mark.xdist_group("server")
+
 CLIENTS, LEAVERS = 64, 16
 
 

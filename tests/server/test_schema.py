@@ -12,6 +12,8 @@ import pytest
 
 from tests.server.serving import Server
 
+pytestmark = pytest.mark.xdist_group("server")
+
 CASES = 200  # at least; a quiet machine makes thousands in the time
 SECONDS = int(os.environ.get("VERIFYPD_SCHEMA_SECONDS", "30"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"

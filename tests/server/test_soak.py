@@ -23,6 +23,8 @@ import verifypd
 from tests.server.clients import request_bytes
 from tests.server.serving import ROOT, Server
 
+pytestmark = pytest.mark.xdist_group("server-soak")
+
 CLIENTS = 24  # at once, against 10 slots and a queue of 6
 SHORT, LONG = 60.0, 600.0  # s
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from verifypd.errors import RequestError
 from verifypd.request import SamplingParams
-from verifypd.server.bridge import Ask, CallError
+from verifypd.server.calls import Ask, bad
+from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import NEUTRAL, ChatBody, CompletionBody, GenerationBody, Message, NamedTool
 from verifypd.server.tools import ToolFormat
@@ -25,11 +26,6 @@ SAME_NAME = (
     *("prompt_logprobs", "speculation", "max_draft", "acceptance", "priority", "slo_tpot", "deadline_ms"),
 )
 SEEDS = random.SystemRandom()
-
-
-def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> CallError:
-    """400."""
-    return CallError(400, message, code=code, param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,66 +327,3 @@ def _tool_call(call: Any) -> dict[str, Any]:
         except ValueError:
             raise bad("arguments of a tool call must be JSON", "messages") from None
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments or {}}}
-
-
-# -- grammar ----------------------------------------------------------------------------------------------------------
-
-
-def grammar_of(body: GenerationBody) -> GrammarSpec | None:
-    """The one constraint a body puts on the output."""
-    found = [spec for spec in (_from_format(body), *_from_guided(body)) if spec is not None]
-    if len(found) > 1:
-        raise bad(
-            "the output is constrained twice: give one of response_format, structured_outputs, guided_…",
-            "response_format",
-        )
-    return found[0] if found else None
-
-
-def _from_format(body: GenerationBody) -> GrammarSpec | None:
-    form = body.response_format
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_object":
-        return GrammarSpec("json", '{"type":"object"}')
-    if form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema_ is None:
-            raise bad("response_format of type json_schema needs json_schema.schema", "response_format")
-        return GrammarSpec("json", _dump(form.json_schema.schema_, "response_format"))
-    text = form.pattern if form.type == "regex" else form.grammar
-    if not text:
-        needed = "pattern" if form.type == "regex" else "grammar"
-        raise bad(f"response_format of type {form.type} needs {needed}", "response_format")
-    return GrammarSpec("regex" if form.type == "regex" else "lark", text)
-
-
-def _from_guided(body: GenerationBody) -> list[GrammarSpec | None]:
-    structured = body.structured_outputs
-    schemas = [("guided_json", body.guided_json)]
-    regexes, choices, grammars = [body.guided_regex], [body.guided_choice], [body.guided_grammar]
-    found: list[GrammarSpec | None] = []
-    if structured is not None:
-        schemas.append(("structured_outputs", structured.json_))
-        regexes.append(structured.regex)
-        choices.append(structured.choice)
-        grammars.append(structured.grammar)
-        if structured.json_object:
-            found.append(GrammarSpec("json", '{"type":"object"}'))
-    for name, schema in schemas:
-        if schema is not None:
-            found.append(GrammarSpec("json", schema if isinstance(schema, str) else _dump(schema, name)))
-    found += [GrammarSpec("regex", text) for text in regexes if text is not None]
-    found += [GrammarSpec("lark", text) for text in grammars if text is not None]
-    for options in choices:
-        if options is not None:
-            if not options or not all(options):
-                raise bad("a choice needs at least one option, and none may be empty", "guided_choice")
-            found.append(GrammarSpec("choice", json.dumps(options)))
-    return found
-
-
-def _dump(schema: Any, name: str) -> str:
-    try:
-        return json.dumps(schema)
-    except (ValueError, RecursionError):
-        raise bad(f"{name}: the schema is nested too deeply", name) from None

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from verifypd.server.bridge import CallError
+from verifypd.server.calls import CallError
 from verifypd.server.logs import event
 
 log = logging.getLogger(__name__)

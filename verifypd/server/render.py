@@ -12,7 +12,7 @@ import orjson
 from verifypd import __version__
 from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
-from verifypd.server.bridge import Call, Choice
+from verifypd.server.calls import Call, Choice
 from verifypd.server.tools import FoundCall, ToolStream
 from verifypd.tokenizer import Tokenizer
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from verifypd.server.bridge import Bridge, Call, CallError
+from verifypd.server.bridge import Bridge
+from verifypd.server.calls import Call, CallError
 from verifypd.server.render import DONE, Renderer, sse
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -18,7 +18,8 @@ import zmq
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from verifypd.config import EngineConfig
-from verifypd.server.bridge import Bridge, unavailable
+from verifypd.server.bridge import Bridge
+from verifypd.server.calls import unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import set_up_logs
 from verifypd.server.messages import (

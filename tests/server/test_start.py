@@ -1,0 +1,58 @@
+"""Starting the server wrongly: one line that says what to do, exit status 2, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import ROOT
+from verifypd.errors import ConfigError
+from verifypd.server.config import ServerConfig
+
+pytestmark = pytest.mark.xdist_group("server-faults")
+
+
+def serve(*flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "verifypd", "serve", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
+
+
+def test_a_port_that_is_taken(folders: tuple[Path, Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", str(port))
+    assert found.returncode == 2 and f"127.0.0.1:{port}" in found.stderr and "--port" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
+    found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", "0", "--max-model-len", "100000")
+    assert found.returncode == 2 and "--max-model-len" in found.stderr and "Traceback" not in found.stderr
+    assert "serves" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"port": 70000}, "--port"),
+        ({"api_workers": 0}, "--api-workers"),
+        ({"tls_cert": "x"}, "--tls-key"),
+        ({"api_key": ("",)}, "--api-key"),
+        ({"max_body": "lots"}, "--max-body"),
+        ({"log_format": "xml"}, "--log-format"),
+        ({"engine_factory": "nothing"}, "--engine-factory"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ServerConfig.from_kwargs(**settings)

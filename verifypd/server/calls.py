@@ -1,0 +1,193 @@
+"""One HTTP request as the API worker knows it: what it asks, its choices, their text as it arrives, how it failed.
+
+Knows requests and tokenizers; nothing of HTTP or of the engine's whereabouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifypd.engine.output import TextOutput
+from verifypd.request import Logprob, Request, SamplingParams, State
+from verifypd.server.messages import GrammarSpec, Output
+from verifypd.tokenizer import Tokenizer
+
+
+class CallError(Exception):
+    """A call cannot go on: an HTTP status, and OpenAI's error fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients expect it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> CallError:
+    """400."""
+    return CallError(400, message, code=code, param=param)
+
+
+def unavailable(message: str, code: str, retry_after: int = 1) -> CallError:
+    """503: not now."""
+    return CallError(503, message, kind="service_unavailable", code=code, retry_after=retry_after)
+
+
+def engine_lost(reason: str) -> CallError:
+    """500: the engine died under a request that had begun to answer."""
+    return CallError(
+        500, f"the engine stopped ({reason}); send the request again", kind="server_error", code="engine_lost"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a call asks of the engine."""
+
+    prompts: list[list[int]]
+    params: SamplingParams  # n is the call's
+    seeds: list[int]
+    key: int = 0
+    bad_words: list[list[int]] = field(default_factory=list)
+    grammar: GrammarSpec | None = None
+    fields: dict[str, Any] = field(default_factory=dict)  # of SamplingParams, for the message
+
+    @property
+    def choices(self) -> int:
+        """Prompts × n."""
+        return len(self.prompts) * self.params.n
+
+
+class Choice:
+    """One continuation, as the API knows it: tokens confirmed so far, and their text."""
+
+    def __init__(self, ask: Ask, index: int, tokenizer: Tokenizer | None) -> None:
+        self.index = index
+        self.prompt = ask.prompts[index // ask.params.n]
+        self.request = Request("", self.prompt, ask.params, seed=0, max_length=0, choice=index % ask.params.n)
+        self.text = TextOutput(self.request, tokenizer)
+        self.prompt_logprobs: list[dict[int, Logprob]] | None = None
+        self.spec: list[int] = []
+        self.finish: str | None = None
+        self.shown = 0  # characters the client has
+        self.shown_tokens = 0
+        self.reported = False  # the client was told that it ended
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far."""
+        return self.request.output_len
+
+    def take(self, output: Output) -> bool:
+        """Add what a step gave. True when a stop string was found: the engine must be told to stop."""
+        request = self.request
+        request.tokens.extend(output.tokens)
+        if output.logprobs is not None and request.logprobs is not None:
+            request.logprobs.extend(_table(row) for row in output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = [_table(row) for row in output.prompt_logprobs]
+        self.spec = output.spec
+        if output.finish is not None:
+            self._end(output.finish, output.stop_reason)
+        stopped = self.text.update()
+        if stopped:
+            self._end("stop", self.text.stopped_by)
+        return stopped and output.finish is None
+
+    def _end(self, reason: str, stop_reason: int | str | None) -> None:
+        self.request.state = State.FINISHED
+        self.request.finish_reason = self.finish = reason
+        self.request.stop_reason = stop_reason
+
+    def new_text(self) -> str:
+        """Text to show that has not been shown."""
+        visible = self.text.visible()
+        new = visible[self.shown :]
+        self.shown = len(visible)
+        return new
+
+
+class Call:
+    """One HTTP request and its choices."""
+
+    def __init__(self, number: int, name: str, ask: Ask, tokenizer: Tokenizer | None, arrival: float) -> None:
+        self.number = number
+        self.name = name
+        self.ask = ask
+        self.tokenizer = tokenizer
+        self.arrival = arrival
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.tries = 0
+        self.sent = False  # the client has seen a token
+        self.error: CallError | None = None
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.choices: list[Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._news = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything that came."""
+        self.choices = [Choice(self.ask, i, self.tokenizer) for i in range(self.ask.choices)]
+        self.left = self.ask.choices
+        self.first_token = self.last_token = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended, or the call failed."""
+        return self.error is not None or not self.left
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: CallError) -> None:
+        """End the call with an error."""
+        self.error = error
+        if not self.admitted.done():
+            self.admitted.set_exception(error)
+            self.admitted.exception()  # whoever waits raises it; nobody may wait
+        self.wake()
+
+    async def news(self) -> None:
+        """Wait until something has come since the last time."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._news = False
+        if self.error is not None:
+            raise self.error
+
+
+def failed(ask: Ask) -> CallError:
+    """A request that ended in an error: its own fault where it can have forbidden every token."""
+    if ask.grammar is not None or {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens"} & set(ask.fields):
+        return CallError(400, "no token is left that this request allows", code="nothing_allowed")
+    return CallError(500, "the request failed in the engine", kind="server_error", code="engine_error")
+
+
+def _table(row: Sequence[tuple[int, float, int]]) -> dict[int, Logprob]:
+    return {token: Logprob(value, rank) for token, value, rank in row}

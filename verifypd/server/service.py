@@ -1,0 +1,114 @@
+"""What the routes share: limits, the model's name, and a call from its body to its answer. Knows no paths."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from verifypd.config import EngineConfig
+from verifypd.server.ask import Limits, Prepared
+from verifypd.server.bridge import Bridge
+from verifypd.server.calls import Call, CallError, bad, unavailable
+from verifypd.server.config import ServerConfig
+from verifypd.server.metrics import ServerMetrics
+from verifypd.server.render import Renderer
+from verifypd.server.schema import GenerationBody
+from verifypd.server.streams import EventStream, Sweeper, whole
+from verifypd.server.tools import ToolFormat
+from verifypd.tokenizer import Tokenizer
+
+LONG_BODY = 1 << 14  # bytes from which a prompt is tokenised beside the event loop, not in it
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(
+        self, engine_config: EngineConfig, config: ServerConfig, bridge: Bridge, tokenizer: Tokenizer | None
+    ) -> None:
+        self.engine_config = engine_config
+        self.config = config
+        self.bridge = bridge
+        self.tokenizer = tokenizer
+        self.model = config.served_model_name or engine_config.model
+        self.created = int(time.time())
+        self.tool_format = ToolFormat.of(tokenizer)
+        self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
+        self.sweeper = Sweeper(config.send_timeout)
+        self._check_grammar: Callable[[Any], None] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are held to; needs an engine that has been up."""
+        info = self.bridge.info
+        if not info:
+            raise unavailable("the model is still loading; try again soon", "starting", 5)
+        return Limits(info["max_model_len"], info["vocab"], self.config.max_output_tokens, self.config.max_choices)
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not served."""
+        if name is not None and name != self.model:
+            raise CallError(
+                404, f"no model {name!r} here; this server has {self.model!r}", code="model_not_found", param="model"
+            )
+
+    async def run(
+        self, request: Request, body: GenerationBody, prepare: Callable[[], Prepared], renderer: type[Renderer]
+    ) -> Response:
+        """A call from body to answer."""
+        self.check_model(body.model)
+        state = request.scope["state"]
+        name = body.request_id or state["request_id"]
+        long = len(await request.body()) > LONG_BODY
+        prepared = await asyncio.to_thread(prepare) if long else prepare()
+        if prepared.ask.grammar is not None:
+            await asyncio.to_thread(self.check_grammar, prepared.ask.grammar)
+        state["log"] = self._log_fields(prepared)
+        try:
+            call = await self.bridge.open(name, prepared.ask, state["arrival"])
+        except CallError as error:
+            self.metrics.refused.labels(error.code or str(error.status)).inc()
+            raise
+
+        def finished(call: Call, outcome: str) -> None:
+            self.metrics.finished(call, outcome)
+            state["log"].update(outcome=outcome, tokens=sum(choice.tokens for choice in call.choices))
+            if self.config.log_prompts:
+                state["log"]["outputs"] = [choice.text.text for choice in call.choices]
+
+        draft = self.bridge.info.get("max_draft", 0)
+        made = renderer(call, prepared, self.model, self.tokenizer, draft)
+        if prepared.stream:
+            return EventStream(call, made, self.bridge, self.sweeper, finished)
+        await whole(call, self.bridge, request.receive, finished)
+        return Response(made.whole(), media_type="application/json")
+
+    def check_grammar(self, spec: Any) -> None:
+        """400 for a grammar that cannot be compiled."""
+        if self._check_grammar is None:
+            from verifypd.server.grammar import check
+
+            self._check_grammar = check
+        try:
+            self._check_grammar(spec)
+        except ValueError as error:
+            raise bad(f"the output format cannot be used: {error}", "response_format") from None
+
+    def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
+        ask = prepared.ask
+        fields: dict[str, Any] = {
+            "prompt_tokens": sum(len(ids) for ids in ask.prompts),
+            "choices": ask.choices,
+            "stream": prepared.stream,
+        }
+        if self.config.log_prompts:
+            texts = [
+                self.tokenizer.decode(ids, skip_special_tokens=False) if self.tokenizer else ids for ids in ask.prompts
+            ]
+            fields["prompts"] = texts
+        return fields
