@@ -222,8 +222,7 @@ def _paged(
 
 def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
     """The head's runner, with room for its features in every block."""
-    width, dtype = head.config.hidden_size, head.activation_dtype
-    features = FeatureCache(budget.blocks, block_size, width, dtype, head.device)
+    features = FeatureCache(budget.blocks, block_size, head.feature_width, head.activation_dtype, head.device)
     return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)
 
 
@@ -271,7 +270,7 @@ def make_budget(
 
 def _block_bytes(model: Model, block_size: int) -> int:
     shape, dtype = model.config, model.activation_dtype
-    features = block_size * shape.hidden_size * dtype.itemsize if isinstance(model, DraftHead) else 0
+    features = block_size * model.feature_width * dtype.itemsize if isinstance(model, DraftHead) else 0
     return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, dtype) + features
 
 

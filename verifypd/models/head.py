@@ -61,11 +61,17 @@ class DraftHead(Llama):
         specs["fc"] = WeightSpec("fc", (("fc.weight", hidden),), 2 * hidden)
         return specs
 
-    def project(self, captured: tuple[Tensor, ...], hidden: Tensor) -> Tensor:
-        """Features [N, H] from the verifier's residual streams after `feature_layers` and its last hidden state."""
-        norm, eps = self.kernels.rms_norm, self._eps
-        streams = [norm(x, weight, eps) for weight, x in zip(self._feature_norms, (*captured, hidden), strict=True)]
-        return self.kernels.linear(torch.cat(streams, -1), self._features)
+    @property
+    def feature_width(self) -> int:
+        """Numbers that are kept of each position: the streams, side by side."""
+        return (len(self.feature_layers) + 1) * self.config.hidden_size
+
+    def project(self, streams: Tensor) -> Tensor:
+        """Features [N, H] from what is kept [N, feature_width]: the verifier's residual streams after `feature_layers`
+        and its last hidden state."""
+        norm, eps, width = self.kernels.rms_norm, self._eps, self.config.hidden_size
+        parts = zip(self._feature_norms, streams.split(width, -1), strict=True)
+        return self.kernels.linear(torch.cat([norm(x, weight, eps) for weight, x in parts], -1), self._features)
 
     def read(
         self, ids: Tensor, features: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache

@@ -58,9 +58,12 @@ class HeadRunner:
 
     @torch.inference_mode()
     def keep(self, captured: tuple[Tensor, ...], hidden: Tensor, layout: PassLayout) -> None:
-        """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's."""
+        """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's.
+
+        Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy alone.
+        """
         places = self.features.place(self.tables.data, layout.slots[layout.row_span], layout.positions)
-        self.features.data[places] = self.model.project(captured, hidden).to(self.features.data.dtype)
+        self.features.data[places] = torch.cat([*captured, hidden], -1).to(self.features.data.dtype)
 
     @torch.inference_mode()
     def blank(self, slot: int, start: int, stop: int) -> None:
@@ -74,7 +77,8 @@ class HeadRunner:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
         places = self.features.place(self.tables.data, layout.slots[layout.row_span], before)
-        features = self.features.data[places].masked_fill_((layout.positions == 0)[:, None], 0.0)
+        features = self.model.project(self.features.data[places])
+        features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
 
     @torch.inference_mode()
