@@ -70,7 +70,7 @@ class DraftHead(Llama):
         """Features [N, H] from what is kept [N, feature_width]: the verifier's residual streams after `feature_layers`
         and its last hidden state."""
         norm, eps, width = self.kernels.rms_norm, self._eps, self.config.hidden_size
-        parts = zip(self._feature_norms, streams.split(width, -1), strict=True)
+        parts = zip(self._feature_norms, torch.split(streams, width, -1), strict=True)
         return self.kernels.linear(torch.cat([norm(x, weight, eps) for weight, x in parts], -1), self._features)
 
     def read(
