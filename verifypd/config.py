@@ -43,6 +43,9 @@ class EngineConfig:
     )
     arch: str = setting("auto", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)
+    search_temperature: bool = setting(
+        False, "let the throughput controller look for the drafter temperature with most accepted tokens"
+    )
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
     acceptance: str = setting(
         "rejection", "acceptance rule for requests without a seed", choices=("rejection", "coupled")

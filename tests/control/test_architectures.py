@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, make_architecture, select_architecture
 from verifypd.control.auto import CHUNK_FACTOR
-from verifypd.control.controller import FixedController
+from verifypd.control.controller import FixedController, allowed
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.errors import ConfigError
@@ -121,7 +121,7 @@ def test_a_request_that_verdicts_in_flight_will_end_is_left_out() -> None:
     [({}, 4), ({"draft_limit": 2}, 2), ({"promise": 0}, 0), ({"max_length": 13}, 2), ({"max_length": 11}, 0)],
 )
 def test_fixed_length_is_cut_to_what_can_be_used(changes: dict[str, int], length: int) -> None:
-    assert FixedController(4).draft_length(view(0, **changes)) == length
+    assert allowed(view(0, **changes), 4) == length
 
 
 def test_unknown_architecture_is_refused() -> None:

@@ -252,6 +252,12 @@ def test_a_chunk_rides_for_nothing_while_its_prompt_is_in_time(requests: int) ->
     )
 
 
+def test_the_smallest_setting_of_the_chunk_is_planned_with() -> None:
+    policy = auto()
+    policy.plan(snapshot([*(view(i) for i in range(250)), prompt(251, since_output=0.01)], prefill_chunk=1))
+    assert policy.prefill_chunk is not None and 1 <= policy.prefill_chunk <= 4
+
+
 def test_a_prompt_that_has_waited_keeps_pace_with_plain_decoding() -> None:
     """Steps with drafts are longer, so chunks are larger: as many prompt tokens a second as without drafts."""
     policy = auto()

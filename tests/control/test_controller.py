@@ -45,7 +45,7 @@ def test_every_controller_respects_limit_promise_and_room(name: str, changes: di
 def test_fixed_is_fixed() -> None:
     controller = FixedController(3)
     assert controller.draft_lengths([view(7)], snapshot([view(7)])) == {7: 3}
-    assert controller.draft_length(view(7)) == 3 and controller.temperature(view(7)) == 1.0
+    assert controller.temperature(view(7)) == 1.0
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -141,7 +141,6 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
     members = [*inspect.getmembers(module, inspect.isclass), *inspect.getmembers(throughput, inspect.isclass)]
     classes = {c for _, c in members if c.__name__.endswith("Controller")}
     allowed = {
-        "draft_length": {"view"},
         "draft_lengths": {"views", "snapshot"},
         "temperature": {"view"},
         "observe": {"seen"},

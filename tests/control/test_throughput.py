@@ -236,6 +236,25 @@ def test_probes_are_bounded() -> None:
     assert not any(means), "no share, no probes"
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
+def test_probes_are_bounded_where_they_stand_and_drafting_still_never_pays(alpha: float) -> None:
+    """A probe that stands earns its price back, but only as much again as the share: a row costs all it can bring."""
+    cost = CostModel(Coefficients(base=0.0, floor=1e-6, row=5e-3, context=0.0, draft_step=2e-3, draft_context=0.0))
+    controller = ThroughputController(cost, probe_share=0.005)
+    views = [view(i) for i in range(16)]
+    spent = seconds = 0.0
+    for step in range(3000):
+        lengths = controller.draft_lengths(views, snapshot(views))
+        seconds += cost.verify_seconds(16 + sum(lengths.values()), 0.0)
+        for i in lengths:
+            accepted = int(random.Random(f"{step}/{i}").random() < alpha)
+            controller.observe(Observation(i, 1, accepted, accepted + 1, False, False, 1.0, "model"))
+        if step == 500:
+            spent, seconds = controller.probe_seconds, 0.0
+    assert not controller.speculating
+    assert (controller.probe_seconds - spent) / seconds <= 0.0101
+
+
 def test_a_draft_that_lags_far_behind_must_be_worth_catching_up() -> None:
     controller = ThroughputController(h200())
     World(16, lambda step, i: 0.6).run(controller, 100)

@@ -1,9 +1,9 @@
 """Chooses the architecture, the prefill chunk and the queue factor at run time, and keeps a record of why.
 
 Stands over the other policies: what it answers is always the plan of one of them. Draft lengths are the controller's.
-It is never worse than `plain` by more than its margin and its probes: drafting nothing is one of the choices, a switch
-needs a foretold gain beyond the errors made lately, and what was foretold is held against what came. Pure: no clock of
-its own, no torch, no logging.
+With the `throughput` controller, drafting nothing is one of the choices; a switch needs a foretold gain beyond the
+errors made lately, and what was foretold is held against what came. Under `fixed` and `threshold` only the architecture
+is its own. Pure: no clock, no torch, no logging.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class Auto:
         stretch = self._throughput.stretch if self._throughput else 1.0
         pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
         target = min([view.slo_tpot for view in served]) * 1e-3
-        free = max(min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
+        free = max(1, min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
         for most, share in ((free, EARLY), (pace, LATE)):
             chunk = chunk_within(self.cost, target, step, most)
             if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3):

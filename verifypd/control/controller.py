@@ -61,10 +61,6 @@ class FixedController:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def draft_length(self, view: RequestView) -> int:
-        """The length for one request."""
-        return allowed(view, self.length)
-
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
@@ -161,7 +157,9 @@ class ThresholdController:
             self.length = min(self.longest, self.length + 1)
 
 
-def make_controller(name: str, max_draft: int, cost: CostModel | None = None) -> Controller:
+def make_controller(
+    name: str, max_draft: int, cost: CostModel | None = None, *, search_temperature: bool = False
+) -> Controller:
     """The controller of that name."""
     if name == "fixed":
         return FixedController(max_draft)
@@ -170,5 +168,5 @@ def make_controller(name: str, max_draft: int, cost: CostModel | None = None) ->
     if name == "throughput":
         from verifypd.control.throughput import ThroughputController  # it stands on this module
 
-        return ThroughputController(cost, max_draft)
+        return ThroughputController(cost, max_draft, search_temperature=search_temperature)
     raise ConfigError(f"--controller {name!r} is not known; choose from throughput, threshold, fixed")

@@ -46,7 +46,6 @@ class ThroughputController:
         *,
         probe_share: float = 0.005,
         margin: float = 0.01,
-        protect: bool = True,
         search_temperature: bool = False,
     ) -> None:
         self.cost = cost or CostModel()
@@ -55,7 +54,6 @@ class ThroughputController:
         self.search = TemperatureSearch() if search_temperature else None
         self.probe_share = probe_share
         self.base_margin = margin
-        self.protect = protect  # whether drafting may push a request over its target that plain decoding would meet
         self.overlap = False  # whether drafting runs beside the verifier
         self.speculating = True
         self.gain = 1.0  # foretold: tokens a second over those of plain decoding
@@ -65,6 +63,7 @@ class ThroughputController:
         self.probe_seconds = 0.0  # spent on probes, foretold
         self._price = 0.0  # of the last probe, for each request in it
         self._credit = 1.0  # s that may be spent on probes; at first enough for a few
+        self._refunds = 1.0  # s that probes which stand may earn back, so that a change is soon believed
         self._longest = 0
         self._fruitless = 0  # probes in a row that changed nothing
         self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
@@ -95,6 +94,8 @@ class ThroughputController:
         if not self.speculating and not self._look_again():
             return self._probe(candidates, self._load(views, snapshot, []), snapshot)
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
+        if not joining:
+            return {}
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
         options = allocations(curves, load, self.cost, self.overlap)
@@ -165,8 +166,6 @@ class ThroughputController:
     ) -> bool:
         """Whether more than a few requests would miss a target that they meet without drafts, or the slowest would lose
         more than what all gain is worth: a mean that is bought from the tail shows in p95."""
-        if not self.protect:
-            return False
         missed, progress = 0, []  # tokens a request makes in the step
         low, high = plain.seconds * 1e3, option.seconds * 1e3
         for (view, _), curve in zip(joining, curves, strict=True):
@@ -275,6 +274,7 @@ class ThroughputController:
             slots[slot] = 1
         share = self.probe_share * (1.0 if self._fruitless < PATIENT else 0.5)
         self._credit = min(self._credit + share * plain, max(2.0 * price, share * plain))
+        self._refunds = min(self._refunds + share * plain, 32.0 * price)
         if self._credit < price or not share:
             return {}
         self._credit -= price
@@ -308,7 +308,9 @@ class ThroughputController:
         """Learn how a draft fared."""
         if not self.speculating and seen.drafted:
             # a probe that stands has earned its keep: the next may follow at once, and a change is soon believed
-            self._credit += self._price if seen.accepted == seen.drafted else 0.0
+            earned = min(self._price, self._refunds) if seen.accepted == seen.drafted else 0.0
+            self._credit += earned
+            self._refunds -= earned
             self.survival.fade(FORGET)
         self.survival.observe(seen)
         self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
@@ -319,7 +321,7 @@ class ThroughputController:
 
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""
-        drafted = timing.draft_steps > 0
+        drafted = timing.draft_seconds > 0.0  # by look-up too, which takes no steps
         expected = self.cost.step_seconds(timing) - self.cost.overhead
         if expected > 0.0 and timing.verify_rows and self.cost.known:
             miss = max(-0.3, min(0.3, timing.device_seconds / expected - 1.0))

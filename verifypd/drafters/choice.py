@@ -99,7 +99,6 @@ class Choice:
 
     def __init__(self, copier: str, model: str, shortest: int, longest: int) -> None:
         self.copier, self.model = copier, model
-        self.picked = {copier: 0, model: 0}  # requests and steps
         self._sizes = (shortest, longest)
         self._everyone = Chance(0.6)
         self._requests: dict[int, _Known] = {}  # by order
@@ -117,7 +116,6 @@ class Choice:
             copied, length = gain(chance, limit, 0.0)
             if length and copied >= own:
                 name, longest = self.copier, length
-        self.picked[name] += 1
         return name, longest
 
     def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:

@@ -198,7 +198,9 @@ def _wire(
 
 def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
     """Architectures by name, over one controller and one cost model; each is made once and keeps what it has learnt."""
-    controller = make_controller(config.controller, config.max_draft, cost)
+    controller = make_controller(
+        config.controller, config.max_draft, cost, search_temperature=config.search_temperature
+    )
     return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
 
 
