@@ -40,6 +40,14 @@ def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
     assert "serves" not in found.stdout
 
 
+def test_a_certificate_that_is_none(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+    for cert in (tmp_path / "missing.pem", tmp_path / "key.pem"):
+        flags = ("--tls-cert", str(cert), "--tls-key", str(tmp_path / "key.pem"))
+        found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", "0", *flags)
+        assert found.returncode == 2 and "--tls-cert" in found.stderr and "Traceback" not in found.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Callable
@@ -69,6 +70,19 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
+def check_tls(config: ServerConfig) -> None:
+    """Refuse certificates that cannot be used, before anything is started."""
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {reason}; give a PEM certificate and its key"
+        ) from None
+
+
 class Supervisor:
     """The first process of the server."""
 
@@ -97,6 +111,7 @@ class Supervisor:
         self.workers: dict[int, BaseProcess] = {}
         self.serving: set[int] = set()  # workers that have known an engine
         self.announced = False
+        self.worker_deaths = 0  # in a row, without one that came up between them
         self.drained: set[int] = set()
         self.draining_until: float | None = None
         self.signals = 0
@@ -107,6 +122,7 @@ class Supervisor:
     def run(self) -> int:
         """Serve until told to stop; returns the exit status."""
         set_up_logs(self.config.log_format, "supervisor")
+        check_tls(self.config)
         self.listener = listen(self.config)
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
         self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
@@ -173,6 +189,7 @@ class Supervisor:
 
     def _worker_serves(self, message: Serving) -> None:
         """A worker came up, or has heard of an engine; the first time all have, requests are welcome."""
+        self.worker_deaths = 0
         if message.epoch:
             self.serving.add(message.worker)
             if not self.announced and len(self.serving) == len(self.workers):
@@ -260,7 +277,11 @@ class Supervisor:
             to_engine = outbox(self.context, self.engine_up.address)
             to_engine.send(encode(Gone(index)))
             to_engine.close(linger=1000)
-        if self.draining_until is None:
+        self.worker_deaths += 1
+        if self.worker_deaths > self.config.max_restarts:
+            event(log, "API workers do not come up", logging.ERROR, deaths=self.worker_deaths)
+            self.status = 1
+        elif self.draining_until is None:
             self._start_worker(index)
         else:
             self.drained.add(index)
