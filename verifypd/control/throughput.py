@@ -94,8 +94,8 @@ class ThroughputController:
         if not self.speculating and not self._look_again():
             return self._probe(candidates, self._load(views, snapshot, []), snapshot)
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
-        if not joining:
-            return {}
+        if not joining:  # nobody is worth it: that says nothing about those who come
+            return {} if self.speculating else self._probe(candidates, self._load(views, snapshot, []), snapshot)
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
         options = allocations(curves, load, self.cost, self.overlap)
