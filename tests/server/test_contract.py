@@ -574,6 +574,8 @@ def test_what_is_not_honoured_is_named(server, fields, param):
     assert body["error"]["param"] == param and body["error"]["type"] == "invalid_request_error"
 
 
+DEEP_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+LONG_GRAMMAR = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2800)) + 'r2800: "x"\n'
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
@@ -587,6 +589,10 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [DEEP_CALL]}]}, "messages"),
+    ({"response_format": {"type": "grammar", "grammar": LONG_GRAMMAR}}, "response_format"),
+    ({"response_format": {"type": "regex", "pattern": "a" * 40_000}}, "response_format"),
     ({"echo": True}, "echo"),
 ]
 

@@ -269,10 +269,8 @@ def render(
     """Token ids of a conversation through the model's template."""
     plain = [_plain(message) for message in messages]
     extra = dict(body.chat_template_kwargs or {})
-    if set(extra) & {"messages", "tools", "add_generation_prompt"}:
-        raise bad(
-            "chat_template_kwargs cannot replace messages, tools or add_generation_prompt", "chat_template_kwargs"
-        )
+    if taken := set(extra) & {"self", "messages", "tools", "add_generation_prompt"}:
+        raise bad(f"chat_template_kwargs cannot replace {', '.join(sorted(taken))}", "chat_template_kwargs")
     last: str | None = None
     generate = True if body.add_generation_prompt is None else body.add_generation_prompt
     if body.continue_final_message:
@@ -324,6 +322,6 @@ def _tool_call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise bad("arguments of a tool call must be JSON", "messages") from None
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments or {}}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,8 @@ class Bridge:
         self.draining = False
         self.figures: dict[str, Any] = {}
         self.on_idle: Callable[[], None] = lambda: None
-        self._numbers = itertools.count()
+        # a worker that is started again must not take what the engine had queued for the one before it
+        self._numbers = itertools.count(secrets.randbits(40) << 20)
         self._parked: list[Call] = []  # to be tried again when the engine is back
         self._send: Callable[[ToEngine], None] | None = None
         self.connect: Callable[[str], Callable[[ToEngine], None]] | None = None

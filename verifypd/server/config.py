@@ -55,8 +55,10 @@ class ServerConfig:
                 self._check_range(name, 1, 1 << 30)
         self._check_range("retries", 0, 100)
         self._check_range("max_restarts", 0, 1000)
-        for name in ("drain_timeout", "step_timeout", "start_timeout", "send_timeout", "header_timeout"):
+        for name in ("drain_timeout", "step_timeout", "start_timeout"):
             self._check_range(name, 0.0, math.inf)
+        for name in ("send_timeout", "header_timeout"):
+            self._check_range(name, 0.1, 86400.0)
         self._check_range("metrics_interval", 0.01, 60.0)
         parse_bytes(self.max_body, "max_body")
         if self.log_format not in LOG_FORMATS:

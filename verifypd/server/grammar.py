@@ -17,6 +17,9 @@ from llguidance import LLMatcher, LLTokenizer
 from verifypd.errors import RequestError
 from verifypd.server.messages import GrammarSpec
 
+MOST_BYTES = 32 << 10  # of a constraint: larger ones take the engine's time, or the compiler's stack
+MOST_RULES = 500  # of a Lark grammar
+
 
 @lru_cache(maxsize=256)
 def source(spec: GrammarSpec) -> str:
@@ -32,7 +35,11 @@ def source(spec: GrammarSpec) -> str:
 
 @lru_cache(maxsize=256)
 def check(spec: GrammarSpec) -> None:
-    """Raise ValueError, in one line, for a constraint that cannot be compiled."""
+    """Raise ValueError, in one line, for a constraint that cannot be compiled, or not in a reasonable time."""
+    if len(spec.text.encode()) > MOST_BYTES:
+        raise ValueError(f"it has {len(spec.text.encode())} bytes; at most {MOST_BYTES} are compiled")
+    if spec.kind not in ("json", "regex", "choice") and spec.text.count(":") > MOST_RULES:
+        raise ValueError(f"it has more than {MOST_RULES} rules")
     failed, messages = LLMatcher.validate_grammar_with_warnings(source(spec), None)
     if failed:
         raise ValueError(" ".join(" ".join(messages).split())[:300])

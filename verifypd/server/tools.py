@@ -84,8 +84,18 @@ class ToolFormat:
             arguments = call.get(self.arguments, call.get("arguments")) if isinstance(call, dict) else None
             if arguments is None or not isinstance(call.get("name"), str):
                 return None
-            found.append(FoundCall(call["name"], json.dumps(arguments, ensure_ascii=False)))
+            found.append(FoundCall(call["name"], _json(arguments)))
         return found or None
+
+
+def _json(value: Any) -> str:
+    """Readable JSON, or escaped where the text holds half of a surrogate pair, which no UTF-8 can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def _special(tokenizer: Tokenizer, text: str) -> bool:
