@@ -316,9 +316,9 @@ class Auto:
         pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
         target = min([view.slo_tpot for view in served]) * 1e-3
         free = max(1, min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
-        for most, share in ((free, EARLY), (pace, LATE)):
+        for most, share, missed in ((free, EARLY, True), (snapshot.prefill_chunk, EARLY, False), (pace, LATE, False)):
             chunk = chunk_within(self.cost, target, step, most)
-            if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3):
+            if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3, missed):
                 return chunk
         # late: a step that emits several tokens for each request may last as many times the target of one
         tokens = chosen.tokens / max(1, len(served)) if chosen else 1.0
@@ -326,15 +326,15 @@ class Auto:
         return chunk_within(self.cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
 
     @staticmethod
-    def _in_time(waiting: Sequence[RequestView], rate: float, target: float) -> bool:
+    def _in_time(waiting: Sequence[RequestView], rate: float, target: float, missed: bool) -> bool:
         """Whether prompts computed at `rate` tokens a second, in order of rank, have their first token by then.
 
-        One that is past its target already gains nothing from haste.
+        Where those past it count (`missed`), a backlog keeps the pace up; for those past saving there is no hurry.
         """
         tokens = 0
         for view in sorted(waiting, key=lambda view: view.rank):
             tokens += view.prefill_left
-            if view.since_output < target < view.since_output + tokens / rate:
+            if target < view.since_output + tokens / rate and (missed or view.since_output < target):
                 return False
         return True
 
