@@ -33,10 +33,10 @@ def set_tau(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
     """Engines made from now on draft at `tau` times the request's temperature, whatever their controller does else."""
     original = build.make_controller
 
-    def made(name: str, max_draft: int, _: CostModel) -> Any:
+    def made(name: str, max_draft: int, _: CostModel, **settings: Any) -> Any:
         cost = CostModel(EAGER)
         monkeypatch.setattr(cost, "observe", lambda timing: None)
-        controller = original(name, max_draft, cost)
+        controller = original(name, max_draft, cost, **settings)
         monkeypatch.setattr(controller, "temperature", lambda view: tau, raising=True)
         return controller
 

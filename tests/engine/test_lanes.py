@@ -59,7 +59,7 @@ class Restless:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "make_controller", lambda *_: Restless())
+    monkeypatch.setattr(build, "make_controller", lambda *_args, **_settings: Restless())
 
 
 @pytest.mark.usefixtures("restless")
