@@ -1,4 +1,4 @@
-"""The simulated map: acceptance × load × architecture, with beliefs that are wrong. No GPU, no model, no torch.
+"""The simulated map: acceptance × load × architecture, with beliefs that are wrong. No GPU and no model.
 
 Every run drives the real policy code (`verifypd.control`) with the costs of an H200 and a 7B verifier. The policy
 believes the measured table; the truth is 20 % off in every coefficient, noisy and drifting, and acceptance differs
@@ -17,16 +17,14 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from verifypd.bench.provenance import provenance
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
@@ -173,17 +171,6 @@ def world_table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def provenance() -> dict[str, str]:
-    """What made the figures."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "commit": commit.stdout.strip() + (" with changes" if changed.stdout.strip() else ""),
-        "command": " ".join(["python", "benchmarks/simulated_map.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-    }
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +309,8 @@ def main() -> None:
         result = json.loads(args.out.read_text()) if args.out.exists() else {}
         if args.part != "worlds":
             kept = [run for run in result.get("runs", ()) if run["arm"] not in names]  # the others as they stand
+            if args.arms and {run["seed"] for run in kept} != set(grid[2]):
+                parser.error("--arms keeps the runs of an earlier map, and that one has other seeds: run all of it")
             result |= run_map(*grid, names, workers=args.workers)
             result["runs"] += kept if args.arms else []
         if args.part != "map":

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.control.views import VIEW
 from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, make_architecture, select_architecture
 from verifypd.control.auto import CHUNK_FACTOR
 from verifypd.control.controller import FixedController, allowed
@@ -16,20 +17,7 @@ from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.errors import ConfigError
 
-DECODING = RequestView(
-    slot=0,
-    rank=(0, 0),
-    served=0,
-    chunk_start=0,
-    prefill_left=0,
-    length_floor=10,
-    length_bound=10,
-    max_length=100,
-    draft_limit=8,
-    draft_lag=2,
-    promise=8,
-    prompt_logprobs=-1,
-)
+DECODING = replace(VIEW, length_floor=10, length_bound=10, max_length=100, slo_tpot=15.0)
 
 
 def view(slot: int, **changes: Any) -> RequestView:
