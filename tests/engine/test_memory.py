@@ -14,7 +14,7 @@ from verifypd import LLM, SamplingParams
 draft, dtype = sys.argv[1:]
 llm = LLM("smollm2", draft=draft, dtype=dtype, kv_memory="600MB", batch_size=16, max_draft=4, max_model_len=4096,
           measure_costs=False)
-words = " ".join(str(i) for i in range(60))
+words = " ".join(str(i) for i in range(14))
 llm.generate([f"{i} {words}" for i in range(20)], SamplingParams(max_tokens=4, temperature=0.8, ignore_eos=True))
 llm.shutdown()
 # not ru_maxrss: that one starts at the peak of the process which started this one

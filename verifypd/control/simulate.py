@@ -74,11 +74,12 @@ class Settings:
     host_seconds: float = 0.0  # s of each step that the device does not see
     verifier_bytes: int = 13_500_000_000
     device: str = "cuda"
+    spare_slots: int = 0  # slots beyond those the engine gives itself: backpressure is then the policy's alone
 
     @property
     def slots(self) -> int:
         """Requests that may hold a slot at once."""
-        return math.ceil(self.batch_size * self.queue_factor)
+        return math.ceil(self.batch_size * self.queue_factor) + self.spare_slots
 
 
 @dataclass(slots=True)
