@@ -294,8 +294,10 @@ class Auto:
     def _next_chunk(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> int:
         """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
 
-        Where the prompts would not be done in time at that pace, as many as `plain`, whose steps are shorter, computes
-        in the same time; where that is not enough, as many as fit the tightest inter-token target in flight.
+        Where the prompts would not be done in time at that pace, as many as make the step as long as one of `plain`
+        with its chunk, or the whole chunk where requests wait for a slot; then as many as `plain`, whose steps are
+        shorter, computes in the same time; where that is not enough, as many as fit the tightest inter-token target in
+        flight.
         """
         waiting = [view for view in snapshot.requests if view.prefill_left]
         if not waiting or not self.cost.known:
@@ -316,7 +318,8 @@ class Auto:
         pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
         target = min([view.slo_tpot for view in served]) * 1e-3
         free = max(1, min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
-        for most, share, missed in ((free, EARLY, True), (snapshot.prefill_chunk, EARLY, False), (pace, LATE, False)):
+        even = snapshot.prefill_chunk if snapshot.waiting else self._even(step, len(served), snapshot.prefill_chunk)
+        for most, share, missed in ((free, EARLY, True), (even, EARLY, False), (pace, LATE, False)):
             chunk = chunk_within(self.cost, target, step, most)
             if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3, missed):
                 return chunk
@@ -324,6 +327,14 @@ class Auto:
         tokens = chosen.tokens / max(1, len(served)) if chosen else 1.0
         longer = min(target * tokens, HURRY * step.seconds(self.cost, 0))
         return chunk_within(self.cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
+
+    def _even(self, step: Step, requests: int, chunk: int) -> int:
+        """Tokens of a chunk with which a step lasts no longer than one of `plain` with a chunk as set."""
+        plain = replace(step, rows=float(requests), draft_seconds=0.0).seconds(self.cost, chunk)
+        low = max(1, chunk // 4)
+        while chunk > low and step.seconds(self.cost, chunk) > plain:
+            chunk -= 16
+        return max(low, chunk)
 
     @staticmethod
     def _in_time(waiting: Sequence[RequestView], rate: float, target: float, missed: bool) -> bool:
