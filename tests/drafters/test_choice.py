@@ -17,10 +17,10 @@ def request(tokens: list[int], prompt: int | None = None, order: int = 0) -> Req
 
 
 def test_gain_is_tokens_per_pass() -> None:
-    assert gain(0.0, 8, 0.1) == (1.0, 0)
-    value, length = gain(1.0, 4, 0.0)
+    assert gain(0.0, 8, 0.13) == (1.0, 0)
+    value, length = gain(1.0, 4, 0.03)
     assert length == 4 and value == pytest.approx(5 / 1.12)
-    assert gain(0.7, 8, 0.1)[1] < gain(0.7, 8, 0.0)[1]  # dearer steps, shorter drafts
+    assert gain(0.7, 8, 0.13)[1] < gain(0.7, 8, 0.03)[1]  # dearer steps, shorter drafts
 
 
 def test_a_repeating_text_is_copied_and_a_new_one_is_drafted() -> None:
@@ -33,6 +33,18 @@ def test_a_repeating_text_is_copied_and_a_new_one_is_drafted() -> None:
     assert (name, choice.pick(copying, 8)) == ("ngram", ("ngram", 8))
     fresh = request(random.Random(0).sample(range(10_000), 60), 20, order=1)
     assert choice.pick(fresh, 8) == ("head", 8)
+
+
+def test_what_steps_cost_decides_between_two_that_are_about_as_good() -> None:
+    choice = Choice("ngram", "head", 2, 4)
+    text = request([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], 12)  # one long match: foretold with 0.75
+    choice.pick(text, 8)
+    for _ in range(6):
+        choice.observe(0, "head", 4, 4)  # the head is almost always right
+    choice.row, choice.step = 0.03, 0.02
+    assert choice.pick(text, 8)[0] == "head", "all but free, and better"
+    choice.row, choice.step = 0.03, 0.4
+    assert choice.pick(text, 8)[0] == "ngram", "better, but too dear"
 
 
 def test_look_ups_that_fail_give_way_and_good_drafts_hold_their_own() -> None:

@@ -43,6 +43,7 @@ class Restless:
     """
 
     name = "restless"
+    curious = True
 
     def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
@@ -213,7 +214,7 @@ class Listener:
     """Stands before an architecture and keeps what it is told."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.name = inner, inner.name
+        self.inner, self.name, self.curious = inner, inner.name, True
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []

@@ -25,14 +25,13 @@ class Load:
     draft_context: float = 0.0  # Σ context of those that may draft
     draft_rows: float = 0.0  # tokens they catch up with, spread over the steps they are expected to last
     aside: float = 0.0  # s that the chunks add to the step: paid once for each prompt, whatever is drafted
-    looked_up: bool = False  # all who may draft do so by look-up: no model runs, and the loop costs next to nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """How much to draft in a step and what it comes to."""
 
-    longest: int  # longest draft: what the loop costs
+    longest: int  # longest draft of the model: what the loop costs
     threshold: float  # positions with a survival above it are drafted
     tokens: float  # expected, one a request included
     seconds: float
@@ -52,42 +51,43 @@ class Allocation:
 
 
 def allocations(
-    curves: Sequence[Sequence[float]], load: Load, cost: CostModel, overlap: bool = False
+    curves: Sequence[Sequence[float]],
+    load: Load,
+    cost: CostModel,
+    overlap: bool = False,
+    looked_up: Sequence[bool] = (),
 ) -> list[Allocation]:
-    """For each longest draft 0, 1, 2 … the best filling: most (requests + Σ survivals) a second.
+    """For each longest draft 0, 1, 2 … the best filling: most (requests + Σ survivals) a second. The first is of none.
 
     `curves` holds the survivals of each request, falling along its positions. A loop costs its longest draft, however
     few reach that far, so each length is searched by itself; for one length, positions are taken from the likeliest
     down while they pay for their row: survival > rate · row (Dinkelbach's iteration), and rows below the knee are free.
+    Drafts of requests in `looked_up` take no loop: all positions of theirs that pay for their rows.
     `overlap`: drafting runs beside the verifier, on a device of its own, so that the longer of the two counts.
     """
     c = cost.coefficients
     fixed = cost.verify_seconds(1, load.context, load.chunk_context, load.mixed) - max(c.floor, c.row) + cost.overhead
     plain = fixed + max(c.floor, c.row * load.rows)
     found = [Allocation(0, 1.0, float(load.requests), plain, 0.0, 0.0, load.aside)]
-    deepest = max(map(len, curves), default=0)
-    columns: list[list[float]] = []  # by position: survivals, negative and rising, so that bisect can count them
-    sums: list[list[float]] = []
-    for i in range(deepest):
-        column = sorted([-curve[i] for curve in curves if len(curve) > i])
-        columns.append(column)
-        sums.append([0.0, *accumulate(column)])
+    copied = _Columns([curve for curve, free in zip(curves, looked_up, strict=True) if free] if looked_up else [])
+    drafted = _Columns(
+        [curve for curve, free in zip(curves, looked_up, strict=True) if not free] if looked_up else curves
+    )
     free = c.knee - load.rows  # rows that cost nothing more
-    share = 1.0 / len(curves) if curves else 0.0
     rate = found[0].rate
-    for longest in range(1, deepest + 1):
+    for longest in range(0 if copied.curves else 1, drafted.deepest + 1):
         best: Allocation | None = None
         for _ in range(6):
             threshold = rate * c.row
-            count, gain = _above(columns, sums, longest, threshold)
+            count = drafted.count(longest, threshold) + copied.count(copied.deepest, threshold)
             if count < free:
-                threshold = _fill(columns, longest, math.ceil(free), threshold)
-                count, gain = _above(columns, sums, longest, threshold)
+                threshold = _fill(drafted, copied, longest, math.ceil(free), threshold)
+                count = drafted.count(longest, threshold) + copied.count(copied.deepest, threshold)
             if not count:
                 break
-            part = bisect_left(columns[0], -threshold) * share  # of the candidates, how many draft at all
-            draft = cost.draft_seconds(longest, load.draft_rows * part, load.draft_context * part)
-            draft = 0.0 if load.looked_up else draft
+            gain = drafted.gain(longest, threshold) + copied.gain(copied.deepest, threshold)
+            part = drafted.part(threshold) if longest else 0.0
+            draft = cost.draft_seconds(longest, load.draft_rows * part, load.draft_context * part) if part else 0.0
             verify = fixed + max(c.floor, c.row * (load.rows + count))
             seconds = max(verify, draft) if overlap else verify + draft
             option = Allocation(longest, threshold, load.requests + gain, seconds, draft, count, load.aside)
@@ -102,28 +102,49 @@ def allocations(
     return found
 
 
-def _above(
-    columns: Sequence[Sequence[float]], sums: Sequence[Sequence[float]], longest: int, threshold: float
-) -> tuple[int, float]:
-    """How many of the first `longest` positions have a survival above the threshold, and the sum of those."""
-    count, gain = 0, 0.0
-    for i in range(longest):
-        n = bisect_left(columns[i], -threshold)
-        if not n:
-            break  # survivals fall along the positions
-        count += n
-        gain -= sums[i][n]
-    return count, gain
+class _Columns:
+    """Survivals by position, sorted, so that those above a threshold are counted and summed at once."""
+
+    def __init__(self, curves: Sequence[Sequence[float]]) -> None:
+        self.curves = len(curves)
+        self.deepest = max(map(len, curves), default=0)
+        # negative and rising, as bisect wants them
+        self._columns = [sorted([-curve[i] for curve in curves if len(curve) > i]) for i in range(self.deepest)]
+        self._sums = [[0.0, *accumulate(column)] for column in self._columns]
+
+    def count(self, longest: int, threshold: float) -> int:
+        """How many of the first `longest` positions have a survival above the threshold."""
+        total = 0
+        for column in self._columns[:longest]:
+            above = bisect_left(column, -threshold)
+            if not above:
+                break  # survivals fall along the positions
+            total += above
+        return total
+
+    def gain(self, longest: int, threshold: float) -> float:
+        """The sum of those."""
+        total = 0.0
+        for column, sums in zip(self._columns[:longest], self._sums, strict=False):
+            above = bisect_left(column, -threshold)
+            if not above:
+                break
+            total -= sums[above]
+        return total
+
+    def part(self, threshold: float) -> float:
+        """Part of the requests that draft at all."""
+        return bisect_left(self._columns[0], -threshold) / self.curves if self.curves else 0.0
 
 
-def _fill(columns: Sequence[Sequence[float]], longest: int, free: float, threshold: float) -> float:
+def _fill(drafted: _Columns, copied: _Columns, longest: int, free: float, threshold: float) -> float:
     """The lowest threshold, up to the given one, that keeps the count within the free rows."""
     low, high = LEAST, max(LEAST, threshold)
-    if sum(bisect_left(columns[i], -low) for i in range(longest)) <= free:
+    if drafted.count(longest, low) + copied.count(copied.deepest, low) <= free:
         return low
     for _ in range(16):
         middle = (low + high) / 2
-        count = sum(bisect_left(columns[i], -middle) for i in range(longest))
+        count = drafted.count(longest, middle) + copied.count(copied.deepest, middle)
         low, high = (middle, high) if count > free else (low, middle)
     return high
 

@@ -23,6 +23,11 @@ class Architecture(Protocol):
 
     name: str
 
+    @property
+    def curious(self) -> bool:
+        """Whether the next plan may draft: while not, the views need not say what could be proposed."""
+        ...
+
     def plan(self, snapshot: Snapshot) -> Plan:
         """What the next step runs."""
         ...
@@ -51,6 +56,11 @@ class Policy:
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
+
+    @property
+    def curious(self) -> bool:
+        """As its controller is."""
+        return self.controller.curious
 
     def observe(self, observation: Observation) -> None:
         """A verdict was absorbed."""

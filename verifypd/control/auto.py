@@ -89,6 +89,11 @@ class Auto:
         self._steps = 0
 
     @property
+    def curious(self) -> bool:
+        """As its controller is; and when it is about to weigh the architectures."""
+        return self.controller.curious or (self._steps + 1) % INTERVAL == 0
+
+    @property
     def cost(self) -> CostModel:
         """What passes are believed to take."""
         return self._own_cost

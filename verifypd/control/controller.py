@@ -23,6 +23,11 @@ class Controller(Protocol):
 
     name: str
 
+    @property
+    def curious(self) -> bool:
+        """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
+        ...
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """slot → tokens to draft, for requests that would draft and verify together; missing: 0."""
         ...
@@ -61,6 +66,11 @@ class FixedController:
     def __init__(self, length: int) -> None:
         self.length = length
 
+    @property
+    def curious(self) -> bool:
+        """Unless it never drafts."""
+        return self.length > 0
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
@@ -93,6 +103,7 @@ class ThresholdController:
     QUEUE_HIGH, QUEUE_LOW = 10, 1  # requests in the verify queue
     P95_HIGH, P95_LOW = 50e-3, 45e-3  # s
     RATE_LOW, RATE_HIGH = 0.35, 0.65
+    curious = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = min(self.LONGEST, longest)

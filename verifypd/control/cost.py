@@ -126,6 +126,12 @@ class CostModel:
             total += self.verify_seconds(features[0], features[1], features[2], features[3] > 0)
         return total
 
+    def prices(self, requests: int, context: float) -> tuple[float, float]:
+        """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
+        c, alone = self.coefficients, self.verify_seconds(max(1, requests), context)
+        row = self.verify_seconds(2 * max(1, requests), context) - alone
+        return row / alone, (c.draft_step + c.draft_context * context) / alone
+
     @property
     def margin(self) -> float:
         """How far a predicted ratio of two times may be off, from the errors made lately. At most 0.1."""

@@ -23,7 +23,9 @@ FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PROBED = 16  # requests in one probe at most
-PATIENT = 16  # probes in a row that changed nothing, after which they come half as often
+PATIENT = 16  # probes in a row that changed nothing, after which they come half as often; then half of that, …
+RAREST = 0.125  # … down to this part of their share
+LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
 CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
@@ -62,9 +64,11 @@ class ThroughputController:
         self.probes = 0
         self.probe_seconds = 0.0  # spent on probes, foretold
         self._price = 0.0  # of the last probe, for each request in it
+        self._asked = 0.0  # s, what the next probe will cost, as far as is known
         self._credit = 1.0  # s that may be spent on probes; at first enough for a few
         self._refunds = 1.0  # s that probes which stand may earn back, so that a change is soon believed
-        self._longest = 0
+        self._longest = 0  # of the model's drafts, when there last were any
+        self._drafted = 0  # longest draft of the last step that might have drafted
         self._fruitless = 0  # probes in a row that changed nothing
         self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
         self._scatter = 0.0  # mean absolute size of it
@@ -72,6 +76,11 @@ class ThroughputController:
         self._news = False  # whether a draft's verdict came in since
         self._outputs: dict[int, int] = {}  # order → tokens emitted
         self._mean_output = 64.0
+
+    @property
+    def curious(self) -> bool:
+        """Drafting, or about to look again whether to, or with enough saved up for a probe."""
+        return self.speculating or self._look_due or self._credit >= self._asked
 
     @property
     def margin(self) -> float:
@@ -88,46 +97,48 @@ class ThroughputController:
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
+        if not self.curious:
+            return {}
         candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
         if not candidates:
             return {}
-        if not self.speculating and not self._look_again():
+        if not self.speculating and not self._look_due:
             return self._probe(candidates, self._load(views, snapshot, []), snapshot)
+        self._idle, self._news = 0, False
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
         if not joining:  # nobody is worth it: that says nothing about those who come
             return {} if self.speculating else self._probe(candidates, self._load(views, snapshot, []), snapshot)
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
-        options = allocations(curves, load, self.cost, self.overlap)
+        options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining))
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
             self.chosen = options[0]
             return self._probe(candidates, load, snapshot)
         self.chosen = best
-        return {
+        lengths = {
             view.slot: length
             for (view, _), curve in zip(joining, curves, strict=True)
-            if (length := reach(curve, best.threshold, best.longest))
+            if (length := _length(view, curve, best))
         }
+        self._drafted = max(lengths.values(), default=0)
+        return lengths
 
     def predict(self, views: Sequence[RequestView], snapshot: Snapshot, overlap: bool = False) -> list[Allocation]:
         """What each longest draft would come to for these requests; the first drafts nothing. Changes nothing."""
         candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
         load = self._load(views, snapshot, [view for view, _ in candidates])
-        return allocations(self._curves(candidates, snapshot), load, self.cost, overlap)
+        return allocations(self._curves(candidates, snapshot), load, self.cost, overlap, _looked_up(candidates))
 
     def corrected(self, best: Allocation, plain: Allocation) -> float:
         """The gain of one over the other, with the errors lately made about steps with and without drafts taken out."""
         gain = best.rate / plain.rate if plain.rate else 1.0
         return gain * (1.0 + self._missed[False]) / (1.0 + self._missed[True])
 
-    def _look_again(self) -> bool:
+    @property
+    def _look_due(self) -> bool:
         """While not drafting: whether to weigh it anew, after a probe's verdict or now and then."""
-        self._idle += 1
-        if self._news or self._idle >= 8:
-            self._idle, self._news = 0, False
-            return True
-        return False
+        return self._news or self._idle >= LOOK
 
     def _choose(
         self,
@@ -169,8 +180,7 @@ class ThroughputController:
         missed, progress = 0, []  # tokens a request makes in the step
         low, high = plain.seconds * 1e3, option.seconds * 1e3
         for (view, _), curve in zip(joining, curves, strict=True):
-            drafted = reach(curve, option.threshold, option.longest)
-            tokens = 1.0 + sum(curve[:drafted])
+            tokens = 1.0 + sum(curve[: _length(view, curve, option)])
             progress.append(tokens)
             missed += low <= view.slo_tpot < high / tokens
         if missed > FEW * len(joining):
@@ -223,20 +233,19 @@ class ThroughputController:
                     requests += 1
                     rows += 1 + view.pending
                     context += view.length_bound
-        draft_context = float(sum([view.length_bound for view in drafting]))
+        draft_context = float(sum([view.length_bound for view in drafting if view.proposer is None]))
         draft_rows = 0.0
         if snapshot.drafter_has_cache:
             draft_rows = float(CAUGHT_UP * sum(view.proposer is None for view in drafting))
             for view in drafting:
-                if view.draft_lag > CAUGHT_UP:
+                if view.draft_lag > CAUGHT_UP and view.proposer is None:
                     draft_rows += (view.draft_lag - CAUGHT_UP) / self._horizon(view)
         aside = 0.0
         if chunk_rows:
             alone = self.cost.verify_seconds(rows, context)
             rows, context = rows + chunk_rows, context + riding
             aside = self.cost.verify_seconds(rows, context, chunk_context, mixed=True) - alone
-        free = bool(drafting) and all(view.proposer is not None for view in drafting)
-        return Load(requests, rows, context, chunk_context, chunk_rows > 0, draft_context, draft_rows, aside, free)
+        return Load(requests, rows, context, chunk_context, chunk_rows > 0, draft_context, draft_rows, aside)
 
     def _horizon(self, view: RequestView) -> float:
         """Steps a request is expected to last: as others did, or as long again as it has."""
@@ -260,7 +269,6 @@ class ThroughputController:
     def _probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
         """A draft of one token for a few, once enough time has been saved up for it."""
         c = self.cost.coefficients
-        plain = self.cost.verify_seconds(load.rows, load.context, load.chunk_context, load.mixed) + self.cost.overhead
         cached = snapshot.drafter_has_cache
         lags = sorted(((view.draft_lag if cached else 0, view.slot) for view, _ in candidates), key=lambda p: p[0])
         free = c.knee - load.rows
@@ -272,10 +280,9 @@ class ThroughputController:
                 break
             price += more
             slots[slot] = 1
-        share = self.probe_share * (1.0 if self._fruitless < PATIENT else 0.5)
-        self._credit = min(self._credit + share * plain, max(2.0 * price, share * plain))
-        self._refunds = min(self._refunds + share * plain, 32.0 * price)
-        if self._credit < price or not share:
+        self._asked = price
+        self._credit, self._refunds = min(self._credit, 2.0 * price), min(self._refunds, 32.0 * price)
+        if self._credit < price or not self.probe_share:
             return {}
         self._credit -= price
         self.probes += 1
@@ -287,7 +294,7 @@ class ThroughputController:
     def state(self) -> dict[str, float]:
         """What it foretells, and how far its forecasts have been off."""
         return {
-            "draft_length": self.chosen.longest if self.chosen else 0,
+            "draft_length": self._drafted if self.speculating else 0,
             "gain": self.gain,
             "margin": self.margin,
             "acceptance": self.survival.mean(),
@@ -319,8 +326,17 @@ class ThroughputController:
             if self.search is not None and not seen.greedy:
                 self.search.observe(seen)
 
+    def _save_up(self, seconds: float) -> None:
+        """A step without drafts has passed: a share of its time may go to probes."""
+        self._idle += 1
+        earned = seconds * self.probe_share * max(RAREST, 0.5 ** (self._fruitless // PATIENT))
+        self._credit += earned
+        self._refunds += earned
+
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""
+        if not self.speculating:
+            self._save_up(timing.step_seconds or timing.device_seconds)
         drafted = timing.draft_seconds > 0.0  # by look-up too, which takes no steps
         expected = self.cost.step_seconds(timing) - self.cost.overhead
         if expected > 0.0 and timing.verify_rows and self.cost.known:
@@ -336,6 +352,17 @@ class ThroughputController:
         emitted = self._outputs.pop(order, 0)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)
+
+
+def _looked_up(candidates: Sequence[tuple[RequestView, int]]) -> list[bool]:
+    """Whose drafts no model makes; empty where all are."""
+    flags = [view.proposer is not None for view, _ in candidates]
+    return flags if any(flags) else []
+
+
+def _length(view: RequestView, curve: Sequence[float], chosen: Allocation) -> int:
+    """What an allocation gives to a request."""
+    return reach(curve, chosen.threshold, chosen.longest if view.proposer is None else len(curve))
 
 
 def _urgency(view: RequestView) -> float:

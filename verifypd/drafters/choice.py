@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from verifypd.request import Request
 
-ROW = 0.03  # a further row in a verifier pass, in passes
-STEP = 0.1  # a step of the draft model, in verifier passes
+ROW, STEP = 0.03, 0.1  # until costs are known: a further row in a verifier pass and a step of the model, in passes
 MEMORY = 24.0  # trials a mean looks back
 STRENGTH = 3.0  # trials that what is known of others counts for
 SHORT, LONG = 0, 1  # whether the shortest suffix that may be looked up has occurred before, or the longest
@@ -38,13 +37,16 @@ class Chance:
         return (self.stood + STRENGTH * self.prior) / (self.trials + STRENGTH)
 
 
-def gain(chance: float, longest: int, step: float) -> tuple[float, int]:
-    """Tokens per verifier pass' worth of time with the best draft of up to `longest` tokens, and its length."""
+def gain(chance: float, longest: int, price: float) -> tuple[float, int]:
+    """Tokens per verifier pass' worth of time with the best draft of up to `longest` tokens, and its length.
+
+    `price`: what a further token of a draft costs, in passes.
+    """
     best, length, alive, tokens = 1.0, 0, 1.0, 1.0
     for drafted in range(1, longest + 1):
         alive *= chance
         tokens += alive
-        value = tokens / (1.0 + drafted * (ROW + step))
+        value = tokens / (1.0 + drafted * price)
         if value > best:
             best, length = value, drafted
     return best, length
@@ -100,6 +102,7 @@ class Choice:
     def __init__(self, copier: str, model: str, shortest: int, longest: int) -> None:
         self.copier, self.model = copier, model
         self._sizes = (shortest, longest)
+        self.row, self.step = ROW, STEP  # prices in verifier passes; whoever knows the costs sets them
         self._everyone = Chance(0.6)
         self._requests: dict[int, _Known] = {}  # by order
 
@@ -112,8 +115,8 @@ class Choice:
         name, longest = self.model, limit
         chance = known.copying.chance
         if chance is not None:
-            own, _ = gain(known.drafting.mean, limit, STEP)
-            copied, length = gain(chance, limit, 0.0)
+            own, _ = gain(known.drafting.mean, limit, self.row + self.step)
+            copied, length = gain(chance, limit, self.row)
             if length and copied >= own:
                 name, longest = self.copier, length
         return name, longest

@@ -193,6 +193,7 @@ def _wire(
         max_model_len=max_len,
         verifier_bytes=model.weight_bytes,
         choice=choice,
+        cost=cost,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
+from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.drafters.base import Drafter
@@ -54,6 +55,7 @@ class Engine:
         max_model_len: int,
         verifier_bytes: int = 0,
         choice: Choice | None = None,
+        cost: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -71,6 +73,7 @@ class Engine:
         self.clock = clock
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
         self.choice = choice  # where there are two drafters
+        self.cost = cost
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
         self.waiting: list[Request] = []
@@ -168,11 +171,15 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
-        now = self.clock()
+        now, curious = self.clock(), self.architecture.curious
+        if curious and self.choice is not None and self.cost is not None and self.cost.known:
+            self._price(self.choice, self.cost)
         verify_batch, verify_wait_ms = self.config.verify_limits
         return Snapshot(
             step=self.stats.steps,
-            requests=tuple(self._view(r, now) for r in self.running.values() if not (r.finished or r.preempting)),
+            requests=tuple(
+                self._view(r, now, curious) for r in self.running.values() if not (r.finished or r.preempting)
+            ),
             now=now,
             waiting=len(self.waiting),
             verify_batch=verify_batch,
@@ -191,11 +198,16 @@ class Engine:
             routine_lag=2 if self.drafter is None or self.drafter.keeps_drafts else self.config.max_draft + 1,
         )
 
-    def _view(self, request: Request, now: float) -> RequestView:
+    def _price(self, choice: Choice, cost: CostModel) -> None:
+        """Tell the choice between drafters what a row and a step cost beside those who decode now."""
+        lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
+        choice.row, choice.step = cost.prices(len(lengths), float(sum(lengths)))
+
+    def _view(self, request: Request, now: float, curious: bool) -> RequestView:
         params = request.params
         decoding = request.state is not State.PREFILL
         limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
-        drafting = decoding and params.speculation and self.drafter is not None
+        drafting = curious and decoding and params.speculation and self.drafter is not None
         assert request.slot is not None
         proposer, promise, lag = None, 0, request.draft_lag
         if drafting and self.drafter is not None and limit:
