@@ -21,7 +21,8 @@ MEMORY = 24.0  # trials a request's mean looks back
 POPULATION = 400.0  # trials a kind's mean looks back
 STRENGTH = 4.0  # trials that the kind's mean counts for in a request's
 FADE = 0.985  # what is left of a request's evidence after a step without drafts
-RATE = 0.03  # of calibration
+RATE, TRUST_RATE = 0.03, 0.06  # of calibration: of the offsets, and of `trust`
+TRUST = 0.5  # in what a request's own trials say of it, until it is known how far they can be trusted
 BINS = 10
 LOW, HIGH = 0.005, 0.995
 
@@ -54,7 +55,7 @@ class _Population(_Running):
 
     offsets: list[float] = field(default_factory=lambda: [1.0])  # factors of the odds, by position
     reached: int = 0  # positions that were ever looked at
-    trust: float = 1.0
+    trust: float = TRUST
 
     @property
     def mean(self) -> float:
@@ -204,7 +205,7 @@ class Survival:
         miss = stood - chance
         offsets[position] = min(8.0, max(0.125, offsets[position] * (1.0 + RATE * miss)))
         if lean:
-            population.trust = min(1.5, max(0.2, population.trust + RATE * miss * log(lean)))
+            population.trust = min(1.5, max(0.2, population.trust + TRUST_RATE * miss * log(lean)))
 
     def _odds(self, trace: _Trace, population: _Population) -> tuple[float, float]:
         """Odds of the request before the position counts, and the factor by which its own differ from its kind's."""

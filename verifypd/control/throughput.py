@@ -320,6 +320,7 @@ class ThroughputController:
             self._refunds -= earned
             self.survival.fade(FORGET)
         self.survival.observe(seen)
+        self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped
         self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
         if seen.drafted:
             self._news = True
