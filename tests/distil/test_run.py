@@ -138,7 +138,7 @@ def test_bad_settings_are_refused(
 
 def test_the_built_in_sets_are_disjoint() -> None:
     evaluation, training = evaluation_prompts(), training_prompts()
-    assert len(evaluation) >= 200 and len(training) > 4000
+    assert len(evaluation) >= 200 and len(training) > 3500
     assert not {plain(p.text) for p in evaluation} & {plain(p.text) for p in training}
     assert {p.kind for p in evaluation} == {"chat", "question", "code", "story"}
 
