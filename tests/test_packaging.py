@@ -102,6 +102,7 @@ def test_wheel_holds_the_package(tmp_path):
     assert zipfile.ZipFile(wheel).getinfo(f"{draft}/model.safetensors").file_size <= 16_000_000
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("licenses/NOTICE") for name in names), "what the prompt sets ask for"
 
 
 def test_ci_runs_what_a_contributor_runs():

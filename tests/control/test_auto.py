@@ -11,7 +11,8 @@ import pytest
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
 from verifypd.control.architectures import Architecture, Plain
-from verifypd.control.auto import KEEP, SMALLEST_CHUNK, Auto, Step, chunk_within
+from verifypd.control.auto import KEEP, Auto
+from verifypd.control.chunks import Step, chunk_within
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
@@ -274,39 +275,6 @@ def test_prompts_that_would_be_late_may_stretch_a_step_that_emits_several_tokens
     for _ in range(2):
         policy.plan(snapshot([view(i, slo_tpot=8.0) for i in range(16)] + [late], prefill_chunk=128))
     assert policy.prefill_chunk == 512 or policy.prefill_chunk > chunk_within(cost, 8e-3, Step(16, 16 * 512.0), 512)
-
-
-@pytest.mark.parametrize("requests", [1, 16, 32])
-def test_a_chunk_fits_the_tightest_target(requests: int) -> None:
-    cost, step = h200(), Step(rows=requests, context=requests * 512.0)
-    chunk = chunk_within(cost, 12e-3, step, 2048)
-    assert SMALLEST_CHUNK < chunk < 2048
-    assert step.seconds(cost, chunk) <= 12e-3 < step.seconds(cost, chunk + 16), "and no smaller than it need be"
-
-
-def test_a_tighter_target_means_a_smaller_chunk() -> None:
-    step = Step(rows=32, context=32 * 512.0)
-    sizes = [chunk_within(h200(), target, step, 4096) for target in (9e-3, 12e-3, 20e-3, 50e-3, 1.0)]
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1] == 4096
-
-
-def test_a_long_context_means_a_smaller_chunk() -> None:
-    cost = CostModel(replace(GPU, chunk_context=2e-9))
-    early, late = (chunk_within(cost, 20e-3, Step(8, 4096.0, start=start), 4096) for start in (0, 30_000))
-    assert late < early
-
-
-def test_prefill_progresses_where_the_target_cannot_be_met() -> None:
-    cost, step = CostModel(GPU.scaled(10.0, 10.0)), Step(rows=32, context=32 * 512.0)
-    chunk = chunk_within(cost, 15e-3, step, 1024)
-    assert chunk >= SMALLEST_CHUNK
-    assert step.seconds(cost, chunk) <= 1.5 * step.seconds(cost, 0)
-
-
-def test_a_chunk_that_costs_the_same_at_any_size_is_not_cut_to_nothing() -> None:
-    """Where decode spans and chunks should not share a pass, many small chunks would pay for it again and again."""
-    cost, step = CostModel(replace(GPU, mixed=12e-3)), Step(rows=32, context=32 * 512.0)
-    assert chunk_within(cost, 15e-3, step, 256) == 256
 
 
 def test_nobody_decoding_means_the_largest_chunk() -> None:

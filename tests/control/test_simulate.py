@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
-from verifypd.control.cost import Coefficients
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.outcome import Report, percentile
 from verifypd.control.simulate import Settings, Simulation, TrueCosts
 from verifypd.control.snapshot import Plan, Snapshot
+from verifypd.control.tables import h200
 from verifypd.control.traffic import Acceptance, Arrival, Lengths, poisson
 from verifypd.errors import EngineError
 
@@ -196,6 +198,36 @@ def test_a_burst_of_long_prompts_delays_a_running_request_by_one_chunk_a_turn(na
     assert max(outcome.longest_gap for outcome in report.outcomes[:4]) <= bound
     whole = costs.verify_seconds(12 * 3000, 12 * 3000, 12 * 3000 * 3000)
     assert bound < whole / 4, "the bound is far below what unchunked prompts would cost"
+
+
+@pytest.mark.parametrize("target", [9.0, 15.0, 30.0])
+def test_under_auto_the_longest_gap_in_a_burst_follows_the_target(target: float) -> None:
+    """The chunk rule: a step lasts the tightest inter-token target at most, times the tokens it brings; where less is
+    impossible, half as long again as without a chunk."""
+    options = replace(SMALL, queue_factor=1.0, slo_tpot=target, prefill_chunk=512)
+    exact = TrueCosts(h200().coefficients)
+    running = [Arrival(0.0, 30, 300, (index % 3 > 0,) * 300) for index in range(4)]
+    policy = Auto(make_controller("throughput", 3, CostModel(exact.coefficients)))
+    log = Log()
+    arrivals = [*running, *burst(12, 3000, 20, at=0.2)]
+    report = Simulation(policy, arrivals, exact, options, seed=1, on_step=log).run()
+    costs = exact.model()
+    bare = costs.draft_seconds(3, options.draft_chunk, 8 * 3400) + costs.verify_seconds(8 * 4, 8 * 3400)
+    bound = max(4 * target / 1e3, 2.5 * bare)  # 4: tokens a draft of three may bring
+    assert max(outcome.longest_gap for outcome in report.outcomes[:4]) <= bound
+    chunks = [s.rows for plan in log.plans() if plan.verify for s in plan.verify.spans if s.start is not None]
+    assert max(chunks) > 32, "prompts were computed in sizeable chunks all the same"
+
+
+def test_a_tighter_target_makes_shorter_gaps_in_a_burst() -> None:
+    gaps = []
+    for target in (7.0, 60.0):
+        options = replace(SMALL, queue_factor=1.0, slo_tpot=target, prefill_chunk=1024)
+        arrivals = [*burst(4, 30, 300), *burst(12, 3000, 20, at=0.2)]
+        policy = Auto(make_controller("throughput", 3, h200()))
+        report = Simulation(policy, arrivals, TrueCosts(h200().coefficients), options, seed=1).run()
+        gaps.append(max(outcome.longest_gap for outcome in report.outcomes[:4]))
+    assert gaps[0] < 0.75 * gaps[1], gaps
 
 
 def test_a_smaller_chunk_makes_a_shorter_gap() -> None:

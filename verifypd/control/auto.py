@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
+from verifypd.control.chunks import draft_chunk, prefill_chunk
 from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
@@ -22,12 +23,6 @@ INTERVAL = 16  # steps between two looks
 PATIENCE = 3  # looks in a row that must agree before it switches
 DWELL = 8  # looks after a switch before the next
 KEEP = 1000  # decisions remembered
-SMALLEST_CHUNK = 32  # tokens: prefill always progresses
-CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
-HURRY = 2.5  # times its length without a chunk that a step may last for the sake of late prompts
-DEBT = 0.25  # part of a step that may go to bringing drafts' caches up to date
-EARLY, LATE = 0.25, 0.6  # parts of the target for the first token by which prompts must be done, or chunks may cost
-# those who decode something: first as much as keeps pace with `plain`, then whatever fits the inter-token target
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,86 +279,20 @@ class Auto:
             return snapshot
         if self._steps % INTERVAL == 0 or self.queue_factor is None:
             self.queue_factor = self._next_queue_factor(snapshot, ready)
-        self.prefill_chunk = self._next_chunk(snapshot, ready)
+        chosen = self._throughput.chosen if self._throughput else None
+        stretch = self._throughput.stretch if self._throughput else 1.0
+        drafting = chosen if self.label != "plain" else None
+        self.prefill_chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified")
         verify_batch = snapshot.verify_batch
         if self.running == "pdv":
             verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)
         return replace(
             snapshot,
             prefill_chunk=self.prefill_chunk,
-            draft_chunk=self._next_draft_chunk(snapshot),
+            draft_chunk=draft_chunk(snapshot, self.cost, chosen),
             queue_factor=self.queue_factor,
             verify_batch=verify_batch,
         )
-
-    def _next_chunk(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> int:
-        """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
-
-        Where the prompts would not be done in time at that pace, as many as make the step as long as one of `plain`
-        with its chunk, or the whole chunk where requests wait for a slot; then as many as `plain`, whose steps are
-        shorter, computes in the same time; where that is not enough, as many as fit the tightest inter-token target in
-        flight.
-        """
-        waiting = [view for view in snapshot.requests if view.prefill_left]
-        if not waiting or not self.cost.known:
-            return snapshot.prefill_chunk
-        if not ready:
-            return CHUNK_FACTOR * snapshot.prefill_chunk
-        first = min(waiting, key=lambda view: view.rank)
-        served = ready[: snapshot.batch_size]
-        chosen = self._throughput.chosen if self._throughput and self.label != "plain" else None
-        step = Step(
-            rows=len(served) + (chosen.rows if chosen else 0.0),
-            context=float(sum([view.length_bound for view in served])),
-            draft_seconds=chosen.draft_seconds if chosen else 0.0,
-            start=first.chunk_start,
-            apart=self.running != "unified",
-        )
-        stretch = self._throughput.stretch if self._throughput else 1.0
-        pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
-        target = min([view.slo_tpot for view in served]) * 1e-3
-        free = max(1, min(pace, step.free(self.cost)), snapshot.prefill_chunk // 2)
-        even = snapshot.prefill_chunk if snapshot.waiting else self._even(step, len(served), snapshot.prefill_chunk)
-        for most, share, missed in ((free, EARLY, True), (even, EARLY, False), (pace, LATE, False)):
-            chunk = chunk_within(self.cost, target, step, most)
-            if self._in_time(waiting, chunk / step.seconds(self.cost, chunk), share * snapshot.slo_ttft * 1e-3, missed):
-                return chunk
-        # late: a step that emits several tokens for each request may last as many times the target of one
-        tokens = chosen.tokens / max(1, len(served)) if chosen else 1.0
-        longer = min(target * tokens, HURRY * step.seconds(self.cost, 0))
-        return chunk_within(self.cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
-
-    def _even(self, step: Step, requests: int, chunk: int) -> int:
-        """Tokens of a chunk with which a step lasts no longer than one of `plain` with a chunk as set."""
-        plain = replace(step, rows=float(requests), draft_seconds=0.0).seconds(self.cost, chunk)
-        low = max(1, chunk // 4)
-        while chunk > low and step.seconds(self.cost, chunk) > plain:
-            chunk -= 16
-        return max(low, chunk)
-
-    @staticmethod
-    def _in_time(waiting: Sequence[RequestView], rate: float, target: float, missed: bool) -> bool:
-        """Whether prompts computed at `rate` tokens a second, in order of rank, have their first token by then.
-
-        Where those past it count (`missed`), a backlog keeps the pace up; for those past saving there is no hurry.
-        """
-        tokens = 0
-        for view in sorted(waiting, key=lambda view: view.rank):
-            tokens += view.prefill_left
-            if target < view.since_output + tokens / rate and (missed or view.since_output < target):
-                return False
-        return True
-
-    def _next_draft_chunk(self, snapshot: Snapshot) -> int:
-        """As many tokens for a draft's cache to catch up with as a share of the step takes.
-
-        The debt is paid once, and until it is the request cannot draft: to pay sooner only costs a longer gap now.
-        """
-        chosen = self._throughput.chosen if self._throughput else None
-        row = self.cost.coefficients.draft_row
-        if chosen is None or not row or not self.cost.known:
-            return snapshot.draft_chunk
-        return max(snapshot.draft_chunk, min(CHUNK_FACTOR * snapshot.draft_chunk, int(DEBT * chosen.seconds / row)))
 
     def _next_queue_factor(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> float:
         """More prompts made ready where the batch runs short of requests, fewer where ready ones wait too long."""
@@ -375,44 +304,3 @@ class Auto:
         if late:
             return max(1.0, round(factor - 0.1, 1))
         return factor
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that a prompt chunk is to join."""
-
-    rows: float  # verifier rows without the chunk
-    context: float  # Σ context of them, tokens
-    draft_seconds: float = 0.0
-    start: int = 0  # tokens of the prompt already computed
-    apart: bool = False  # whether the chunk gets a pass of its own
-
-    def seconds(self, cost: CostModel, chunk: int) -> float:
-        """What the step takes with a chunk of so many tokens."""
-        end = self.start + chunk
-        alone = self.draft_seconds + cost.overhead
-        if not chunk or self.apart:
-            passes = cost.verify_seconds(max(1.0, self.rows), self.context)
-            return alone + passes + cost.verify_seconds(chunk, end, chunk * end)
-        return alone + cost.verify_seconds(self.rows + chunk, self.context + end, chunk * end, mixed=True)
-
-    def free(self, cost: CostModel) -> int:
-        """Tokens of a chunk that cost no more than one does: the rows up to the knee."""
-        knee = cost.coefficients.knee
-        return int(knee if self.apart else knee - self.rows)
-
-
-def chunk_within(cost: CostModel, target: float, step: Step, most: int) -> int:
-    """Most prompt tokens, up to `most`, that keep a step within `target` seconds.
-
-    Prefill always progresses: half as long again as the step takes without a chunk is allowed, and a quarter more than
-    with the smallest one, where what a chunk costs is mostly the same for any size.
-    """
-    low, high = min(SMALLEST_CHUNK, most), most
-    budget = max(target, 1.5 * step.seconds(cost, 0), 1.25 * step.seconds(cost, low))
-    if step.seconds(cost, high) <= budget:
-        return high
-    while high - low > 8:
-        middle = (low + high) // 2
-        low, high = (middle, high) if step.seconds(cost, middle) <= budget else (low, middle)
-    return low

@@ -17,7 +17,8 @@ from verifypd import kernels as kernel_sets
 from verifypd.attention.base import AttentionBackend, backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import CHUNK_FACTOR, Auto
+from verifypd.control.auto import Auto
+from verifypd.control.chunks import CHUNK_FACTOR
 from verifypd.control.controller import make_controller
 from verifypd.control.cost import CostModel
 from verifypd.drafters.base import Drafter

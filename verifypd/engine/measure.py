@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.chunks import CHUNK_FACTOR
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter

@@ -1,0 +1,70 @@
+"""Chunk rules: within the tightest target, never nothing, and no longer a step than plain decoding would have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.control.views import snapshot, view
+from verifypd.control.allocation import Allocation
+from verifypd.control.chunks import SMALLEST_CHUNK, Step, chunk_within, draft_chunk, prefill_chunk
+from verifypd.control.cost import CostModel
+from verifypd.control.tables import h200
+
+GPU = h200().coefficients
+DRAFTS = Allocation(longest=2, threshold=0.1, tokens=40.0, seconds=12e-3, draft_seconds=2.5e-3, rows=40.0)
+
+
+@pytest.mark.parametrize("requests", [1, 16, 32])
+def test_a_chunk_fits_the_tightest_target(requests: int) -> None:
+    cost, step = h200(), Step(rows=requests, context=requests * 512.0)
+    chunk = chunk_within(cost, 12e-3, step, 2048)
+    assert SMALLEST_CHUNK < chunk < 2048
+    assert step.seconds(cost, chunk) <= 12e-3 < step.seconds(cost, chunk + 16), "and no smaller than it need be"
+
+
+def test_a_tighter_target_means_a_smaller_chunk() -> None:
+    step = Step(rows=32, context=32 * 512.0)
+    sizes = [chunk_within(h200(), target, step, 4096) for target in (9e-3, 12e-3, 20e-3, 50e-3, 1.0)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1] == 4096
+
+
+def test_a_long_context_means_a_smaller_chunk() -> None:
+    cost = CostModel(replace(GPU, chunk_context=2e-9))
+    early, late = (chunk_within(cost, 20e-3, Step(8, 4096.0, start=start), 4096) for start in (0, 30_000))
+    assert late < early
+
+
+def test_prefill_progresses_where_the_target_cannot_be_met() -> None:
+    cost, step = CostModel(GPU.scaled(10.0, 10.0)), Step(rows=32, context=32 * 512.0)
+    chunk = chunk_within(cost, 15e-3, step, 1024)
+    assert chunk >= SMALLEST_CHUNK
+    assert step.seconds(cost, chunk) <= 1.5 * step.seconds(cost, 0)
+
+
+def test_a_chunk_that_costs_the_same_at_any_size_is_not_cut_to_nothing() -> None:
+    """Where decode spans and chunks should not share a pass, many small chunks would pay for it again and again."""
+    cost, step = CostModel(replace(GPU, mixed=12e-3)), Step(rows=32, context=32 * 512.0)
+    assert chunk_within(cost, 15e-3, step, 256) == 256
+
+
+def test_a_step_with_drafts_and_a_chunk_lasts_no_longer_than_one_of_plain() -> None:
+    """A prompt that is in no hurry but would be late with what rides for nothing: drafts take from its chunk."""
+    cost, running = h200(), [view(i, slo_tpot=100.0) for i in range(20)]
+    waiting = view(30, prefill_left=1200, since_output=0.08)
+    views = snapshot([*running, waiting], prefill_chunk=512)
+    drafting = prefill_chunk(views, running, cost, DRAFTS, 1.3, False)
+    assert 256 < drafting < 512
+    context = sum(each.length_bound for each in running)
+    longer = Step(20 + DRAFTS.rows, context, DRAFTS.draft_seconds).seconds(cost, drafting)
+    assert longer <= Step(20.0, context).seconds(cost, 512) < 1.05 * longer
+    crowd = prefill_chunk(replace(views, waiting=9), running, cost, DRAFTS, 1.3, False)
+    assert crowd == 512, "with requests waiting for a slot the pace of prompts comes first"
+
+
+def test_a_draft_catches_up_in_a_share_of_the_step() -> None:
+    cost, views = h200(), snapshot([view(0)], draft_chunk=256)
+    assert draft_chunk(views, cost, None) == 256
+    chunk = draft_chunk(views, cost, replace(DRAFTS, seconds=8e-3))
+    assert chunk == int(0.25 * 8e-3 / cost.coefficients.draft_row) and 256 < chunk <= 1024
