@@ -31,8 +31,11 @@ def ordered(kind: str) -> str | None:
 def build(config: EngineConfig) -> Built:
     """The real engine, no faster than some 200 steps a second, so that tests can step in.
 
-    Its drafter can stall and its verify pass can run out of memory.
+    Its drafter can stall, its verify pass can run out of memory, and it may never be done loading.
     """
+    if ordered("load") is not None:
+        (Path(os.environ[VARIABLE]) / "loading").touch()
+        time.sleep(3600)
     built = plain(config)
     engine: Any = built.engine
     draft, forward, left = engine.drafter.launch, engine.verify.forward, [0]

@@ -563,6 +563,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["b"]}, "response_format"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"deadline_ms": -3}, "deadline_ms"),
+    ({"deadline_ms": 86_400_001}, "deadline_ms"),
 ]
 
 

@@ -157,7 +157,7 @@ class Bridge:
             if choice.finish is not None:
                 call.left -= 1
                 if choice.finish == "error":
-                    call.fail(failed(call.ask))
+                    call.fail(failed(call.ask, output.error))
             call.wake()
 
     def _answer(self, message: Answer) -> None:
@@ -168,7 +168,7 @@ class Bridge:
             if not call.admitted.done():
                 call.admitted.set_result(None)
             return
-        kind = "rate_limit_error" if message.status == 429 else "invalid_request_error"
+        kind = {429: "rate_limit_error", 500: "server_error"}.get(message.status, "invalid_request_error")
         call.fail(
             CallError(
                 message.status,

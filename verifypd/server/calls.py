@@ -182,8 +182,11 @@ class Call:
             raise self.error
 
 
-def failed(ask: Ask) -> CallError:
+def failed(ask: Ask, grammar_error: str | None = None) -> CallError:
     """A request that ended in an error: its own fault where it can have forbidden every token."""
+    if grammar_error is not None:
+        text = f"the output format took too much work to follow: {grammar_error}; make it simpler"
+        return CallError(400, text, code="format_too_complex", param="response_format")
     if ask.grammar is not None or {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens"} & set(ask.fields):
         return CallError(400, "no token is left that this request allows", code="nothing_allowed")
     return CallError(500, "the request failed in the engine", kind="server_error", code="engine_error")

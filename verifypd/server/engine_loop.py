@@ -16,10 +16,12 @@ from verifypd.request import Logprob, Request, SamplingParams
 from verifypd.runtime.faults import out_of_memory
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
+from verifypd.server.joining import Compile, Joiner, Joining
 from verifypd.server.messages import Abort, Answer, Gone, Output, Outputs, Quit, Stats, Submit, ToEngine, ToWorker
 
 log = logging.getLogger(__name__)
 
+PURGE = 64  # deadlines kept before those of requests that have ended are thrown out
 STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s
 
 
@@ -58,7 +60,10 @@ class Totals:
 
 
 class EngineLoop:
-    """One engine and the calls of all workers. `send` takes a worker's number and a message."""
+    """One engine and the calls of all workers. `send` takes a worker's number and a message.
+
+    `compile_grammar` works beside the loop; `ring`, called from its thread, must make the loop turn soon.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,8 @@ class EngineLoop:
         admission: Admission,
         send: Callable[[int, ToWorker], None],
         workers: Iterable[int],
-        compile_grammar: Callable[[Any], Any] | None = None,
+        compile_grammar: Compile | None = None,
+        ring: Callable[[], None] = lambda: None,
         interval: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +83,7 @@ class EngineLoop:
         self.admission = admission
         self.send = send
         self.workers = tuple(workers)
-        self.compile_grammar = compile_grammar
+        self.joining = Joining(compile_grammar, ring) if compile_grammar is not None else None
         self.interval = interval
         self.clock = clock
         self.totals = Totals()
@@ -102,6 +108,7 @@ class EngineLoop:
         elif isinstance(message, Abort):
             self._abort(message)
         elif isinstance(message, Gone):
+            self._drop_joining(message.worker)
             for worker, call in [key for key in self.calls if key[0] == message.worker]:
                 self._abort(Abort(worker, call, -1))
         elif isinstance(message, Quit):
@@ -111,7 +118,8 @@ class EngineLoop:
         count = len(message.prompts) * message.n
         now = self.clock()
         deadline = message.params.get("deadline_ms")
-        load = Load(len(self.engine.waiting), len(self.engine.free_slots), self._left.rate(now))
+        waiting = len(self.engine.waiting) + (self.joining.requests if self.joining else 0)
+        load = Load(waiting, len(self.engine.free_slots), self._left.rate(now))
         refusal = self.admission.refuse(count, message.key, load, deadline, (now - message.arrival) * 1e3)
         requests: list[Request] = []
         if refusal is None:
@@ -120,21 +128,19 @@ class EngineLoop:
             except RequestError as error:
                 refusal = Refusal(400, "invalid_value", str(error), param=error.param)
         if refusal is not None:
-            answer = Answer(
-                self.epoch,
-                message.call,
-                refusal.status,
-                refusal.message,
-                refusal.code,
-                refusal.param,
-                refusal.retry_after,
-            )
-            self.send(message.worker, answer)
+            self._refuse(message, refusal)
             return
         self.admission.enter(message.key)
-        key = (message.worker, message.call)
-        self._keys[key] = message.key
-        call = self.calls[key] = {}
+        self._keys[message.worker, message.call] = message.key
+        if message.grammar is not None and self.joining is not None:
+            self.joining.add(message, requests)
+        else:
+            self._enter(message, requests)
+
+    def _enter(self, message: Submit, requests: list[Request]) -> None:
+        """Queue a call's requests in the engine, and tell its worker."""
+        call = self.calls[message.worker, message.call] = {}
+        deadline = message.params.get("deadline_ms")
         for choice, request in enumerate(requests):
             self.engine.add(request)
             track = Track(request, message.worker, message.call, choice)
@@ -143,9 +149,42 @@ class EngineLoop:
                 heapq.heappush(self._deadlines, (message.arrival + deadline / 1e3, request.order))
         self.send(message.worker, Answer(self.epoch, message.call))
 
+    def _refuse(self, message: Submit, refusal: Refusal) -> None:
+        answer = Answer(
+            self.epoch, message.call, refusal.status, refusal.message, refusal.code, refusal.param, refusal.retry_after
+        )
+        self.send(message.worker, answer)
+
+    def join(self) -> None:
+        """Take in the calls whose output format has been compiled since."""
+        for joiner in self.joining.ready() if self.joining else ():
+            try:
+                grammars = joiner.grammars.result()
+            except RequestError as error:
+                self._turn_away(joiner, Refusal(400, "invalid_value", str(error), param=error.param))
+            except Exception as error:
+                log.error("a grammar could not be compiled: %r", error)
+                self._turn_away(joiner, Refusal(500, "engine_error", "the output format could not be compiled"))
+            else:
+                for request, grammar in zip(joiner.requests, grammars, strict=True):
+                    request.grammar = GrammarState(grammar, request.prompt_len)
+                self._enter(joiner.message, joiner.requests)
+
+    def _turn_away(self, joiner: Joiner, refusal: Refusal) -> None:
+        """A call that was let in cannot join after all."""
+        self.admission.leave(self._keys.pop((joiner.message.worker, joiner.message.call)))
+        self._refuse(joiner.message, refusal)
+
+    def _drop_joining(self, worker: int, call: int | None = None) -> None:
+        for joiner in self.joining.drop(worker, call) if self.joining else ():
+            self.admission.leave(self._keys.pop((worker, joiner.message.call)))
+            self.totals.finished["abort"] += len(joiner.requests)
+
     def _requests(self, message: Submit) -> list[Request]:
         """The engine's requests of a call; raises RequestError before any of them is queued."""
         params = SamplingParams(**message.params)
+        if message.grammar is not None and self.joining is None:
+            raise RequestError("this model has no tokenizer, so output cannot be constrained")
         limit = self.engine.max_model_len
         bad_words = tuple(tuple(word) for word in message.bad_words)
         requests = []
@@ -164,15 +203,12 @@ class EngineLoop:
                     order=self._orders,
                     bad_words_ids=bad_words,
                 )
-                if message.grammar is not None:
-                    if self.compile_grammar is None:
-                        raise RequestError("this model has no tokenizer, so output cannot be constrained")
-                    request.grammar = GrammarState(self.compile_grammar(message.grammar), len(prompt))
                 self._orders += 1
                 requests.append(request)
         return requests
 
     def _abort(self, message: Abort) -> None:
+        self._drop_joining(message.worker, message.call)
         call = self.calls.get((message.worker, message.call), {})
         chosen = list(call.values()) if message.choice < 0 else [call[message.choice]] if message.choice in call else []
         for track in chosen:
@@ -246,13 +282,26 @@ class EngineLoop:
         spec += metrics.accepted_per_position
         stop = request.stop_reason if isinstance(request.stop_reason, int) else None
         self._pending.setdefault(track.worker, []).append(
-            Output(track.call, track.choice, new, request.finish_reason, stop, spec, logprobs, prompt_logprobs)
+            Output(
+                track.call,
+                track.choice,
+                new,
+                request.finish_reason,
+                stop,
+                spec,
+                logprobs,
+                prompt_logprobs,
+                request.grammar.error if request.finish_reason == "error" and request.grammar is not None else None,
+            )
         )
         if request.finished:
             self._forget(track)
 
     def _forget(self, track: Track) -> None:
         self.tracks.pop(track.request.order, None)
+        if len(self._deadlines) > max(PURGE, 2 * len(self.tracks)):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.tracks]
+            heapq.heapify(self._deadlines)
         self.totals.finished[track.request.finish_reason or "abort"] += 1
         self._left.add(self.clock())
         key = (track.worker, track.call)

@@ -86,6 +86,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     spec: list[int]  # totals so far: spans, drafted, accepted, emitted by spans, cached tokens, accepted by position …
     logprobs: list[list[tuple[int, float, int]]] | None = None  # per token: (id, logprob, rank), itself first
     prompt_logprobs: list[list[tuple[int, float, int]]] | None = None  # from the second prompt token on
+    error: str | None = None  # why its output format cannot be followed any further
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -96,7 +96,9 @@ class GenerationBody(Body):
     acceptance: Literal["rejection", "coupled"] | None = None
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = 0
     slo_tpot: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms")
-    deadline_ms: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms, for the whole request")
+    deadline_ms: Annotated[Number, Field(gt=0, le=86_400_000)] | None = Field(
+        None, description="ms, for the whole request; at most a day"
+    )
     # accepted; they do not touch the answer
     user: StrictStr | None = None
     metadata: dict[str, Any] | None = None

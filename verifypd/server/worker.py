@@ -21,6 +21,7 @@ from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import unavailable
 from verifypd.server.config import ServerConfig
+from verifypd.server.lifeline import die_with
 from verifypd.server.logs import set_up_logs
 from verifypd.server.messages import (
     Addresses,
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
 class Worker:
     """The sockets of one worker, in its event loop."""
 
-    def __init__(self, index: int, config: ServerConfig, addresses: Addresses, bridge: Bridge) -> None:
+    def __init__(self, index: int, config: ServerConfig, addresses: Addresses, bridge: Bridge, parent: int) -> None:
         self.index = index
         self.config = config
         self.addresses = addresses
@@ -90,7 +91,7 @@ class Worker:
         self.context = zmq.Context()
         self.server: Server | None = None
         self._engine: zmq.Socket | None = None
-        self._parent = os.getppid()
+        self._parent = parent
 
     def start(self) -> None:
         """In the running loop: listen to the inbox and say that this worker serves."""
@@ -148,8 +149,10 @@ def run_worker(
     addresses: Addresses,
     listener: socket.socket,
     folder: str | None,
+    parent: int,
 ) -> None:
     """Entry of the process."""
+    die_with(parent)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
     set_up_logs(config.log_format, f"api-{index}")
@@ -157,7 +160,7 @@ def run_worker(
 
     tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
     bridge = Bridge(index, tokenizer, config.retries)
-    worker = Worker(index, config, addresses, bridge)
+    worker = Worker(index, config, addresses, bridge, parent)
     app = make_app(engine_config, config, bridge, tokenizer, worker.start, worker.stop)
     protocol = type(
         "Protocol", (Protocol,), {"header_timeout": config.header_timeout, "send_timeout": config.send_timeout}
