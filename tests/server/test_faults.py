@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.server.serving import Server, children, launch
 pytestmark = pytest.mark.xdist_group("server-faults")
 
 PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
+CONNECTIONS = 48  # a worker of the frail server keeps open
 LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
 
 
@@ -34,7 +36,8 @@ def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.Tem
     os.environ[faulty.VARIABLE] = str(faults)
     flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
     log = tmp_path_factory.mktemp("log") / "frail.log"
-    with Server(folders[0], str(folders[1]), log, **{"header-timeout": 2, "max-body": "100KB", **flags}) as running:
+    limits = {"header-timeout": 2, "max-body": "100KB", "max-connections": CONNECTIONS}
+    with Server(folders[0], str(folders[1]), log, **limits, **flags) as running:
         yield running
 
 
@@ -204,6 +207,43 @@ def test_half_a_request(frail: Server) -> None:
     assert b" 408 " in read_all(part).split(b"\r\n")[0]
     head.close()
     part.close()
+
+
+def test_half_a_request_on_a_connection_that_was_used_before(frail: Server) -> None:
+    """The head of every request has its time, not only that of the first; drops of it do not set the clock back."""
+    for drops in (b"POST /v1/completions HTTP/1.1\r\nX: " + b"a" * 100, b"\r\n" * 60):
+        made = connect(frail)
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in made.recv(4096)
+        made.settimeout(0.2)
+        assert not all(drips(made, drop) for drop in drops), "it is still open"
+        made.close()
+
+
+def drips(made: socket.socket, drop: int) -> bool:
+    """Send one byte; whether the connection is still open a moment later."""
+    try:
+        made.sendall(bytes([drop]))
+        return made.recv(100) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_more_connections_than_allowed(frail: Server) -> None:
+    """Those beyond are told so at once, whether they ask or not; when others leave there is room again."""
+    idle = [connect(frail) for _ in range(CONNECTIONS)]
+    for ask in (b"", request_bytes("/v1/completions", body(0))):
+        made = connect(frail)
+        made.sendall(ask)
+        head, _, text = read_all(made).partition(b"\r\n\r\n")
+        assert b" 503 " in head and b"retry-after" in head and b"too_many_connections" in text
+        made.close()
+    for made in idle:
+        made.close()
+    frail.wait_ready()
+    assert frail.metrics()['verifypd:refused_total{code="too_many_connections"}'] >= 2
 
 
 def test_a_body_too_large(frail: Server) -> None:

@@ -55,8 +55,8 @@ class GrammarState:
     def fill(self, output: Sequence[int], drafts: Sequence[int], rows: np.ndarray[Any, Any]) -> None:
         """Write the masks of a span into rows int32 [>= drafts + 1, words].
 
-        `output` holds the confirmed tokens from `position` on. Rows after a draft that does not fit allow nothing: either
-        the draft falls and they are never looked at, or the grammar gave up on it and the request must not go on.
+        `output` holds the confirmed tokens from `position` on. Rows after a draft that does not fit allow nothing:
+        either it falls and they are never looked at, or the grammar gave up on it and the request must not go on.
         """
         self.grammar.advance(output)
         self.taken += len(output)

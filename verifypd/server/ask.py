@@ -15,7 +15,16 @@ from verifypd.request import SamplingParams
 from verifypd.server.calls import Ask, bad
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
-from verifypd.server.schema import NEUTRAL, ChatBody, CompletionBody, GenerationBody, Message, NamedTool
+from verifypd.server.schema import (
+    NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    NamedTool,
+    TokenizeBody,
+    Tool,
+)
 from verifypd.server.tools import ToolFormat
 from verifypd.tokenizer import Tokenizer
 
@@ -52,6 +61,7 @@ class Prepared:
     return_token_ids: bool = False
     tools: ToolFormat | None = None
     tool_names: tuple[str, ...] = ()
+    one_tool_call: bool = False
     prompt_texts: list[str] = field(default_factory=list)
 
 
@@ -121,15 +131,7 @@ def make_ask(
     for prompt in prompts:
         if not prompt:
             raise bad("the prompt is empty: give at least one token", "prompt")
-        if len(prompt) >= limits.max_model_len:
-            raise bad(
-                f"the prompt has {len(prompt)} tokens; with at least one output token the limit is "
-                f"{limits.max_model_len}",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if max(prompt) >= limits.vocab:
-            raise bad(f"token id {max(prompt)} is outside the vocabulary of {limits.vocab}", "prompt")
+        check_tokens(prompt, limits, "prompt")
     if grammar is not None and params.min_tokens:
         raise bad("min_tokens cannot hold together with a fixed output format: leave it out", "min_tokens")
     if tokenizer is None and (params.stop_strings or params.bad_words):
@@ -139,6 +141,27 @@ def make_ask(
     forms = sorted({form for word in words for form in (word, " " + word.lstrip())})
     bad_words = [tokenizer.encode(form, add_special_tokens=False) for form in forms] if tokenizer else []
     return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
+
+
+def check_tokens(tokens: list[int], limits: Limits, param: str) -> None:
+    """400 for more tokens than a prompt may have, and for ids there are no tokens for."""
+    if len(tokens) >= limits.max_model_len:
+        raise bad(
+            f"{param} has {len(tokens)} tokens; with at least one output token the limit is {limits.max_model_len}",
+            param,
+            "context_length_exceeded",
+        )
+    if tokens and max(tokens) >= limits.vocab:
+        raise bad(f"token id {max(tokens)} is outside the vocabulary of {limits.vocab}", param)
+
+
+def token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    """What `/tokenize` asks for. A text too long for the model is tokenised all the same: people ask to know."""
+    if body.messages:
+        tools = [_template_tool(tool) for tool in body.tools or ()] or None
+        return render(body.messages, tokenizer, body, tools=tools)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    return tokenizer.encode(body.prompt or "", special)
 
 
 # -- completions ------------------------------------------------------------------------------------------------------
@@ -238,6 +261,7 @@ def chat(
     prepared = _prepared(body, ask, logprobs)
     if names and body.tool_choice != "none":
         prepared.tools, prepared.tool_names = tool_format, names
+        prepared.one_tool_call = body.parallel_tool_calls is False
     return prepared
 
 
@@ -253,7 +277,20 @@ def _tools(body: ChatBody, tool_format: ToolFormat | None) -> tuple[list[dict[st
     names = tuple(tool.function.name for tool in body.tools)
     if isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name not in names:
         raise bad(f"tool_choice names {body.tool_choice.function.name!r}, which is not among tools", "tool_choice")
-    return [tool.model_dump(exclude_none=True) for tool in body.tools], names
+    strict = next((tool.function.name for tool in body.tools if tool.function.strict), None)
+    if strict is not None and body.tool_choice in (None, "auto"):
+        raise bad(
+            f"function.strict of {strict!r} holds where tool_choice is required or names a function; with auto,"
+            " arguments are not checked: leave strict out, or choose",
+            "tools",
+            "unsupported_parameter",
+        )
+    return [_template_tool(tool) for tool in body.tools], names
+
+
+def _template_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as templates know it: how its arguments are checked is not the model's business."""
+    return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 def _forced_tool(body: ChatBody) -> str | None:
@@ -292,7 +329,7 @@ def render(
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates know it: content is one string, arguments are objects."""
-    for name in ("audio", "function_call"):
+    for name in ("audio", "function_call", "annotations"):
         if getattr(message, name):
             raise bad(f"{name} in a message is not supported: leave it out", "messages", "unsupported_parameter")
     content = message.content
@@ -305,10 +342,16 @@ def _plain(message: Message) -> dict[str, Any]:
                 "unsupported_parameter",
             )
         content = "".join(part.text or part.refusal or "" for part in content)
+    if message.refusal:
+        if content:
+            raise bad("a message has content or a refusal, not both: leave one out", "messages")
+        content = message.refusal  # it is what the assistant said
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content if content is not None or message.tool_calls else ""}
     if message.name is not None:
         plain["name"] = message.name
+    if message.reasoning_content:
+        plain["reasoning_content"] = message.reasoning_content  # templates of models that reason show it, or do not
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

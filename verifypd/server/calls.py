@@ -13,6 +13,7 @@ from typing import Any
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.messages import GrammarSpec, Output
+from verifypd.server.tools import ToolStream
 from verifypd.tokenizer import Tokenizer
 
 
@@ -91,6 +92,7 @@ class Choice:
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
         self.reported = False  # the client was told that it ended
+        self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
     @property
     def tokens(self) -> int:

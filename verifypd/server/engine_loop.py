@@ -162,7 +162,7 @@ class EngineLoop:
                 grammars = joiner.grammars.result()
             except RequestError as error:
                 self._turn_away(joiner, Refusal(400, "invalid_value", str(error), param=error.param))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, it concerns this call alone
                 log.error("a grammar could not be compiled: %r", error)
                 self._turn_away(joiner, Refusal(500, "engine_error", "the output format could not be compiled"))
             else:

@@ -112,7 +112,7 @@ class Bell:
 
 
 def serve(loop: EngineLoop, receiver: zmq.Socket, bell: Bell, pulse: Any, parent: int) -> None:
-    """Take messages and step until told to quit, or until the supervisor is gone. Only waiting for work has no pulse."""
+    """Take messages and step until told to quit, or until the supervisor is gone. Waiting for work has no pulse."""
     engine = loop.engine
     poller = zmq.Poller()
     poller.register(receiver, zmq.POLLIN)

@@ -114,7 +114,7 @@ class Matcher:
             self._inner.rollback(count)
 
     def fill(self, row: np.ndarray) -> None:
-        """Write which tokens may come next into int32 [words]: only its end after a whole text, nothing after an error."""
+        """Write which tokens may come next into int32 [words]: only the end of a whole text, nothing after an error."""
         if self._inner.is_stopped():
             row[:] = 0
             for token in () if self._broken() else self._eos:

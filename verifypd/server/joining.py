@@ -1,17 +1,16 @@
-"""Calls whose output format is being compiled beside the engine's loop. Knows messages and futures; compiles nothing."""
+"""Calls whose output format is compiled beside the engine's loop. Knows messages and futures; compiles nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from verifypd.request import Request
-from verifypd.sampling.grammar import Grammar
 from verifypd.server.messages import GrammarSpec, Submit
 
-Compile = Callable[[GrammarSpec, int], "Future[Sequence[Grammar]]"]
+Compile = Callable[[GrammarSpec, int], "Future[Any]"]  # of a sequence of sampling.grammar.Grammar
 
 
 @dataclass(frozen=True, slots=True)

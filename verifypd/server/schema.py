@@ -102,7 +102,9 @@ class GenerationBody(Body):
     # accepted; they do not touch the answer
     user: StrictStr | None = None
     metadata: dict[str, Any] | None = None
-    request_id: StrictStr | None = Field(None, max_length=128)
+    request_id: Annotated[str, Field(strict=True, pattern=r"^[!-~]{1,128}$")] | None = Field(
+        None, description="goes before the header X-Request-Id"
+    )
     # accepted when neutral
     best_of: Unsupported = None
     use_beam_search: Unsupported = None

@@ -106,9 +106,11 @@ def _special(tokenizer: Tokenizer, text: str) -> bool:
 class ToolStream:
     """Splits text into words for the user and calls. What might begin a call is held back until that is decided."""
 
-    def __init__(self, form: ToolFormat, names: Sequence[str]) -> None:
+    def __init__(self, form: ToolFormat, names: Sequence[str], one: bool = False) -> None:
+        """`one`: nothing is shown after the first call."""
         self.form = form
         self.names = frozenset(names)
+        self.one = one
         self.calls = 0
         self._held = ""
         self._inside = False
@@ -118,6 +120,9 @@ class ToolStream:
         self._held += text
         if not self.form.begin:
             return self._whole(last)
+        if self.one and self.calls:
+            self._held = ""
+            return "", []
         words, found = "", []
         while True:
             if not self._inside:
@@ -136,6 +141,9 @@ class ToolStream:
             body = self._held if end < 0 else self._held[:end]
             calls = self._known(body)
             found += calls
+            if self.one and found:
+                self._held, found = "", found[:1]
+                break
             if not calls:
                 words += self.form.begin + body + (self.form.end if end >= 0 else "")
             self._held = "" if end < 0 else self._held[end + len(self.form.end) :]
@@ -149,7 +157,7 @@ class ToolStream:
         if self._held.lstrip()[:1] in ("", "{", "[") and not last:
             return "", []
         held, self._held = self._held, ""
-        calls = self._known(held) if last else []
+        calls = self._known(held)[: 1 if self.one else None] if last else []
         self.calls += len(calls)
         return ("" if calls else held), calls
 

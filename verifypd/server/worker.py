@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -43,32 +45,91 @@ log = logging.getLogger(__name__)
 DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
+SPARE_FILES = 256  # descriptors for anything but connections
+
+
+def full() -> bytes:
+    """The answer to a client for whom there is no connection left."""
+    error = unavailable(
+        "this server has as many connections open as it may have; try again later", "too_many_connections"
+    )
+    body = json.dumps(error.body()).encode()
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}retry-after: {error.retry_after}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+FULL = full()
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol; a client that never finishes its headers, or vanishes, does not keep its socket for ever."""
+    """uvicorn's protocol with limits on what a connection may hold: a time for every request's head, a number of them.
+
+    A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
+    not keep its socket for ever. Beyond `max_connections` a client is told to come back later.
+    """
 
     header_timeout = 30.0
     send_timeout = 60.0
+    max_connections = 4096
+    refused: Callable[[], None] = staticmethod(lambda: None)
+
+    _head: asyncio.TimerHandle | None = None  # runs while the head of a request is awaited
+    _full = False
 
     def connection_made(self, transport: Any) -> None:
         """Set the clocks of a new connection."""
+        if len(self.connections) >= self.max_connections:
+            self._refuse(transport)
+            return
         super().connection_made(transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.send_timeout * 1e3))
-        self._headers = self.loop.call_later(self.header_timeout, self._too_slow)
+        self._await_head()
 
-    def _too_slow(self) -> None:
-        if self.cycle is None and self.transport is not None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; those that come before a request's head is whole do not set its clock back."""
+        if self._full:
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_head()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
+        self._stop_clock()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
-        self._headers.cancel()
-        super().connection_lost(exc)
+        self._stop_clock()
+        if not self._full:
+            super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head is None:
+            self._head = self.loop.call_later(self.header_timeout, self.transport.close)
+
+    def _stop_clock(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _refuse(self, transport: Any) -> None:
+        """Answer before anything is asked. Closing at once would take the answer from a client that still sends."""
+        self._full, self.transport = True, transport
+        transport.write(FULL)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._head = self.loop.call_later(LAST_WORDS, transport.close)
+        self.refused()
 
 
 class Server(uvicorn.Server):
@@ -142,6 +203,16 @@ class Worker:
         return lambda message: engine.send(encode(message))
 
 
+def allow_files(count: int) -> None:
+    """Raise this process's limit of open files as far as needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < count:
+            log.warning("only %d files may be open here; --max-connections may not be reached", most)
+
+
 def run_worker(
     index: int,
     engine_config: EngineConfig,
@@ -162,9 +233,9 @@ def run_worker(
     bridge = Bridge(index, tokenizer, config.retries)
     worker = Worker(index, config, addresses, bridge, parent)
     app = make_app(engine_config, config, bridge, tokenizer, worker.start, worker.stop)
-    protocol = type(
-        "Protocol", (Protocol,), {"header_timeout": config.header_timeout, "send_timeout": config.send_timeout}
-    )
+    allow_files(config.max_connections + SPARE_FILES)
+    limits = {name: getattr(config, name) for name in ("header_timeout", "send_timeout", "max_connections")}
+    protocol = type("Protocol", (Protocol,), {**limits, "refused": staticmethod(app.state.connection_refused)})
     server = Server(
         uvicorn.Config(
             app,
