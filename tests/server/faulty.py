@@ -12,6 +12,7 @@ import torch
 from verifypd.config import EngineConfig
 from verifypd.engine.build import Built
 from verifypd.engine.build import build as plain
+from verifypd.testing.instant import build as instant
 
 VARIABLE = "VERIFYPD_TEST_FAULT"
 SLOW = 0.004  # s, of every pass
@@ -26,6 +27,13 @@ def ordered(kind: str) -> str | None:
     except FileNotFoundError:
         return None
     return text
+
+
+def on_gpu(config: EngineConfig) -> Any:
+    """The engine that answers at once, on what it says is a GPU."""
+    built = instant(config)
+    built.engine.slots.device = torch.device("cuda", 0)
+    return built
 
 
 def build(config: EngineConfig) -> Built:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("server-faults")
 
 PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
 CONNECTIONS = 48  # a worker of the frail server keeps open
-LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ class ToolStream:
         self.calls = 0
         self._held = ""
         self._inside = False
+        self._blank: str | None = None  # white space since the last call: said when words follow it
 
     def push(self, text: str, last: bool) -> tuple[str, list[FoundCall]]:
         """New words and new calls; `last`: the text is complete."""
@@ -129,10 +130,10 @@ class ToolStream:
                 at = self._held.find(self.form.begin)
                 if at < 0:
                     keep = 0 if last else _overlap(self._held, self.form.begin)
-                    words += self._held[: len(self._held) - keep]
+                    words += self._say(self._held[: len(self._held) - keep])
                     self._held = self._held[len(self._held) - keep :]
                     break
-                words += self._held[:at]
+                words += self._say(self._held[:at])
                 self._held = self._held[at + len(self.form.begin) :]
                 self._inside = True
             end = self._held.find(self.form.end) if self.form.end else -1
@@ -144,14 +145,25 @@ class ToolStream:
             if self.one and found:
                 self._held, found = "", found[:1]
                 break
-            if not calls:
-                words += self.form.begin + body + (self.form.end if end >= 0 else "")
+            if calls:
+                self._blank = ""
+            else:
+                words += self._say(self.form.begin + body + (self.form.end if end >= 0 else ""))
             self._held = "" if end < 0 else self._held[end + len(self.form.end) :]
             self._inside = False
             if end < 0:
                 break
         self.calls += len(found)
-        return (words if words.strip() or not self.calls else ""), found
+        return words, found
+
+    def _say(self, text: str) -> str:
+        """Words for the user. White space between calls, and after the last, is none."""
+        if self._blank is None:
+            return text
+        text, self._blank = self._blank + text, None
+        if not text.strip():
+            text, self._blank = "", text
+        return text
 
     def _whole(self, last: bool) -> tuple[str, list[FoundCall]]:
         if self._held.lstrip()[:1] in ("", "{", "[") and not last:
