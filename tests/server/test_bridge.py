@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from verifypd.server.calls import Ask, Call
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
 from verifypd.server.messages import Answer, Down, Output, Outputs, Submit, Up
-from verifypd.server.render import ChatRenderer
+from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.service import LONG_BODY
+from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
 from verifypd.tokenizer import Tokenizer
 
@@ -107,6 +109,69 @@ def test_a_worker_that_is_started_again_takes_nothing_meant_for_the_one_before(t
         assert [call.choices[0].tokens for call in new] == [0] * 7 + [1] + [0] * 42
 
     asyncio.run(run())
+
+
+class FakeWire:
+    """A connection that is full now and then."""
+
+    def __init__(self, readiness: Iterator[bool]) -> None:
+        self.readiness = readiness
+        self.sent: list[bytes] = []
+
+    @property
+    def ready(self) -> bool:
+        return next(self.readiness)
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+async def streamed(tokenizer: Tokenizer, wire: FakeWire | None, breaks: bool = False) -> tuple[bytes, int]:
+    """What a client gets of a stream, and how much of it went straight to the wire."""
+    bridge, heard = connected(tokenizer)
+    ask = Ask([[5, 6]], SamplingParams(max_tokens=200, n=2), [0])
+    call = await opened(bridge, heard, ask)
+    renderer = CompletionRenderer(call, Prepared(ask, True, True, False, None), "m", tokenizer, 0)
+    renderer._open = b"data: {"  # without the id, which is another each time
+    got: list[bytes] = wire.sent if wire is not None else []
+
+    async def send(message: Any) -> None:
+        got.append(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    response = EventStream(call, renderer, bridge, Sweeper(60), lambda call, outcome: None)
+    running = asyncio.create_task(response({"state": {"wire": wire}}, receive, send))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    direct = 0
+    for index in range(40):
+        if breaks and index == 20:
+            renderer.news = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        finish = "length" if index == 39 else None
+        bridge.take(Outputs(1, [Output(call.number, choice, [70 + index], finish, None, []) for choice in (0, 1)]))
+        before = len(got)
+        bridge.flush()
+        direct += len(got) - before
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await running
+    return b"".join(got), direct
+
+
+@pytest.mark.parametrize("pattern", [(True,), (False,), (True, False), (True, True, False)])
+def test_the_short_way_to_the_client_says_the_same(tokenizer: Tokenizer, pattern: tuple[bool, ...]) -> None:
+    plain, none = asyncio.run(streamed(tokenizer, None))
+    short, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.cycle(pattern))))
+    assert short == plain and plain.count(b"data: {") > 40 and plain.endswith(b"[DONE]\n\n")
+    assert not none and (direct > 10) == any(pattern)
+
+
+def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) -> None:
+    """Whatever goes wrong with one call's events stays with that call: the worker goes on reading messages."""
+    data, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.repeat(True)), breaks=True))
+    assert direct > 10 and b'"engine_error"' in data and data.endswith(b"[DONE]\n\n")
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------

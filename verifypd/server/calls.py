@@ -6,7 +6,7 @@ Knows requests and tokenizers; nothing of HTTP or of the engine's whereabouts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,7 @@ class Call:
         self.error: CallError | None = None
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.choices: list[Choice] = []
+        self.sink: Callable[[], bool] | None = None  # takes news at once, where it can
         self._waiter: asyncio.Future[None] | None = None
         self._news = False
         self.restart()
@@ -160,7 +161,10 @@ class Call:
         return self.error is not None or not self.left
 
     def wake(self) -> None:
-        """There is something new."""
+        """There is something new: for whoever waits, unless the sink takes it."""
+        waiting = self._waiter is not None and not self._waiter.done()  # all that came before is out
+        if waiting and self.sink is not None and not self.done and self.sink():
+            return
         self._news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import uvicorn
 import zmq
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
+FLOOD = 64  # messages that are taken before what they brought is passed on
 SPARE_FILES = 256  # descriptors for anything but connections
 
 
@@ -59,6 +60,26 @@ def full() -> bytes:
 
 
 FULL = full()
+
+
+class Wire:
+    """A streams.Wire over uvicorn: what its `send` does with a piece of a chunked body, without the way there."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer is under way and its client reads."""
+        cycle = self._cycle
+        under_way = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
+        return bool(under_way and not cycle.disconnected and not cycle.flow.write_paused)
+
+    def write(self, data: bytes) -> None:
+        """Send one chunk."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Protocol(HttpToolsProtocol):
@@ -101,6 +122,8 @@ class Protocol(HttpToolsProtocol):
         """The head is whole."""
         self._stop_clock()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope["state"]["wire"] = Wire(self.cycle)
 
     def on_response_complete(self) -> None:
         """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
@@ -178,22 +201,29 @@ class Worker:
         self._readable()  # the descriptor fires on edges only: never miss one for long
 
     def _readable(self) -> None:
-        while True:
-            try:
-                data = self.inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = DECODER.decode(data)
-            if isinstance(message, Quit):
-                self.bridge.fail_all(unavailable("the server is shutting down", "draining"))
-                if self.server is not None:
-                    self.server.should_exit = True
-            elif isinstance(message, Drain):
-                self.bridge.drain()
-            else:
-                self.bridge.take(message)
-                if isinstance(message, Up):
-                    self.supervisor.send(encode(Serving(self.index, message.epoch)))
+        """Take everything that has arrived, then pass it on; a flood is passed on in parts."""
+        more = True
+        while more:
+            for _ in range(FLOOD):
+                try:
+                    data = self.inbox.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    more = False
+                    break
+                self._take(DECODER.decode(data))
+            self.bridge.flush()
+
+    def _take(self, message: ToWorker) -> None:
+        if isinstance(message, Quit):
+            self.bridge.fail_all(unavailable("the server is shutting down", "draining"))
+            if self.server is not None:
+                self.server.should_exit = True
+        elif isinstance(message, Drain):
+            self.bridge.drain()
+        else:
+            self.bridge.take(message)
+            if isinstance(message, Up):
+                self.supervisor.send(encode(Serving(self.index, message.epoch)))
 
     def _connect(self, address: str) -> Callable[[ToEngine], None]:
         """To a new engine; what was meant for the old one is dropped."""
