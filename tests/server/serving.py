@@ -114,6 +114,14 @@ class Server:
             assert time.monotonic() < until, f"still busy after {seconds} s: {now}"
             time.sleep(0.05)
 
+    def logged(self, words: str, seconds: float = 10.0) -> str:
+        """The log, once these words are in it: a request is logged after its answer has gone out."""
+        until = time.monotonic() + seconds
+        while words not in (text := self.log.read_text()):
+            assert time.monotonic() < until, f"{words!r} is not in the log"
+            time.sleep(0.02)
+        return text
+
     def children(self) -> dict[str, int]:
         """Process ids by what the process does."""
         found = {}

@@ -11,13 +11,17 @@ from tests.server.clients import together
 from tests.server.serving import Server
 from verifypd.errors import RequestError
 from verifypd.sampling.grammar import GrammarState
-from verifypd.server.grammar import GrammarCompiler, Matcher
+from verifypd.server.grammar import GrammarCompiler, Matcher, check
 from verifypd.server.messages import GrammarSpec
+from verifypd.server.schema import FunctionDefinition, Tool
+from verifypd.server.tools import ToolFormat
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
 
 IDS = [5, 9, 200, 31, 7, 9, 200, 31]
+HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
+MISTRAL = ToolFormat("[TOOL_CALLS]", "", "arguments", many=True)
 HEAVY = 'start: a{0,2000}\na: b{0,2000}\nb: "x" | "y"\n'  # as many ways to read x… as it is long, squared
 
 
@@ -85,6 +89,46 @@ def test_a_draft_that_is_taken_back_does_no_harm(compiler: GrammarCompiler, toke
     again = np.full_like(rows, -1)
     state.fill([], [], again[:1])
     assert (again[0] == rows[0]).all()
+
+
+WEATHER = {"type": "object", "properties": {"town": {"enum": ["Ulm", "Bonn"]}}, "required": ["town"]}
+TOOLS = [
+    Tool(type="function", function=FunctionDefinition(name="weather", parameters=WEATHER, strict=True)),
+    Tool(type="function", function=FunctionDefinition(name="time", parameters=WEATHER)),
+]
+ULM = '{"name": "weather", "arguments": {"town": "Ulm"}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "fits", "ends"),
+    [
+        (HERMES, "just words { and [ signs", True, True),
+        (HERMES, f"Well. <tool_call>\n{ULM}\n</tool_call>\n<tool_call>{ULM}</tool_call> So.", True, True),
+        (HERMES, f"Well. <tool_call>{ULM}", True, False),
+        (HERMES, 'Well. <tool_call>{"name": "weather", "arguments": {"town": "Rome', False, False),
+        (HERMES, "Well. <tool_call>no", False, False),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {"at": 7}}</tool_call>', True, True),
+        (HERMES, '<tool_call>{"name": "other"', False, False),
+        (MISTRAL, f"Well. [TOOL_CALLS][{ULM}, {ULM}]", True, True),
+        (MISTRAL, '[TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome', False, False),
+        (MISTRAL, "words", True, True),
+    ],
+)
+def test_strict_functions_are_followed_wherever_they_are_called(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, form: ToolFormat, text: str, fits: bool, ends: bool
+) -> None:
+    """Words stay free, so do the arguments of functions that are not strict."""
+    spec = form.strict_grammar(TOOLS)
+    assert spec is not None
+    check(spec)
+    matcher = compiler.start(spec, 1).result()[0]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert (matcher.advance(ids) == len(ids)) == fits
+    assert not fits or bool(allowed(matcher) & set(tokenizer.eos_ids)) == ends
+
+
+def test_calls_that_nothing_marks_cannot_be_strict() -> None:
+    assert ToolFormat("", "", "arguments").strict_grammar(TOOLS) is None
 
 
 def test_a_format_that_takes_too_much_work_fails_its_request_alone(server: Server) -> None:

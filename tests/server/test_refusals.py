@@ -157,14 +157,13 @@ def test_request_ids(server):
         "/v1/completions", {"prompt": IDS, "request_id": "in-the-body"}, **{"X-Request-Id": "7"}
     )
     assert headers["x-request-id"] == "in-the-body"
-    text = server.log.read_text()
-    assert "request_id=my-own-7 " in text and "request_id=in-the-body " in text
+    assert "request_id=my-own-7 " in server.logged("request_id=in-the-body ")
 
 
 def test_no_client_writes_lines_into_the_log(server):
     assert server.get("/v1/%0A2026-01-01%20info%20api-0:%20forged%1b[2J")[0] == 404
-    text = server.log.read_text()
-    assert "forged" in text and "\n2026-01-01 info" not in text and "\x1b" not in text
+    text = server.logged("forged")
+    assert "\n2026-01-01 info" not in text and "\x1b" not in text
 
 
 def test_no_prompt_in_the_log(server):

@@ -248,13 +248,7 @@ def chat(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     fields = sampling(body, limits, max_tokens, logprobs=logprobs)
-    forced = _forced_tool(body)
-    grammar = grammar_of(body)
-    if forced is not None:
-        if grammar is not None:
-            raise bad("tool_choice and response_format cannot both fix the output", "tool_choice")
-        assert tool_format is not None
-        grammar = tool_format.grammar(body.tools or [], forced)
+    grammar = _tool_grammar(body, tool_format, grammar_of(body))
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
     ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key)
@@ -277,20 +271,33 @@ def _tools(body: ChatBody, tool_format: ToolFormat | None) -> tuple[list[dict[st
     names = tuple(tool.function.name for tool in body.tools)
     if isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name not in names:
         raise bad(f"tool_choice names {body.tool_choice.function.name!r}, which is not among tools", "tool_choice")
-    strict = next((tool.function.name for tool in body.tools if tool.function.strict), None)
-    if strict is not None and body.tool_choice in (None, "auto"):
-        raise bad(
-            f"function.strict of {strict!r} holds where tool_choice is required or names a function; with auto,"
-            " arguments are not checked: leave strict out, or choose",
-            "tools",
-            "unsupported_parameter",
-        )
     return [_template_tool(tool) for tool in body.tools], names
 
 
 def _template_tool(tool: Tool) -> dict[str, Any]:
     """A tool as templates know it: how its arguments are checked is not the model's business."""
     return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+def _tool_grammar(body: ChatBody, form: ToolFormat | None, given: GrammarSpec | None) -> GrammarSpec | None:
+    """The constraint of a call that must be made, or of calls of strict functions; else the one the body gives."""
+    forced = _forced_tool(body)
+    strict = any(tool.function.strict for tool in body.tools or ()) and body.tool_choice != "none"
+    if form is None or (forced is None and not strict):
+        return given
+    if given is not None:
+        raise bad("tools that must be followed and response_format cannot both fix the output", "tool_choice")
+    if forced is not None:
+        return form.grammar(body.tools or [], forced)
+    made = form.strict_grammar(body.tools or [])
+    if made is None:
+        raise bad(
+            "function.strict: this model does not mark its calls, so they can be followed only where tool_choice is"
+            " required or names a function",
+            "tools",
+            "unsupported_parameter",
+        )
+    return made
 
 
 def _forced_tool(body: ChatBody) -> str | None:

@@ -41,7 +41,7 @@ def check(spec: GrammarSpec) -> None:
     """Raise ValueError, in one line, for a constraint that cannot be compiled, or not in a reasonable time."""
     if len(spec.text.encode()) > MOST_BYTES:
         raise ValueError(f"it has {len(spec.text.encode())} bytes; at most {MOST_BYTES} are compiled")
-    if spec.kind not in ("json", "regex", "choice") and spec.text.count(":") > MOST_RULES:
+    if spec.kind == "lark" and spec.text.count(":") > MOST_RULES:
         raise ValueError(f"it has more than {MOST_RULES} rules")
     failed, messages = LLMatcher.validate_grammar_with_warnings(source(spec), None)
     if failed:

@@ -14,7 +14,7 @@ import zmq
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint on the output: `kind` is json, regex, lark or choice; `text` is in that kind's own language."""
+    """A constraint on the output: `kind` is json, regex, lark, choice or tool (Lark made here); `text` is in its own."""
 
     kind: str
     text: str

@@ -6,7 +6,7 @@ Knows the formats of a few model families; nothing of requests or of HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,27 +48,56 @@ class ToolFormat:
 
     def grammar(self, tools: Sequence[Any], name: str) -> GrammarSpec:
         """A grammar under which the output is one call: of the tool `name`, or of any."""
-        chosen = [tool.function for tool in tools if not name or tool.function.name == name]
+        functions = [tool.function for tool in tools if not name or tool.function.name == name]
+        schema = self._schema(functions, {function.name for function in functions})
+        if self.many:
+            schema["maxItems"] = 1
+        if not self.begin:
+            return GrammarSpec("json", json.dumps(schema))
+        parts = [self._mark(self.begin), '"\\n"?' if self.end else "", "call"]
+        parts += ['"\\n"?', self._mark(self.end)] if self.end else []
+        return GrammarSpec("tool", f"start: {' '.join(filter(None, parts))}\ncall: %json {json.dumps(schema)}\n")
+
+    def strict_grammar(self, tools: Sequence[Any]) -> GrammarSpec | None:
+        """A grammar for words and calls in any order, under which calls of strict functions follow their schemas.
+
+        None where nothing marks a call: then words cannot be told from one before it is whole.
+        """
+        if not self.begin:
+            return None
+        functions = [tool.function for tool in tools]
+        schema = self._schema(functions, {function.name for function in functions if function.strict})
+        special = self.special and self.begin.startswith("<")
+        words = f"words: TEXT {self.begin}" if special else f"words[lazy]: TEXT {json.dumps(self.begin)}"
+        end = f'"\\n"? {self._mark(self.end)}' if self.end else ""
+        rules = [
+            "start: tool* rest" if self.end else "start: tool | rest",
+            "rest: TEXT",
+            f'tool: words "\\n"? call {end}',
+            words,
+            r"TEXT: /(.|\n)*/",
+            f"call: %json {json.dumps(schema)}",
+        ]
+        return GrammarSpec("tool", "\n".join(rules) + "\n")
+
+    def _schema(self, functions: Sequence[Any], strict: Container[str]) -> dict[str, Any]:
+        """Of the JSON of a call; arguments of functions that are not strict may be any object."""
         calls = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": function.name},
-                    self.arguments: function.parameters or {"type": "object"},
+                    self.arguments: (function.parameters if function.name in strict else None) or {"type": "object"},
                 },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
             }
-            for function in chosen
+            for function in functions
         ]
         schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if self.many:
-            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
-        if not self.begin:
-            return GrammarSpec("json", json.dumps(schema))
-        parts = [self._mark(self.begin), '"\\n"?' if self.end else "", "call"]
-        parts += ['"\\n"?', self._mark(self.end)] if self.end else []
-        return GrammarSpec("lark", f"start: {' '.join(filter(None, parts))}\ncall: %json {json.dumps(schema)}\n")
+            schema = {"type": "array", "items": schema, "minItems": 1}
+        return schema
 
     def _mark(self, text: str) -> str:
         return text if self.special and text.startswith("<") else json.dumps(text)
