@@ -14,7 +14,7 @@ import zmq
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint on the output: `kind` is json, regex, lark, choice or tool (Lark made here); `text` is in its own."""
+    """A constraint on the output: `text` in the language of `kind`: json, regex, lark, choice or tool (our own Lark)."""
 
     kind: str
     text: str
