@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.server.clients import together
 from tests.server.serving import Server
 from verifypd.errors import RequestError
 from verifypd.sampling.grammar import GrammarState
+from verifypd.server.engine_process import grammar_compiler
 from verifypd.server.grammar import GrammarCompiler, Matcher, check
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import FunctionDefinition, Tool
@@ -57,6 +59,15 @@ def test_a_text_that_is_whole_allows_its_end_only(compiler: GrammarCompiler, tok
     [x] = tokenizer.encode("x", add_special_tokens=False)
     assert matcher.advance([x]) == 1
     assert allowed(matcher) == set(tokenizer.eos_ids) and matcher.error is None
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_does_not_keep_the_server_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Odd"}}')
+    engine = SimpleNamespace(sampling=SimpleNamespace(vocab=384), eos_ids=(2,))
+    assert grammar_compiler(str(tmp_path), engine) is None and grammar_compiler(None, engine) is None
+    assert "cannot be constrained" in caplog.text
 
 
 def test_what_cannot_be_compiled_says_so(compiler: GrammarCompiler) -> None:

@@ -184,7 +184,7 @@ class EngineLoop:
         """The engine's requests of a call; raises RequestError before any of them is queued."""
         params = SamplingParams(**message.params)
         if message.grammar is not None and self.joining is None:
-            raise RequestError("this model has no tokenizer, so output cannot be constrained")
+            raise RequestError("output cannot be constrained: this model has no tokenizer that llguidance can read")
         limit = self.engine.max_model_len
         bad_words = tuple(tuple(word) for word in message.bad_words)
         requests = []

@@ -164,12 +164,16 @@ def describe(engine: Any) -> dict[str, Any]:
 
 
 def grammar_compiler(folder: str | None, engine: Any) -> Compile | None:
-    """Makes matchers for constrained output beside the loop; None without a tokenizer."""
+    """Makes matchers for constrained output beside the loop; None without a tokenizer that llguidance can read."""
     if folder is None:
         return None
     from verifypd.server.grammar import GrammarCompiler
 
-    return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).start
+    try:
+        return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).start
+    except Exception as error:  # noqa: BLE001  # the library raises what it likes: the server runs without
+        log.warning("output cannot be constrained here: %s", " ".join(str(error).split())[:300])
+        return None
 
 
 def gpu_reader(engine: Any) -> Callable[[], dict[str, float]]:

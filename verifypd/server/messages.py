@@ -14,7 +14,7 @@ import zmq
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint on the output: `text` in the language of `kind`: json, regex, lark, choice or tool (our own Lark)."""
+    """A constraint on the output: `text` in the language of `kind`: json, regex, lark, choice or tool (our Lark)."""
 
     kind: str
     text: str
