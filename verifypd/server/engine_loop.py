@@ -6,7 +6,6 @@ import heapq
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,11 @@ from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
 from verifypd.server.joining import Compile, Joiner, Joining
 from verifypd.server.messages import Abort, Answer, Gone, Output, Outputs, Quit, Stats, Submit, ToEngine, ToWorker
+from verifypd.server.totals import Totals, figures
 
 log = logging.getLogger(__name__)
 
 PURGE = 64  # deadlines kept before those of requests that have ended are thrown out
-STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s
 
 
 @dataclass(slots=True)
@@ -37,26 +36,6 @@ class Track:
     seen: tuple[int, int, int] = (0, 0, 0)  # spans, drafted and accepted tokens that are in the totals
     positions: list[int] = field(default_factory=list)
     prompt_sent: bool = False
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters over all requests since this engine started."""
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: Counter[int] = field(default_factory=Counter)
-    draft_lengths: Counter[int] = field(default_factory=Counter)  # mean length of the spans of a step, rounded
-    finished: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    queries: int = 0  # prompt tokens looked up in the prefix cache
-    out_of_memory: int = 0
-    switches: int = 0  # of architecture, by whoever
-    steps: Counter[float] = field(default_factory=Counter)  # steps by upper bound of their length
-    step_seconds: float = 0.0
-    step_count: int = 0
 
 
 class EngineLoop:
@@ -229,7 +208,7 @@ class EngineLoop:
             self.totals.out_of_memory += 1
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
-        self._time(self.clock() - begun)
+        self.totals.step(self.clock() - begun)
         before, self._architecture = self._architecture, self.architecture()
         self.totals.switches += before != self._architecture
         for track in news:
@@ -245,7 +224,7 @@ class EngineLoop:
         now = self.clock()
         if now - self._told >= self.interval:
             self._told = now
-            stats = Stats(self.epoch, self.figures())
+            stats = Stats(self.epoch, figures(self.engine, self.totals, self.architecture(), self.gpu()))
             for worker in self.workers:
                 self.send(worker, stats)
 
@@ -329,52 +308,11 @@ class EngineLoop:
         track.seen = (metrics.spans, metrics.drafted, metrics.accepted)
         track.positions = list(metrics.accepted_per_position)
 
-    def _time(self, seconds: float) -> None:
-        self.totals.step_seconds += seconds
-        self.totals.step_count += 1
-        self.totals.steps[next((b for b in STEP_BUCKETS if seconds <= b), math.inf)] += 1
-
     def architecture(self) -> str:
         """What plans now: a policy over the others names the one it has chosen."""
         policy = self.engine.architecture
         name: str = getattr(policy, "running", policy.name)
         return name
-
-    def figures(self) -> dict[str, Any]:
-        """Everything /metrics shows of the engine, in plain data."""
-        engine, totals = self.engine, self.totals
-        stats = engine.stats
-        pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
-        return {
-            "running": len(engine.running),
-            "waiting": len(engine.waiting),
-            "slots": engine.config.slots,
-            "drafts": totals.drafts,
-            "draft_tokens": totals.draft_tokens,
-            "accepted_tokens": totals.accepted_tokens,
-            "accepted_per_position": {str(k): v for k, v in totals.accepted_per_position.items()},
-            "draft_lengths": {str(k): v for k, v in totals.draft_lengths.items()},
-            "finished": dict(totals.finished),
-            "prompt_tokens": totals.prompt_tokens,
-            "generation_tokens": stats.emitted,
-            "prefix_queries": totals.queries,
-            "prefix_hits": totals.cached_tokens,
-            "preemptions": stats.preemptions,
-            "out_of_memory": totals.out_of_memory,
-            "architecture": self.architecture(),
-            "policy": engine.architecture.name,
-            "switches": totals.switches,
-            "lanes": {name: lane.summary() for name, lane in stats.lanes.items()},
-            "pools": {
-                name: {"used": pool.blocks.used, "cached": len(pool.blocks.cached), "free": len(pool.blocks.free)}
-                for name, pool in pools.items()
-                if pool is not None
-            },
-            "steps": {str(bound): totals.steps[bound] for bound in (*STEP_BUCKETS, math.inf)},
-            "step_seconds": totals.step_seconds,
-            "step_count": totals.step_count,
-            "gpu": self.gpu(),
-        }
 
 
 def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:
