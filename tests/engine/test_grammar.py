@@ -26,6 +26,7 @@ class Steps:
     """After token t only t + 1 … t + 4 may follow, in a ring of eight; the first may be any of them."""
 
     ring = tuple(range(3, 11))
+    error = None
 
     def __init__(self) -> None:
         self.read: list[int] = []
@@ -107,6 +108,6 @@ def test_a_draft_that_does_not_fit_ends_the_walk() -> None:
     state.fill([3], [4, 9, 10], rows)  # 9 does not follow 4 within four steps
     assert state.position == 6
     assert rows[0, 0] == sum(1 << t for t in (4, 5, 6, 7)) and rows[1, 0] == sum(1 << t for t in (5, 6, 7, 8))
-    assert (rows[2:] == -1).all()
+    assert not rows[2:].any()
     state.fill([4], [], rows[:1])
     assert rows[0, 0] == sum(1 << t for t in (5, 6, 7, 8))

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
-from tests.server.serving import Server
+from tests.server.serving import TINY, Server
+from verifypd import LLM
 
 TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools> call: <tool_call>{"name": …}</tool_call>{% endif -%}
 {%- for message in messages -%}
-<|{{ message['role'] }}|>{{ message['content'] }}
+<|{{ message['role'] }}|>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}
+{{ message['content'] }}
 {%- for call in message.tool_calls or [] -%}
 <tool_call>{{ call.function | tojson }}</tool_call>
 {%- endfor -%}</s>
@@ -36,3 +40,18 @@ def server(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     with Server(folders[0], str(folders[1]), tmp_path_factory.mktemp("log") / "server.log") as running:
         yield running
         running.idle()
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with openai.OpenAI(base_url=server.base, api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def offline(folders: tuple[Path, Path]) -> Iterator[LLM]:
+    """The engine in this process, with the settings of the server."""
+    names = ("dtype", "kv-memory", "batch-size", "max-draft", "max-model-len", "block-size")
+    with LLM(str(folders[0]), draft=str(folders[1]), **{n.replace("-", "_"): TINY[n] for n in names}) as llm:
+        yield llm

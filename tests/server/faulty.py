@@ -12,6 +12,7 @@ import torch
 from verifypd.config import EngineConfig
 from verifypd.engine.build import Built
 from verifypd.engine.build import build as plain
+from verifypd.testing.instant import build as instant
 
 VARIABLE = "VERIFYPD_TEST_FAULT"
 SLOW = 0.004  # s, of every pass
@@ -28,11 +29,21 @@ def ordered(kind: str) -> str | None:
     return text
 
 
+def on_gpu(config: EngineConfig) -> Any:
+    """The engine that answers at once, on what it says is a GPU."""
+    built = instant(config)
+    built.engine.slots.device = torch.device("cuda", 0)
+    return built
+
+
 def build(config: EngineConfig) -> Built:
     """The real engine, no faster than some 200 steps a second, so that tests can step in.
 
-    Its drafter can stall and its verify pass can run out of memory.
+    Its drafter can stall, its verify pass can run out of memory, and it may never be done loading.
     """
+    if ordered("load") is not None:
+        (Path(os.environ[VARIABLE]) / "loading").touch()
+        time.sleep(3600)
     built = plain(config)
     engine: Any = built.engine
     draft, forward, left = engine.drafter.launch, engine.verify.forward, [0]

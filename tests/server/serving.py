@@ -33,26 +33,36 @@ TINY: dict[str, Any] = {
 }
 
 
+def launch(folder: Path, draft: str, log: Any, **flags: Any) -> subprocess.Popen[str]:
+    """Start `verifypd serve` and wait for nothing."""
+    given = {"model": str(folder), "draft": draft, "port": 0, "served-model-name": "tiny", **TINY, **flags}
+    arguments = []
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            arguments += [f"--{name}"] if each is True else [f"--{name}", str(each)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", "verifypd", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Server:
     """One running server."""
 
     def __init__(self, folder: Path, draft: str, log: Path, **flags: Any) -> None:
-        given = {"model": str(folder), "draft": draft, "port": 0, "served-model-name": "tiny", **TINY, **flags}
-        arguments = []
-        for name, value in given.items():
-            for each in value if isinstance(value, list) else [value]:
-                arguments += [f"--{name}"] if each is True else [f"--{name}", str(each)]
         self.log = log
         self._log = log.open("w")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "verifypd", "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
+        self.process = launch(folder, draft, self._log, **flags)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.search(r"https?://\S+", line)
@@ -104,11 +114,18 @@ class Server:
             assert time.monotonic() < until, f"still busy after {seconds} s: {now}"
             time.sleep(0.05)
 
+    def logged(self, words: str, seconds: float = 10.0) -> str:
+        """The log, once these words are in it: a request is logged after its answer has gone out."""
+        until = time.monotonic() + seconds
+        while words not in (text := self.log.read_text()):
+            assert time.monotonic() < until, f"{words!r} is not in the log"
+            time.sleep(0.02)
+        return text
+
     def children(self) -> dict[str, int]:
         """Process ids by what the process does."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         found = {}
-        for pid in map(int, path.read_text().split()):
+        for pid in children(self.process.pid):
             maps = Path(f"/proc/{pid}/maps").read_text()
             if "libtorch" in maps:
                 found["engine"] = pid

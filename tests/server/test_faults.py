@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 
 from tests.server import faulty
 from tests.server.clients import Stream, connect, read_all, request_bytes, together, vanish
-from tests.server.serving import Server
+from tests.server.serving import Server, children, launch
 
 pytestmark = pytest.mark.xdist_group("server-faults")
 
 PROMPTS = [[5 + 3 * i, 9, 200 - i, 31, 7, 9, 200 - i, 31] for i in range(12)]
-LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True}
+CONNECTIONS = 48  # a worker of the frail server keeps open
+LONG: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,8 @@ def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.Tem
     os.environ[faulty.VARIABLE] = str(faults)
     flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
     log = tmp_path_factory.mktemp("log") / "frail.log"
-    with Server(folders[0], str(folders[1]), log, **{"header-timeout": 2, "max-body": "100KB", **flags}) as running:
+    limits = {"header-timeout": 2, "max-body": "100KB", "max-connections": CONNECTIONS}
+    with Server(folders[0], str(folders[1]), log, **limits, **flags) as running:
         yield running
 
 
@@ -94,15 +97,36 @@ def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str
 
 
 def test_a_worker_dies(frail: Server, texts: list[str]) -> None:
-    """Its clients lose their connections, the engine frees what they held, and a new worker serves."""
-    stream = Stream(frail, body(0)).start().begun()
-    os.kill(frail.children()["api"], signal.SIGKILL)
-    stream.join()
-    assert not stream.done and texts[0].startswith(stream.text)
-    time.sleep(0.2)
-    frail.wait_ready()
-    assert frail.complete(PROMPTS[1], **LONG)["choices"][0]["text"] == texts[1]
+    """Its clients lose their connections, the engine frees what they held, and a new worker serves.
+
+    What the engine had sent to the old worker reaches none of the new one's clients, and a worker that dies again is
+    started again later each time.
+    """
+    for _ in range(2):
+        streams = [Stream(frail, body(i)).start() for i in range(8)]
+        for stream in streams:
+            stream.begun()
+        os.kill(frail.children()["api"], signal.SIGKILL)
+        for stream, text in zip(streams, texts, strict=False):
+            assert not stream.join().done and text.startswith(stream.text)
+        # these wait at the door until the new worker is there, and come in while the old one's requests end
+        again = together([lambda i=i: patient(frail, 11 - i) for i in range(8)])
+        assert again == [texts[11 - i] for i in range(8)]
+    pauses = re.findall(r"API worker restarts worker=0 seconds=(\S+)", frail.log.read_text())
+    assert pauses == ["0.25", "0.5"]
     frail.idle()
+
+
+def patient(server: Server, index: int) -> str:
+    """The text of a prompt from a client that tries again while the server is not ready."""
+    until = time.monotonic() + 60
+    while True:
+        status, answer, _ = server.post("/v1/completions", body(index))
+        if status == 200:
+            text: str = answer["choices"][0]["text"]
+            return text
+        assert status == 503 and time.monotonic() < until, answer
+        time.sleep(0.02)
 
 
 def test_a_pass_out_of_memory_fails_nobody_that_fits(frail: Server, texts: list[str], faults: Path) -> None:
@@ -185,6 +209,43 @@ def test_half_a_request(frail: Server) -> None:
     part.close()
 
 
+def test_half_a_request_on_a_connection_that_was_used_before(frail: Server) -> None:
+    """The head of every request has its time, not only that of the first; drops of it do not set the clock back."""
+    for drops in (b"POST /v1/completions HTTP/1.1\r\nX: " + b"a" * 100, b"\r\n" * 60):
+        made = connect(frail)
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in made.recv(4096)
+        made.settimeout(0.2)
+        assert not all(drips(made, drop) for drop in drops), "it is still open"
+        made.close()
+
+
+def drips(made: socket.socket, drop: int) -> bool:
+    """Send one byte; whether the connection is still open a moment later."""
+    try:
+        made.sendall(bytes([drop]))
+        return made.recv(100) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_more_connections_than_allowed(frail: Server) -> None:
+    """Those beyond are told so at once, whether they ask or not; when others leave there is room again."""
+    idle = [connect(frail) for _ in range(CONNECTIONS)]
+    for ask in (b"", request_bytes("/v1/completions", body(0))):
+        made = connect(frail)
+        made.sendall(ask)
+        head, _, text = read_all(made).partition(b"\r\n\r\n")
+        assert b" 503 " in head and b"retry-after" in head and b"too_many_connections" in text
+        made.close()
+    for made in idle:
+        made.close()
+    frail.wait_ready()
+    assert frail.metrics()['verifypd:refused_total{code="too_many_connections"}'] >= 2
+
+
 def test_a_body_too_large(frail: Server) -> None:
     status, answer, _ = frail.post("/v1/completions", {"prompt": "x" * 200_000})
     assert status == 413 and answer["error"]["code"] == "body_too_large"
@@ -256,6 +317,27 @@ def test_a_drain_that_takes_too_long(folders: tuple[Path, Path], tmp_path: Path)
             cut += 1
     assert cut
     server.stop()
+
+
+@pytest.mark.parametrize("moment", ["begun", "loading"])
+def test_nothing_outlives_a_supervisor_that_is_killed(folders: tuple[Path, Path], tmp_path: Path, moment: str) -> None:
+    """Not even what it had only just started, or what loads a model for as long as it takes."""
+    os.environ[faulty.VARIABLE] = str(tmp_path)
+    (tmp_path / "load").write_text("for ever")
+    with (tmp_path / "server.log").open("w") as log:
+        process = launch(folders[0], str(folders[1]), log, **{"engine-factory": "tests.server.faulty:build"})
+        until = time.monotonic() + 60
+        while len(children(process.pid)) < 2 or (moment == "loading" and not (tmp_path / "loading").exists()):
+            assert time.monotonic() < until and process.poll() is None, "it never got that far"
+            time.sleep(0.01)
+        left = children(process.pid)
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in left):
+        assert time.monotonic() < until, "a process was left behind"
+        time.sleep(0.05)
 
 
 def test_calls_do_not_cross_after_all_that(frail: Server, texts: list[str]) -> None:

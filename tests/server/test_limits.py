@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +23,14 @@ from verifypd.server.supervisor import back_off
 pytestmark = pytest.mark.xdist_group("server-faults")
 
 IDS = [5, 9, 200, 31, 7, 9, 200, 31]
-LONG: dict[str, Any] = {"prompt": IDS, "max_tokens": 380, "temperature": 0, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": IDS, "max_tokens": 240, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def small(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two slots, a queue of three, two keys."""
     flags: dict[str, Any] = {"api-key": ["first-key", "second-key"], "batch-size": 2, "queue-factor": 1.0}
-    limits = {"max-queue": 3, "max-streams-per-key": 6, "max-output-tokens": 380, "max-choices": 4}
+    limits = {"max-queue": 3, "max-streams-per-key": 4, "max-output-tokens": 380, "max-choices": 4}
     more = {"cors-origin": ["https://app.example"], "log-format": "json", "log-prompts": True, "api-workers": 2}
     log = tmp_path_factory.mktemp("log") / "small.log"
     with Server(folders[0], str(folders[1]), log, **flags, **limits, **more) as running:
@@ -76,7 +77,26 @@ def test_a_full_queue(small: Server) -> None:
         if status == 429:
             assert body["error"]["code"] in ("queue_full", "too_many_streams")
             assert body["error"]["type"] == "rate_limit_error" and 1 <= int(headers["retry-after"]) <= 60
-    assert small.idle()['verifypd:refused_total{code="queue_full"}'] == codes.count(429)
+    now = small.idle()
+    refused = [now.get(f'verifypd:refused_total{{code="{code}"}}', 0) for code in ("queue_full", "too_many_streams")]
+    assert sum(refused) == codes.count(429) and refused[0]
+
+
+def test_as_many_streams_as_a_key_may_have(small: Server) -> None:
+    """The next one of the same key is refused, another key's is not; when one ends there is room again."""
+    streams = [Stream(small, LONG, key="first-key").start() for _ in range(4)]
+    until = time.monotonic() + 20
+    while sum(small.metrics()[f"vllm:num_requests_{name}"] for name in ("running", "waiting")) < 4:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    status, body, headers = small.post("/v1/completions", {"prompt": IDS}, **auth("first-key"))
+    other = small.post("/v1/completions", {"prompt": IDS, "priority": -1}, **auth("second-key"))[0]
+    assert (status, body["error"]["code"], other) == (429, "too_many_streams", 200)
+    assert body["error"]["type"] == "rate_limit_error" and int(headers["retry-after"]) >= 1
+    for stream in streams:
+        assert stream.join().finish == "length"
+    small.idle()
+    assert small.post("/v1/completions", {"prompt": IDS}, **auth("first-key"))[0] == 200
 
 
 def test_priority_goes_first(small: Server) -> None:
@@ -126,7 +146,7 @@ def test_logs_are_json(small: Server) -> None:
 
     body = {"prompt": "say this aloud", "max_tokens": 3, "ignore_eos": True}
     small.post("/v1/completions", body, **auth("first-key"), **{"X-Request-Id": "find-me"})
-    lines = [json.loads(line) for line in small.log.read_text().splitlines()]
+    lines = [json.loads(line) for line in small.logged('"find-me"').splitlines()]
     [line] = [line for line in lines if line.get("request_id") == "find-me"]
     assert line["status"] == 200 and line["tokens"] == 3 and line["outcome"] == "ok" and line["ms"] > 0
     assert line["prompts"] == ["say this aloud"], "asked for by --log-prompts"

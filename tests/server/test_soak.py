@@ -71,7 +71,9 @@ async def one(server: Server, dice: random.Random, tally: Tally, begun: float) -
 
 async def load(server: Server, seconds: float) -> Tally:
     tally, begun = Tally(), time.monotonic()
-    processes = [psutil.Process(pid) for pid in server.children().values()]
+    supervisor = psutil.Process(server.process.pid)
+    processes = [supervisor, *supervisor.children(recursive=True)]
+    assert {server.process.pid, *server.children().values()} <= {process.pid for process in processes}
 
     async def client(number: int) -> None:
         dice = random.Random(number)
@@ -107,6 +109,7 @@ def soak(folders: tuple[Path, Path], tmp_path: Path, seconds: float) -> dict[str
     third = max(1, len(settled) // 3)
     early, late = sum(settled[:third]) / third, sum(settled[-third:]) / third
     parts = [[took for at, took in tally.served if lo <= at / seconds < lo + 0.25] for lo in (0.25, 0.5, 0.75)]
+    tails = [percentile(part, 0.99) / percentile(part, 0.5) for part in parts]
     return {
         "seconds": seconds,
         "clients": CLIENTS,
@@ -119,14 +122,23 @@ def soak(folders: tuple[Path, Path], tmp_path: Path, seconds: float) -> dict[str
         "memory_growth": round(late / early - 1, 4),
         "p50_s_by_quarter": [round(percentile(part, 0.5), 3) for part in parts],
         "p99_s_by_quarter": [round(percentile(part, 0.99), 3) for part in parts],
+        "p99_to_p50_by_quarter": [round(tail, 2) for tail in tails],
         "tokens": after["vllm:generation_tokens_total"],
     }
 
 
+def check(figures: dict[str, Any], slack: float) -> None:
+    """Memory is flat and p99 of the admitted stays; `slack`: how much slower other work may make the machine."""
+    assert figures["memory_growth"] < 0.05, figures
+    first, *_, last = figures["p99_s_by_quarter"]
+    assert last < slack * first, figures
+    first, *_, last = figures["p99_to_p50_by_quarter"]  # other work slows both alike
+    assert last < 1.5 * first, figures
+
+
 @pytest.mark.slow
 def test_overload_for_a_minute(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    figures = soak(folders, tmp_path, SHORT)
-    assert figures["memory_growth"] < 0.05, figures
+    check(soak(folders, tmp_path, SHORT), slack=2.5)
 
 
 @pytest.mark.soak
@@ -143,6 +155,4 @@ def test_overload_for_ten_minutes(folders: tuple[Path, Path], tmp_path: Path) ->
     }
     path = ROOT / "benchmarks" / "results" / "server-soak.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
-    assert figures["memory_growth"] < 0.05
-    first, *_, last = figures["p99_s_by_quarter"]
-    assert last < 1.5 * first
+    check(figures, slack=1.5)

@@ -14,8 +14,8 @@ BARE = ToolFormat("", "", "parameters")
 CALL = FoundCall("f", '{"a": 1}')
 
 
-def run(form: ToolFormat, pieces: Sequence[str]) -> tuple[str, list[FoundCall]]:
-    stream, words, calls = ToolStream(form, ["f", "g"]), "", []
+def run(form: ToolFormat, pieces: Sequence[str], one: bool = False) -> tuple[str, list[FoundCall]]:
+    stream, words, calls = ToolStream(form, ["f", "g"], one), "", []
     for place, piece in enumerate(pieces):
         more, found = stream.push(piece, last=place == len(pieces) - 1)
         words += more
@@ -26,6 +26,13 @@ def run(form: ToolFormat, pieces: Sequence[str]) -> tuple[str, list[FoundCall]]:
 CASES = [
     (HERMES, 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "Well. ", [CALL]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n' * 2, "", [CALL, CALL]),
+    (
+        HERMES,
+        'A <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n' * 2 + "\n ",
+        "A \nA ",
+        [CALL, CALL],
+    ),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n \nSo.\n', "\n \nSo.\n", [CALL]),
     (HERMES, "a <tool and <tool_cal", "a <tool and <tool_cal", []),
     (HERMES, "<tool_call>no json</tool_call> x", "<tool_call>no json</tool_call> x", []),
     (
@@ -40,6 +47,20 @@ CASES = [
     (BARE, '{"name": 7}', '{"name": 7}', []),
     (BARE, "plain words", "plain words", []),
 ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("form", "text", "words"),
+    [
+        (HERMES, 'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' * 2 + " and", "Well. "),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', ""),
+        (BARE, '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]', ""),
+    ],
+)
+def test_one_call_where_no_more_are_wanted(form, text, words, size):
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert run(form, pieces, one=True) == (words, [CALL])
 
 
 @pytest.mark.parametrize(("form", "text", "words", "calls"), CASES)

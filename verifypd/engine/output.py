@@ -24,6 +24,11 @@ class TextOutput:
     def update(self) -> bool:
         """Take in newly confirmed tokens. True when a stop string was found: the request must end, its rest is cut."""
         request = self.request
+        if not self._stops and self._stream is not None and not request.finished:  # nothing to look for
+            new = request.tokens[request.prompt_len + self._read :]
+            self._read += len(new)
+            self.text += self._stream.push(new)
+            return False
         for index in range(self._read, request.output_len):
             self._read = index + 1
             if self._stream is None:

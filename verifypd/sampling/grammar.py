@@ -15,6 +15,11 @@ import numpy as np
 class Grammar(Protocol):
     """The state of one constrained output."""
 
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, when it cannot; then it allows nothing."""
+        ...
+
     def advance(self, tokens: Sequence[int]) -> int:
         """Take tokens as far as they fit; returns how many did."""
         ...
@@ -42,10 +47,16 @@ class GrammarState:
         """Absolute position of the first token it has not read."""
         return self.start + self.taken
 
+    @property
+    def error(self) -> str | None:
+        """Why the output cannot be followed any further, when it cannot."""
+        return self.grammar.error
+
     def fill(self, output: Sequence[int], drafts: Sequence[int], rows: np.ndarray[Any, Any]) -> None:
         """Write the masks of a span into rows int32 [>= drafts + 1, words].
 
-        `output` holds the confirmed tokens from `position` on. Rows after a draft that does not fit stay as they are.
+        `output` holds the confirmed tokens from `position` on. Rows after a draft that does not fit allow nothing:
+        either it falls and they are never looked at, or the grammar gave up on it and the request must not go on.
         """
         self.grammar.advance(output)
         self.taken += len(output)
@@ -53,6 +64,7 @@ class GrammarState:
         self.grammar.fill(rows[0])
         for place, token in enumerate(drafts):
             if not self.grammar.advance([token]):
+                rows[place + 1 :] = 0
                 break
             walked += 1
             self.grammar.fill(rows[place + 1])

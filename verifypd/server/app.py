@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +24,7 @@ from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.schema import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
-from verifypd.server.service import Service
+from verifypd.server.service import Service, aside
 from verifypd.tokenizer import Tokenizer
 
 REASONS = {
@@ -109,6 +108,7 @@ def make_app(
 
     app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, redoc_url=None)
     app.router.route_class = JsonRoute
+    app.state.connection_refused = lambda: service.metrics.refused.labels("too_many_connections").inc()
     add_generation(app, service)
     add_tokens(app, service)
     add_state(app, service)
@@ -192,26 +192,33 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         return service.tokenizer
 
     @app.post("/tokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Token ids of a text or of a conversation."""
         service.check_model(body.model)
         if (body.prompt is None) == (not body.messages):
             raise bad("give prompt or messages", "prompt")
-        if body.messages:
-            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
-            ids = asking.render(body.messages, tokenizer(), body, tools=tools)
-        else:
-            special = True if body.add_special_tokens is None else body.add_special_tokens
-            ids = await asyncio.to_thread(tokenizer().encode, body.prompt or "", special)
-        strings = [tokenizer().token(index) for index in ids] if body.return_token_strs else None
-        length = service.bridge.info.get("max_model_len")
-        return answer({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
+        limits, words = service.limits, tokenizer()
+
+        def work() -> Response:
+            ids = asking.token_ids(body, words)
+            strings = [words.token(index) for index in ids] if body.return_token_strs else None
+            return answer(
+                {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": strings}
+            )
+
+        return await aside(request, work)
 
     @app.post("/detokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
-    async def detokenize(body: DetokenizeBody) -> Response:
-        """Text of token ids."""
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+        """Text of token ids, of no more than a prompt may have."""
         service.check_model(body.model)
-        return answer({"prompt": tokenizer().decode(body.tokens, skip_special_tokens=False)})
+        limits, words = service.limits, tokenizer()
+
+        def work() -> Response:
+            asking.check_tokens(body.tokens, limits, "tokens")
+            return answer({"prompt": words.decode(body.tokens, skip_special_tokens=False)})
+
+        return await aside(request, work)
 
     @app.get("/tokenizer_info", responses=ERRORS, response_class=Response, tags=["tokens"])
     async def tokenizer_info() -> Response:

@@ -15,7 +15,16 @@ from verifypd.request import SamplingParams
 from verifypd.server.calls import Ask, bad
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
-from verifypd.server.schema import NEUTRAL, ChatBody, CompletionBody, GenerationBody, Message, NamedTool
+from verifypd.server.schema import (
+    NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    NamedTool,
+    TokenizeBody,
+    Tool,
+)
 from verifypd.server.tools import ToolFormat
 from verifypd.tokenizer import Tokenizer
 
@@ -52,6 +61,7 @@ class Prepared:
     return_token_ids: bool = False
     tools: ToolFormat | None = None
     tool_names: tuple[str, ...] = ()
+    one_tool_call: bool = False
     prompt_texts: list[str] = field(default_factory=list)
 
 
@@ -121,15 +131,7 @@ def make_ask(
     for prompt in prompts:
         if not prompt:
             raise bad("the prompt is empty: give at least one token", "prompt")
-        if len(prompt) >= limits.max_model_len:
-            raise bad(
-                f"the prompt has {len(prompt)} tokens; with at least one output token the limit is "
-                f"{limits.max_model_len}",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if max(prompt) >= limits.vocab:
-            raise bad(f"token id {max(prompt)} is outside the vocabulary of {limits.vocab}", "prompt")
+        check_tokens(prompt, limits, "prompt")
     if grammar is not None and params.min_tokens:
         raise bad("min_tokens cannot hold together with a fixed output format: leave it out", "min_tokens")
     if tokenizer is None and (params.stop_strings or params.bad_words):
@@ -139,6 +141,27 @@ def make_ask(
     forms = sorted({form for word in words for form in (word, " " + word.lstrip())})
     bad_words = [tokenizer.encode(form, add_special_tokens=False) for form in forms] if tokenizer else []
     return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
+
+
+def check_tokens(tokens: list[int], limits: Limits, param: str) -> None:
+    """400 for more tokens than a prompt may have, and for ids there are no tokens for."""
+    if len(tokens) >= limits.max_model_len:
+        raise bad(
+            f"{param} has {len(tokens)} tokens; with at least one output token the limit is {limits.max_model_len}",
+            param,
+            "context_length_exceeded",
+        )
+    if tokens and max(tokens) >= limits.vocab:
+        raise bad(f"token id {max(tokens)} is outside the vocabulary of {limits.vocab}", param)
+
+
+def token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    """What `/tokenize` asks for. A text too long for the model is tokenised all the same: people ask to know."""
+    if body.messages:
+        tools = [_template_tool(tool) for tool in body.tools or ()] or None
+        return render(body.messages, tokenizer, body, tools=tools)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    return tokenizer.encode(body.prompt or "", special)
 
 
 # -- completions ------------------------------------------------------------------------------------------------------
@@ -225,19 +248,14 @@ def chat(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     fields = sampling(body, limits, max_tokens, logprobs=logprobs)
-    forced = _forced_tool(body)
-    grammar = grammar_of(body)
-    if forced is not None:
-        if grammar is not None:
-            raise bad("tool_choice and response_format cannot both fix the output", "tool_choice")
-        assert tool_format is not None
-        grammar = tool_format.grammar(body.tools or [], forced)
+    grammar = _tool_grammar(body, tool_format, grammar_of(body))
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
     ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key)
     prepared = _prepared(body, ask, logprobs)
     if names and body.tool_choice != "none":
         prepared.tools, prepared.tool_names = tool_format, names
+        prepared.one_tool_call = body.parallel_tool_calls is False
     return prepared
 
 
@@ -253,7 +271,33 @@ def _tools(body: ChatBody, tool_format: ToolFormat | None) -> tuple[list[dict[st
     names = tuple(tool.function.name for tool in body.tools)
     if isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name not in names:
         raise bad(f"tool_choice names {body.tool_choice.function.name!r}, which is not among tools", "tool_choice")
-    return [tool.model_dump(exclude_none=True) for tool in body.tools], names
+    return [_template_tool(tool) for tool in body.tools], names
+
+
+def _template_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as templates know it: how its arguments are checked is not the model's business."""
+    return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+def _tool_grammar(body: ChatBody, form: ToolFormat | None, given: GrammarSpec | None) -> GrammarSpec | None:
+    """The constraint of a call that must be made, or of calls of strict functions; else the one the body gives."""
+    forced = _forced_tool(body)
+    strict = any(tool.function.strict for tool in body.tools or ()) and body.tool_choice != "none"
+    if form is None or (forced is None and not strict):
+        return given
+    if given is not None:
+        raise bad("tools that must be followed and response_format cannot both fix the output", "tool_choice")
+    if forced is not None:
+        return form.grammar(body.tools or [], forced)
+    made = form.strict_grammar(body.tools or [])
+    if made is None:
+        raise bad(
+            "function.strict: this model does not mark its calls, so they can be followed only where tool_choice is"
+            " required or names a function",
+            "tools",
+            "unsupported_parameter",
+        )
+    return made
 
 
 def _forced_tool(body: ChatBody) -> str | None:
@@ -292,7 +336,7 @@ def render(
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates know it: content is one string, arguments are objects."""
-    for name in ("audio", "function_call"):
+    for name in ("audio", "function_call", "annotations"):
         if getattr(message, name):
             raise bad(f"{name} in a message is not supported: leave it out", "messages", "unsupported_parameter")
     content = message.content
@@ -305,10 +349,16 @@ def _plain(message: Message) -> dict[str, Any]:
                 "unsupported_parameter",
             )
         content = "".join(part.text or part.refusal or "" for part in content)
+    if message.refusal:
+        if content:
+            raise bad("a message has content or a refusal, not both: leave one out", "messages")
+        content = message.refusal  # it is what the assistant said
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content if content is not None or message.tool_calls else ""}
     if message.name is not None:
         plain["name"] = message.name
+    if message.reasoning_content:
+        plain["reasoning_content"] = message.reasoning_content  # templates of models that reason show it, or do not
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

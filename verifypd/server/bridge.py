@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Bridge:
-    """All calls of a worker. Runs in the event loop; `take` is called with every message from outside."""
+    """All calls of a worker. Runs in the event loop; `take` is called with every message from outside, then `flush`."""
 
     def __init__(self, worker: int, tokenizer: Tokenizer | None, retries: int) -> None:
         self.worker = worker
@@ -36,6 +36,7 @@ class Bridge:
         self.on_idle: Callable[[], None] = lambda: None
         # a worker that is started again must not take what the engine had queued for the one before it
         self._numbers = itertools.count(secrets.randbits(40) << 20)
+        self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
         self._parked: list[Call] = []  # to be tried again when the engine is back
         self._send: Callable[[ToEngine], None] | None = None
         self.connect: Callable[[str], Callable[[ToEngine], None]] | None = None
@@ -157,7 +158,13 @@ class Bridge:
             if choice.finish is not None:
                 call.left -= 1
                 if choice.finish == "error":
-                    call.fail(failed(call.ask))
+                    call.fail(failed(call.ask, output.error))
+            self._fresh[call.number] = call
+
+    def flush(self) -> None:
+        """Pass on what has come. Called when no message is left: a worker that is behind sends fewer, larger events."""
+        fresh, self._fresh = self._fresh, {}
+        for call in fresh.values():
             call.wake()
 
     def _answer(self, message: Answer) -> None:
@@ -168,7 +175,7 @@ class Bridge:
             if not call.admitted.done():
                 call.admitted.set_result(None)
             return
-        kind = "rate_limit_error" if message.status == 429 else "invalid_request_error"
+        kind = {429: "rate_limit_error", 500: "server_error"}.get(message.status, "invalid_request_error")
         call.fail(
             CallError(
                 message.status,

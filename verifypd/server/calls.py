@@ -6,13 +6,14 @@ Knows requests and tokenizers; nothing of HTTP or of the engine's whereabouts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.messages import GrammarSpec, Output
+from verifypd.server.tools import ToolStream
 from verifypd.tokenizer import Tokenizer
 
 
@@ -91,6 +92,7 @@ class Choice:
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
         self.reported = False  # the client was told that it ended
+        self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
     @property
     def tokens(self) -> int:
@@ -142,6 +144,7 @@ class Call:
         self.error: CallError | None = None
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.choices: list[Choice] = []
+        self.sink: Callable[[], bool] | None = None  # takes news at once, where it can
         self._waiter: asyncio.Future[None] | None = None
         self._news = False
         self.restart()
@@ -158,7 +161,10 @@ class Call:
         return self.error is not None or not self.left
 
     def wake(self) -> None:
-        """There is something new."""
+        """There is something new: for whoever waits, unless the sink takes it."""
+        waiting = self._waiter is not None and not self._waiter.done()  # all that came before is out
+        if waiting and self.sink is not None and not self.done and self.sink():
+            return
         self._news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -182,8 +188,11 @@ class Call:
             raise self.error
 
 
-def failed(ask: Ask) -> CallError:
+def failed(ask: Ask, grammar_error: str | None = None) -> CallError:
     """A request that ended in an error: its own fault where it can have forbidden every token."""
+    if grammar_error is not None:
+        text = f"the output format took too much work to follow: {grammar_error}; make it simpler"
+        return CallError(400, text, code="format_too_complex", param="response_format")
     if ask.grammar is not None or {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens"} & set(ask.fields):
         return CallError(400, "no token is left that this request allows", code="nothing_allowed")
     return CallError(500, "the request failed in the engine", kind="server_error", code="engine_error")

@@ -25,6 +25,7 @@ class ServerConfig:
     )
     max_queue: int = setting(256, "requests that may wait for a slot; beyond it the answer is 429")
     max_streams_per_key: int | None = setting(None, "calls one key may have open at once; beyond it the answer is 429")
+    max_connections: int = setting(4096, "connections one API worker keeps open; beyond it the answer is 503")
     max_choices: int = setting(128, "prompts × n of one call")
     max_output_tokens: int | None = setting(None, "most output tokens a request may ask for (default: the model's)")
     max_body: str | int = setting("8MB", "largest request body; beyond it the answer is 413")
@@ -49,6 +50,7 @@ class ServerConfig:
         self._check_range("port", 0, 65535)
         self._check_range("api_workers", 1, 64)
         self._check_range("max_queue", 0, 1 << 20)
+        self._check_range("max_connections", 1, 1 << 20)
         self._check_range("max_choices", 1, 1 << 14)
         for name in ("max_streams_per_key", "max_output_tokens"):
             if getattr(self, name) is not None:

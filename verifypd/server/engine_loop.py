@@ -6,7 +6,6 @@ import heapq
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,13 @@ from verifypd.request import Logprob, Request, SamplingParams
 from verifypd.runtime.faults import out_of_memory
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
+from verifypd.server.joining import Compile, Joiner, Joining
 from verifypd.server.messages import Abort, Answer, Gone, Output, Outputs, Quit, Stats, Submit, ToEngine, ToWorker
+from verifypd.server.totals import Totals, figures
 
 log = logging.getLogger(__name__)
 
-STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s
+PURGE = 64  # deadlines kept before those of requests that have ended are thrown out
 
 
 @dataclass(slots=True)
@@ -37,28 +38,11 @@ class Track:
     prompt_sent: bool = False
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counters over all requests since this engine started."""
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: Counter[int] = field(default_factory=Counter)
-    draft_lengths: Counter[int] = field(default_factory=Counter)  # mean length of the spans of a step, rounded
-    finished: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    queries: int = 0  # prompt tokens looked up in the prefix cache
-    out_of_memory: int = 0
-    switches: int = 0  # of architecture, by whoever
-    steps: Counter[float] = field(default_factory=Counter)  # steps by upper bound of their length
-    step_seconds: float = 0.0
-    step_count: int = 0
-
-
 class EngineLoop:
-    """One engine and the calls of all workers. `send` takes a worker's number and a message."""
+    """One engine and the calls of all workers. `send` takes a worker's number and a message.
+
+    `compile_grammar` works beside the loop; `ring`, called from its thread, must make the loop turn soon.
+    """
 
     def __init__(
         self,
@@ -68,7 +52,8 @@ class EngineLoop:
         admission: Admission,
         send: Callable[[int, ToWorker], None],
         workers: Iterable[int],
-        compile_grammar: Callable[[Any], Any] | None = None,
+        compile_grammar: Compile | None = None,
+        ring: Callable[[], None] = lambda: None,
         interval: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +62,7 @@ class EngineLoop:
         self.admission = admission
         self.send = send
         self.workers = tuple(workers)
-        self.compile_grammar = compile_grammar
+        self.joining = Joining(compile_grammar, ring) if compile_grammar is not None else None
         self.interval = interval
         self.clock = clock
         self.totals = Totals()
@@ -102,6 +87,7 @@ class EngineLoop:
         elif isinstance(message, Abort):
             self._abort(message)
         elif isinstance(message, Gone):
+            self._drop_joining(message.worker)
             for worker, call in [key for key in self.calls if key[0] == message.worker]:
                 self._abort(Abort(worker, call, -1))
         elif isinstance(message, Quit):
@@ -111,7 +97,8 @@ class EngineLoop:
         count = len(message.prompts) * message.n
         now = self.clock()
         deadline = message.params.get("deadline_ms")
-        load = Load(len(self.engine.waiting), len(self.engine.free_slots), self._left.rate(now))
+        waiting = len(self.engine.waiting) + (self.joining.requests if self.joining else 0)
+        load = Load(waiting, len(self.engine.free_slots), self._left.rate(now))
         refusal = self.admission.refuse(count, message.key, load, deadline, (now - message.arrival) * 1e3)
         requests: list[Request] = []
         if refusal is None:
@@ -120,21 +107,19 @@ class EngineLoop:
             except RequestError as error:
                 refusal = Refusal(400, "invalid_value", str(error), param=error.param)
         if refusal is not None:
-            answer = Answer(
-                self.epoch,
-                message.call,
-                refusal.status,
-                refusal.message,
-                refusal.code,
-                refusal.param,
-                refusal.retry_after,
-            )
-            self.send(message.worker, answer)
+            self._refuse(message, refusal)
             return
         self.admission.enter(message.key)
-        key = (message.worker, message.call)
-        self._keys[key] = message.key
-        call = self.calls[key] = {}
+        self._keys[message.worker, message.call] = message.key
+        if message.grammar is not None and self.joining is not None:
+            self.joining.add(message, requests)
+        else:
+            self._enter(message, requests)
+
+    def _enter(self, message: Submit, requests: list[Request]) -> None:
+        """Queue a call's requests in the engine, and tell its worker."""
+        call = self.calls[message.worker, message.call] = {}
+        deadline = message.params.get("deadline_ms")
         for choice, request in enumerate(requests):
             self.engine.add(request)
             track = Track(request, message.worker, message.call, choice)
@@ -143,9 +128,42 @@ class EngineLoop:
                 heapq.heappush(self._deadlines, (message.arrival + deadline / 1e3, request.order))
         self.send(message.worker, Answer(self.epoch, message.call))
 
+    def _refuse(self, message: Submit, refusal: Refusal) -> None:
+        answer = Answer(
+            self.epoch, message.call, refusal.status, refusal.message, refusal.code, refusal.param, refusal.retry_after
+        )
+        self.send(message.worker, answer)
+
+    def join(self) -> None:
+        """Take in the calls whose output format has been compiled since."""
+        for joiner in self.joining.ready() if self.joining else ():
+            try:
+                grammars = joiner.grammars.result()
+            except RequestError as error:
+                self._turn_away(joiner, Refusal(400, "invalid_value", str(error), param=error.param))
+            except Exception as error:  # noqa: BLE001  # whatever it is, it concerns this call alone
+                log.error("a grammar could not be compiled: %r", error)
+                self._turn_away(joiner, Refusal(500, "engine_error", "the output format could not be compiled"))
+            else:
+                for request, grammar in zip(joiner.requests, grammars, strict=True):
+                    request.grammar = GrammarState(grammar, request.prompt_len)
+                self._enter(joiner.message, joiner.requests)
+
+    def _turn_away(self, joiner: Joiner, refusal: Refusal) -> None:
+        """A call that was let in cannot join after all."""
+        self.admission.leave(self._keys.pop((joiner.message.worker, joiner.message.call)))
+        self._refuse(joiner.message, refusal)
+
+    def _drop_joining(self, worker: int, call: int | None = None) -> None:
+        for joiner in self.joining.drop(worker, call) if self.joining else ():
+            self.admission.leave(self._keys.pop((worker, joiner.message.call)))
+            self.totals.finished["abort"] += len(joiner.requests)
+
     def _requests(self, message: Submit) -> list[Request]:
         """The engine's requests of a call; raises RequestError before any of them is queued."""
         params = SamplingParams(**message.params)
+        if message.grammar is not None and self.joining is None:
+            raise RequestError("output cannot be constrained: this model has no tokenizer that llguidance can read")
         limit = self.engine.max_model_len
         bad_words = tuple(tuple(word) for word in message.bad_words)
         requests = []
@@ -164,15 +182,12 @@ class EngineLoop:
                     order=self._orders,
                     bad_words_ids=bad_words,
                 )
-                if message.grammar is not None:
-                    if self.compile_grammar is None:
-                        raise RequestError("this model has no tokenizer, so output cannot be constrained")
-                    request.grammar = GrammarState(self.compile_grammar(message.grammar), len(prompt))
                 self._orders += 1
                 requests.append(request)
         return requests
 
     def _abort(self, message: Abort) -> None:
+        self._drop_joining(message.worker, message.call)
         call = self.calls.get((message.worker, message.call), {})
         chosen = list(call.values()) if message.choice < 0 else [call[message.choice]] if message.choice in call else []
         for track in chosen:
@@ -193,7 +208,7 @@ class EngineLoop:
             self.totals.out_of_memory += 1
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
-        self._time(self.clock() - begun)
+        self.totals.step(self.clock() - begun)
         before, self._architecture = self._architecture, self.architecture()
         self.totals.switches += before != self._architecture
         for track in news:
@@ -209,7 +224,7 @@ class EngineLoop:
         now = self.clock()
         if now - self._told >= self.interval:
             self._told = now
-            stats = Stats(self.epoch, self.figures())
+            stats = Stats(self.epoch, figures(self.engine, self.totals, self.architecture(), self.gpu()))
             for worker in self.workers:
                 self.send(worker, stats)
 
@@ -246,13 +261,26 @@ class EngineLoop:
         spec += metrics.accepted_per_position
         stop = request.stop_reason if isinstance(request.stop_reason, int) else None
         self._pending.setdefault(track.worker, []).append(
-            Output(track.call, track.choice, new, request.finish_reason, stop, spec, logprobs, prompt_logprobs)
+            Output(
+                track.call,
+                track.choice,
+                new,
+                request.finish_reason,
+                stop,
+                spec,
+                logprobs,
+                prompt_logprobs,
+                request.grammar.error if request.finish_reason == "error" and request.grammar is not None else None,
+            )
         )
         if request.finished:
             self._forget(track)
 
     def _forget(self, track: Track) -> None:
         self.tracks.pop(track.request.order, None)
+        if len(self._deadlines) > max(PURGE, 2 * len(self.tracks)):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.tracks]
+            heapq.heapify(self._deadlines)
         self.totals.finished[track.request.finish_reason or "abort"] += 1
         self._left.add(self.clock())
         key = (track.worker, track.call)
@@ -280,52 +308,11 @@ class EngineLoop:
         track.seen = (metrics.spans, metrics.drafted, metrics.accepted)
         track.positions = list(metrics.accepted_per_position)
 
-    def _time(self, seconds: float) -> None:
-        self.totals.step_seconds += seconds
-        self.totals.step_count += 1
-        self.totals.steps[next((b for b in STEP_BUCKETS if seconds <= b), math.inf)] += 1
-
     def architecture(self) -> str:
         """What plans now: a policy over the others names the one it has chosen."""
         policy = self.engine.architecture
         name: str = getattr(policy, "running", policy.name)
         return name
-
-    def figures(self) -> dict[str, Any]:
-        """Everything /metrics shows of the engine, in plain data."""
-        engine, totals = self.engine, self.totals
-        stats = engine.stats
-        pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
-        return {
-            "running": len(engine.running),
-            "waiting": len(engine.waiting),
-            "slots": engine.config.slots,
-            "drafts": totals.drafts,
-            "draft_tokens": totals.draft_tokens,
-            "accepted_tokens": totals.accepted_tokens,
-            "accepted_per_position": {str(k): v for k, v in totals.accepted_per_position.items()},
-            "draft_lengths": {str(k): v for k, v in totals.draft_lengths.items()},
-            "finished": dict(totals.finished),
-            "prompt_tokens": totals.prompt_tokens,
-            "generation_tokens": stats.emitted,
-            "prefix_queries": totals.queries,
-            "prefix_hits": totals.cached_tokens,
-            "preemptions": stats.preemptions,
-            "out_of_memory": totals.out_of_memory,
-            "architecture": self.architecture(),
-            "policy": engine.architecture.name,
-            "switches": totals.switches,
-            "lanes": {name: lane.summary() for name, lane in stats.lanes.items()},
-            "pools": {
-                name: {"used": pool.blocks.used, "cached": len(pool.blocks.cached), "free": len(pool.blocks.free)}
-                for name, pool in pools.items()
-                if pool is not None
-            },
-            "steps": {str(bound): totals.steps[bound] for bound in (*STEP_BUCKETS, math.inf)},
-            "step_seconds": totals.step_seconds,
-            "step_count": totals.step_count,
-            "gpu": self.gpu(),
-        }
 
 
 def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -20,11 +21,13 @@ from verifypd.config import EngineConfig
 from verifypd.errors import VerifyPDError
 from verifypd.server.admission import Admission
 from verifypd.server.config import ServerConfig
+from verifypd.server.lifeline import die_with
 from verifypd.server.logs import set_up_logs
 from verifypd.server.messages import Addresses, ToEngine, ToWorker, Up, encode, inbox, outbox
 
 if TYPE_CHECKING:
     from verifypd.server.engine_loop import EngineLoop
+    from verifypd.server.joining import Compile
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +36,16 @@ DECODER = msgspec.msgpack.Decoder(ToEngine)
 
 
 def run_engine(
-    engine_config: EngineConfig, config: ServerConfig, epoch: int, addresses: Addresses, folder: str | None, pulse: Any
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    epoch: int,
+    addresses: Addresses,
+    folder: str | None,
+    pulse: Any,
+    parent: int,
 ) -> None:
-    """Entry of the process. `pulse[0]` is when the running step began, s of the monotonic clock; 0 between steps."""
+    """Entry of the process. `pulse[0]` is when the loop's turn began, s of the monotonic clock; 0 while it waits."""
+    die_with(parent)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
     set_up_logs(config.log_format, f"engine-{epoch}")
@@ -55,6 +65,7 @@ def run_engine(
     def send(worker: int, message: ToWorker) -> None:
         workers[worker].send(encode(message))
 
+    bell = Bell()
     loop = EngineLoop(
         engine,
         epoch=epoch,
@@ -62,6 +73,7 @@ def run_engine(
         send=send,
         workers=range(config.api_workers),
         compile_grammar=grammar_compiler(folder, engine),
+        ring=bell.ring,
         interval=config.metrics_interval,
     )
     loop.gpu = gpu_reader(engine)
@@ -70,26 +82,55 @@ def run_engine(
     gc.collect()
     gc.freeze()  # weights and code stay: collections during a step look at what is new only
     try:
-        serve(loop, receiver, pulse)
+        serve(loop, receiver, bell, pulse, parent)
     finally:
         engine.shutdown()
         context.destroy(linger=200)
 
 
-def serve(loop: EngineLoop, receiver: zmq.Socket, pulse: Any) -> None:
-    """Take messages and step until told to quit, or until the supervisor is gone."""
-    engine, parent = loop.engine, os.getppid()
+class Bell:
+    """Wakes the loop out of its wait, from any thread."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+
+    def fileno(self) -> int:
+        """Readable when it has been rung."""
+        return self._out
+
+    def ring(self) -> None:
+        """Wake it."""
+        with contextlib.suppress(BlockingIOError):  # full: it has been rung often enough
+            os.write(self._in, b"!")
+
+    def hush(self) -> None:
+        """Forget that it was rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._out, 4096)
+
+
+def serve(loop: EngineLoop, receiver: zmq.Socket, bell: Bell, pulse: Any, parent: int) -> None:
+    """Take messages and step until told to quit, or until the supervisor is gone. Waiting for work has no pulse."""
+    engine = loop.engine
+    poller = zmq.Poller()
+    poller.register(receiver, zmq.POLLIN)
+    poller.register(bell.fileno(), zmq.POLLIN)
     while not loop.stopping and os.getppid() == parent:
         if not engine.busy:
-            receiver.poll(int(loop.interval * 1e3))
-        receive(loop, receiver)
-        if engine.busy:
-            pulse[0] = time.monotonic()
-            loop.turn()
             pulse[0] = 0.0
+            poller.poll(int(loop.interval * 1e3))
+        pulse[0] = time.monotonic()
+        bell.hush()
+        receive(loop, receiver)
+        loop.join()
+        if engine.busy:
+            loop.turn()
         else:
             engine.check()
             loop.flush()
+    pulse[0] = 0.0
 
 
 def receive(loop: EngineLoop, receiver: zmq.Socket) -> None:
@@ -122,13 +163,17 @@ def describe(engine: Any) -> dict[str, Any]:
     }
 
 
-def grammar_compiler(folder: str | None, engine: Any) -> Callable[[Any], Any] | None:
-    """Makes matchers for constrained output; None without a tokenizer."""
+def grammar_compiler(folder: str | None, engine: Any) -> Compile | None:
+    """Makes matchers for constrained output beside the loop; None without a tokenizer that llguidance can read."""
     if folder is None:
         return None
     from verifypd.server.grammar import GrammarCompiler
 
-    return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).matcher
+    try:
+        return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).start
+    except Exception as error:  # noqa: BLE001  # the library raises what it likes: the server runs without
+        log.warning("output cannot be constrained here: %s", " ".join(str(error).split())[:300])
+        return None
 
 
 def gpu_reader(engine: Any) -> Callable[[], dict[str, float]]:

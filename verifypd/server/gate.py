@@ -77,16 +77,16 @@ class Gate:
             return
         arrival = time.monotonic()
         headers = dict(scope["headers"])
-        name = _request_id(headers.get(b"x-request-id", b""))
         state = scope.setdefault("state", {})
-        state.update(request_id=name, key=0, arrival=arrival)
+        state.update(request_id=_request_id(headers.get(b"x-request-id", b"")), key=0, arrival=arrival)
         status = 0
 
         async def sending(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+                name = state["request_id"].encode()  # the body may have named it
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name)]
             await send(message)
 
         try:
@@ -101,7 +101,8 @@ class Gate:
             status = status or 499
             raise
         except Exception:
-            log.exception("a request failed", extra={"fields": {"request_id": name, "path": scope["path"]}})
+            fields = {"request_id": state["request_id"], "path": scope["path"][:200]}
+            log.exception("a request failed", extra={"fields": fields})
             if status:
                 raise
             broken = CallError(500, "the server failed on this request", kind="server_error", code="internal_error")
@@ -111,8 +112,8 @@ class Gate:
             self.count(_route(scope["path"]), status)
             if scope["path"] not in QUIET_PATHS:
                 seconds = time.monotonic() - arrival
-                fields = {"request_id": name, "method": scope["method"], "path": scope["path"][:200], "status": status}
-                event(log, "request", **fields, ms=round(seconds * 1e3, 1), **state.get("log", {}))
+                fields = {"request_id": state["request_id"], "method": scope["method"], "path": scope["path"][:200]}
+                event(log, "request", **fields, status=status, ms=round(seconds * 1e3, 1), **state.get("log", {}))
 
     async def _enter(self, scope: Any, headers: dict[bytes, bytes], receive: Any, state: dict[str, Any]) -> Any:
         """Check key and size; returns a `receive` that has the whole body."""

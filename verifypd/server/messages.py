@@ -14,7 +14,7 @@ import zmq
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint on the output: `kind` is json, regex, lark or choice; `text` is in that kind's own language."""
+    """A constraint on the output: `text` in the language of `kind`: json, regex, lark, choice or tool (our Lark)."""
 
     kind: str
     text: str
@@ -86,6 +86,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     spec: list[int]  # totals so far: spans, drafted, accepted, emitted by spans, cached tokens, accepted by position …
     logprobs: list[list[tuple[int, float, int]]] | None = None  # per token: (id, logprob, rank), itself first
     prompt_logprobs: list[list[tuple[int, float, int]]] | None = None  # from the second prompt token on
+    error: str | None = None  # why its output format cannot be followed any further
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -272,17 +272,20 @@ class ChatRenderer(Renderer):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def _tools(self, choice: Choice) -> ToolStream | None:
+        """Where a choice's text is split. It stays with the choice: a call that is tried again begins anew."""
         form = self.prepared.tools
-        self._tools = [ToolStream(form, self.prepared.tool_names) for _ in self.call.choices] if form else []
+        if form is not None and choice.tools is None:
+            choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)
+        return choice.tools
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice."""
         text = choice.text.visible()
         calls: list[FoundCall] = []
-        if self._tools:
-            text, calls = self._tools[choice.index].push(text, last=True)
+        stream = self._tools(choice)
+        if stream is not None:
+            text, calls = stream.push(text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = _tool_calls(calls, 0, stream=False)
@@ -312,8 +315,8 @@ class ChatRenderer(Renderer):
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
         text, before = choice.new_text(), 0
         calls: list[FoundCall] = []
-        if self._tools:
-            stream = self._tools[choice.index]
+        stream = self._tools(choice)
+        if stream is not None:
             before = stream.calls
             text, calls = stream.push(text, finish is not None)
             if finish == "stop" and stream.calls:

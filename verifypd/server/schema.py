@@ -96,11 +96,15 @@ class GenerationBody(Body):
     acceptance: Literal["rejection", "coupled"] | None = None
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = 0
     slo_tpot: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms")
-    deadline_ms: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms, for the whole request")
+    deadline_ms: Annotated[Number, Field(gt=0, le=86_400_000)] | None = Field(
+        None, description="ms, for the whole request; at most a day"
+    )
     # accepted; they do not touch the answer
     user: StrictStr | None = None
     metadata: dict[str, Any] | None = None
-    request_id: StrictStr | None = Field(None, max_length=128)
+    request_id: Annotated[str, Field(strict=True, pattern=r"^[!-~]{1,128}$")] | None = Field(
+        None, description="goes before the header X-Request-Id"
+    )
     # accepted when neutral
     best_of: Unsupported = None
     use_beam_search: Unsupported = None

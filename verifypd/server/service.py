@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -22,7 +22,14 @@ from verifypd.server.streams import EventStream, Sweeper, whole
 from verifypd.server.tools import ToolFormat
 from verifypd.tokenizer import Tokenizer
 
+T = TypeVar("T")
 LONG_BODY = 1 << 14  # bytes from which a prompt is tokenised beside the event loop, not in it
+
+
+async def aside(request: Request, work: Callable[[], T]) -> T:
+    """The result of `work`: beside the event loop where the body is long, else at once."""
+    long = len(await request.body()) > LONG_BODY
+    return await asyncio.to_thread(work) if long else work()
 
 
 class Service:
@@ -63,9 +70,8 @@ class Service:
         """A call from body to answer."""
         self.check_model(body.model)
         state = request.scope["state"]
-        name = body.request_id or state["request_id"]
-        long = len(await request.body()) > LONG_BODY
-        prepared = await asyncio.to_thread(prepare) if long else prepare()
+        name = state["request_id"] = body.request_id or state["request_id"]
+        prepared = await aside(request, prepare)
         if prepared.ask.grammar is not None:
             await asyncio.to_thread(self.check_grammar, prepared.ask.grammar)
         state["log"] = self._log_fields(prepared)

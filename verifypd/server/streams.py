@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import Call, CallError
+from verifypd.server.calls import Call, CallError, failed
 from verifypd.server.render import DONE, Renderer, sse
+
+log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -56,8 +59,25 @@ class Sweeper:
                 stream.drop()
 
 
+class Wire(Protocol):
+    """The connection under a response, for pieces of its body that need not wait."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes a piece now."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body, after the headers."""
+        ...
+
+
 class EventStream(Response):
-    """A call as server-sent events. Headers go out when the engine has admitted it."""
+    """A call as server-sent events. Headers go out when the engine has admitted it.
+
+    News go straight from the engine's message to the connection. Only where it is full, or at the end, does the task
+    of this response take over.
+    """
 
     media_type = "text/event-stream"
 
@@ -79,6 +99,7 @@ class EventStream(Response):
         self.status_code = 200
         self.body = b""
         self._task: asyncio.Task[Any] | None = None
+        self._wire: Wire | None = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
 
@@ -91,6 +112,7 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send until the call ends, fails or is left."""
         self._task = asyncio.current_task()
+        self._wire = scope.get("state", {}).get("wire")
         self.sweeper.streams.add(self)
         watcher = asyncio.get_running_loop().create_task(watch(receive, self.call))
         outcome = "ok"
@@ -101,6 +123,7 @@ class EventStream(Response):
             outcome = "unread"
             raise
         finally:
+            self.call.sink = None
             watcher.cancel()
             self.sweeper.streams.discard(self)
             self.bridge.close(self.call)
@@ -109,6 +132,7 @@ class EventStream(Response):
     async def _stream(self, send: Send) -> str:
         call, renderer = self.call, self.renderer
         await self._send(send, renderer.opening())
+        call.sink = self._push if self._wire is not None else None
         try:
             while not call.done:
                 await call.news()
@@ -125,6 +149,23 @@ class EventStream(Response):
             return error.code or "error"
         await self._send(send, renderer.news() + renderer.closing(), last=True)
         return "ok"
+
+    def _push(self) -> bool:
+        """Send what is new without a turn of the event loop; False when the task must do it."""
+        assert self._wire is not None
+        if not self._wire.ready:
+            return False
+        try:
+            data = self.renderer.news()
+        except Exception:
+            log.exception("a stream failed", extra={"fields": {"request_id": self.call.name}})
+            self.call.sink = None
+            self.call.fail(failed(self.call.ask))
+            return True
+        if data:
+            self.call.sent = True
+            self._wire.write(data)
+        return True
 
     async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
         if data or last:

@@ -112,6 +112,9 @@ class Supervisor:
         self.serving: set[int] = set()  # workers that have known an engine
         self.announced = False
         self.worker_deaths = 0  # in a row, without one that came up between them
+        self.worker_crashes = 0  # in a row, without STEADY s between them; they set the pause before the next start
+        self.worker_died_at = 0.0
+        self.worker_restarts: dict[int, float] = {}  # workers to be started again, and when
         self.drained: set[int] = set()
         self.draining_until: float | None = None
         self.signals = 0
@@ -173,9 +176,7 @@ class Supervisor:
         if self.signals and self.draining_until is None:
             self._drain()
         self._watch_engine()
-        for index, process in list(self.workers.items()):
-            if not process.is_alive():
-                self._worker_died(index, process)
+        self._watch_workers()
 
     def _take(self, message: ToSupervisor) -> None:
         if isinstance(message, Up) and message.epoch == self.epoch:
@@ -192,7 +193,7 @@ class Supervisor:
         self.worker_deaths = 0
         if message.epoch:
             self.serving.add(message.worker)
-            if not self.announced and len(self.serving) == len(self.workers):
+            if not self.announced and len(self.serving) == self.config.api_workers:
                 self.announced = True
                 self.on_ready(self.address)
             return
@@ -212,7 +213,7 @@ class Supervisor:
         self.pulse = self.spawn.RawArray("d", 1)
         self.engine = self.spawn.Process(
             target=run_engine,
-            args=(self.engine_config, self.config, self.epoch, self.addresses, self.folder, self.pulse),
+            args=(self.engine_config, self.config, self.epoch, self.addresses, self.folder, self.pulse, os.getpid()),
             name=f"verifypd-engine-{self.epoch}",
             daemon=True,
         )
@@ -263,15 +264,31 @@ class Supervisor:
     def _start_worker(self, index: int) -> None:
         process = self.spawn.Process(
             target=run_worker,
-            args=(index, self.engine_config, self.config, self.addresses, self.listener, self.folder),
+            args=(index, self.engine_config, self.config, self.addresses, self.listener, self.folder, os.getpid()),
             name=f"verifypd-api-{index}",
             daemon=True,
         )
         process.start()
         self.workers[index] = process
 
+    def _watch_workers(self) -> None:
+        for index, process in list(self.workers.items()):
+            if not process.is_alive():
+                self._worker_died(index, process)
+        if self.draining_until is None:
+            now = time.monotonic()
+            for index in [index for index, at in self.worker_restarts.items() if now >= at]:
+                del self.worker_restarts[index]
+                self._start_worker(index)
+
     def _worker_died(self, index: int, process: BaseProcess) -> None:
         process.join()
+        del self.workers[index]
+        now = time.monotonic()
+        if now - self.worker_died_at > STEADY:
+            self.worker_crashes = 0
+        self.worker_crashes += 1
+        self.worker_died_at = now
         event(log, "API worker died", logging.ERROR, worker=index, status=process.exitcode)
         if self.engine_up is not None:
             to_engine = outbox(self.context, self.engine_up.address)
@@ -282,9 +299,9 @@ class Supervisor:
             event(log, "API workers do not come up", logging.ERROR, deaths=self.worker_deaths)
             self.status = 1
         elif self.draining_until is None:
-            self._start_worker(index)
-        else:
-            self.drained.add(index)
+            delay = back_off(self.worker_crashes)
+            event(log, "API worker restarts", worker=index, seconds=delay)
+            self.worker_restarts[index] = now + delay
 
     def _broadcast(self, message: Any) -> None:
         data = encode(message)

@@ -6,7 +6,7 @@ Knows the formats of a few model families; nothing of requests or of HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,27 +48,56 @@ class ToolFormat:
 
     def grammar(self, tools: Sequence[Any], name: str) -> GrammarSpec:
         """A grammar under which the output is one call: of the tool `name`, or of any."""
-        chosen = [tool.function for tool in tools if not name or tool.function.name == name]
+        functions = [tool.function for tool in tools if not name or tool.function.name == name]
+        schema = self._schema(functions, {function.name for function in functions})
+        if self.many:
+            schema["maxItems"] = 1
+        if not self.begin:
+            return GrammarSpec("json", json.dumps(schema))
+        parts = [self._mark(self.begin), '"\\n"?' if self.end else "", "call"]
+        parts += ['"\\n"?', self._mark(self.end)] if self.end else []
+        return GrammarSpec("tool", f"start: {' '.join(filter(None, parts))}\ncall: %json {json.dumps(schema)}\n")
+
+    def strict_grammar(self, tools: Sequence[Any]) -> GrammarSpec | None:
+        """A grammar for words and calls in any order, under which calls of strict functions follow their schemas.
+
+        None where nothing marks a call: then words cannot be told from one before it is whole.
+        """
+        if not self.begin:
+            return None
+        functions = [tool.function for tool in tools]
+        schema = self._schema(functions, {function.name for function in functions if function.strict})
+        special = self.special and self.begin.startswith("<")
+        words = f"words: TEXT {self.begin}" if special else f"words[lazy]: TEXT {json.dumps(self.begin)}"
+        end = f'"\\n"? {self._mark(self.end)}' if self.end else ""
+        rules = [
+            "start: tool* rest" if self.end else "start: tool | rest",
+            "rest: TEXT",
+            f'tool: words "\\n"? call {end}',
+            words,
+            r"TEXT: /(.|\n)*/",
+            f"call: %json {json.dumps(schema)}",
+        ]
+        return GrammarSpec("tool", "\n".join(rules) + "\n")
+
+    def _schema(self, functions: Sequence[Any], strict: Container[str]) -> dict[str, Any]:
+        """Of the JSON of a call; arguments of functions that are not strict may be any object."""
         calls = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": function.name},
-                    self.arguments: function.parameters or {"type": "object"},
+                    self.arguments: (function.parameters if function.name in strict else None) or {"type": "object"},
                 },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
             }
-            for function in chosen
+            for function in functions
         ]
         schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if self.many:
-            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
-        if not self.begin:
-            return GrammarSpec("json", json.dumps(schema))
-        parts = [self._mark(self.begin), '"\\n"?' if self.end else "", "call"]
-        parts += ['"\\n"?', self._mark(self.end)] if self.end else []
-        return GrammarSpec("lark", f"start: {' '.join(filter(None, parts))}\ncall: %json {json.dumps(schema)}\n")
+            schema = {"type": "array", "items": schema, "minItems": 1}
+        return schema
 
     def _mark(self, text: str) -> str:
         return text if self.special and text.startswith("<") else json.dumps(text)
@@ -106,28 +135,34 @@ def _special(tokenizer: Tokenizer, text: str) -> bool:
 class ToolStream:
     """Splits text into words for the user and calls. What might begin a call is held back until that is decided."""
 
-    def __init__(self, form: ToolFormat, names: Sequence[str]) -> None:
+    def __init__(self, form: ToolFormat, names: Sequence[str], one: bool = False) -> None:
+        """`one`: nothing is shown after the first call."""
         self.form = form
         self.names = frozenset(names)
+        self.one = one
         self.calls = 0
         self._held = ""
         self._inside = False
+        self._blank: str | None = None  # white space since the last call: said when words follow it
 
     def push(self, text: str, last: bool) -> tuple[str, list[FoundCall]]:
         """New words and new calls; `last`: the text is complete."""
         self._held += text
         if not self.form.begin:
             return self._whole(last)
+        if self.one and self.calls:
+            self._held = ""
+            return "", []
         words, found = "", []
         while True:
             if not self._inside:
                 at = self._held.find(self.form.begin)
                 if at < 0:
                     keep = 0 if last else _overlap(self._held, self.form.begin)
-                    words += self._held[: len(self._held) - keep]
+                    words += self._say(self._held[: len(self._held) - keep])
                     self._held = self._held[len(self._held) - keep :]
                     break
-                words += self._held[:at]
+                words += self._say(self._held[:at])
                 self._held = self._held[at + len(self.form.begin) :]
                 self._inside = True
             end = self._held.find(self.form.end) if self.form.end else -1
@@ -136,20 +171,34 @@ class ToolStream:
             body = self._held if end < 0 else self._held[:end]
             calls = self._known(body)
             found += calls
-            if not calls:
-                words += self.form.begin + body + (self.form.end if end >= 0 else "")
+            if self.one and found:
+                self._held, found = "", found[:1]
+                break
+            if calls:
+                self._blank = ""
+            else:
+                words += self._say(self.form.begin + body + (self.form.end if end >= 0 else ""))
             self._held = "" if end < 0 else self._held[end + len(self.form.end) :]
             self._inside = False
             if end < 0:
                 break
         self.calls += len(found)
-        return (words if words.strip() or not self.calls else ""), found
+        return words, found
+
+    def _say(self, text: str) -> str:
+        """Words for the user. White space between calls, and after the last, is none."""
+        if self._blank is None:
+            return text
+        text, self._blank = self._blank + text, None
+        if not text.strip():
+            text, self._blank = "", text
+        return text
 
     def _whole(self, last: bool) -> tuple[str, list[FoundCall]]:
         if self._held.lstrip()[:1] in ("", "{", "[") and not last:
             return "", []
         held, self._held = self._held, ""
-        calls = self._known(held) if last else []
+        calls = self._known(held)[: 1 if self.one else None] if last else []
         self.calls += len(calls)
         return ("" if calls else held), calls
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,12 +17,13 @@ from typing import Any
 import msgspec
 import uvicorn
 import zmq
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import unavailable
 from verifypd.server.config import ServerConfig
+from verifypd.server.lifeline import die_with
 from verifypd.server.logs import set_up_logs
 from verifypd.server.messages import (
     Addresses,
@@ -42,32 +45,114 @@ log = logging.getLogger(__name__)
 DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
+FLOOD = 64  # messages that are taken before what they brought is passed on
+SPARE_FILES = 256  # descriptors for anything but connections
+
+
+def full() -> bytes:
+    """The answer to a client for whom there is no connection left."""
+    error = unavailable(
+        "this server has as many connections open as it may have; try again later", "too_many_connections"
+    )
+    body = json.dumps(error.body()).encode()
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}retry-after: {error.retry_after}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+FULL = full()
+
+
+class Wire:
+    """A streams.Wire over uvicorn: what its `send` does with a piece of a chunked body, without the way there."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer is under way and its client reads."""
+        cycle = self._cycle
+        under_way = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
+        return bool(under_way and not cycle.disconnected and not cycle.flow.write_paused)
+
+    def write(self, data: bytes) -> None:
+        """Send one chunk."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol; a client that never finishes its headers, or vanishes, does not keep its socket for ever."""
+    """uvicorn's protocol with limits on what a connection may hold: a time for every request's head, a number of them.
+
+    A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
+    not keep its socket for ever. Beyond `max_connections` a client is told to come back later.
+    """
 
     header_timeout = 30.0
     send_timeout = 60.0
+    max_connections = 4096
+    refused: Callable[[], None] = staticmethod(lambda: None)
+
+    _head: asyncio.TimerHandle | None = None  # runs while the head of a request is awaited
+    _full = False
 
     def connection_made(self, transport: Any) -> None:
         """Set the clocks of a new connection."""
+        if len(self.connections) >= self.max_connections:
+            self._refuse(transport)
+            return
         super().connection_made(transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.send_timeout * 1e3))
-        self._headers = self.loop.call_later(self.header_timeout, self._too_slow)
+        self._await_head()
 
-    def _too_slow(self) -> None:
-        if self.cycle is None and self.transport is not None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; those that come before a request's head is whole do not set its clock back."""
+        if self._full:
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_head()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._stop_clock()
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope["state"]["wire"] = Wire(self.cycle)
+
+    def on_response_complete(self) -> None:
+        """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
+        self._stop_clock()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
-        self._headers.cancel()
-        super().connection_lost(exc)
+        self._stop_clock()
+        if not self._full:
+            super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head is None:
+            self._head = self.loop.call_later(self.header_timeout, self.transport.close)
+
+    def _stop_clock(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _refuse(self, transport: Any) -> None:
+        """Answer before anything is asked. Closing at once would take the answer from a client that still sends."""
+        self._full, self.transport = True, transport
+        transport.write(FULL)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._head = self.loop.call_later(LAST_WORDS, transport.close)
+        self.refused()
 
 
 class Server(uvicorn.Server):
@@ -82,7 +167,7 @@ class Server(uvicorn.Server):
 class Worker:
     """The sockets of one worker, in its event loop."""
 
-    def __init__(self, index: int, config: ServerConfig, addresses: Addresses, bridge: Bridge) -> None:
+    def __init__(self, index: int, config: ServerConfig, addresses: Addresses, bridge: Bridge, parent: int) -> None:
         self.index = index
         self.config = config
         self.addresses = addresses
@@ -90,7 +175,7 @@ class Worker:
         self.context = zmq.Context()
         self.server: Server | None = None
         self._engine: zmq.Socket | None = None
-        self._parent = os.getppid()
+        self._parent = parent
 
     def start(self) -> None:
         """In the running loop: listen to the inbox and say that this worker serves."""
@@ -116,22 +201,29 @@ class Worker:
         self._readable()  # the descriptor fires on edges only: never miss one for long
 
     def _readable(self) -> None:
-        while True:
-            try:
-                data = self.inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = DECODER.decode(data)
-            if isinstance(message, Quit):
-                self.bridge.fail_all(unavailable("the server is shutting down", "draining"))
-                if self.server is not None:
-                    self.server.should_exit = True
-            elif isinstance(message, Drain):
-                self.bridge.drain()
-            else:
-                self.bridge.take(message)
-                if isinstance(message, Up):
-                    self.supervisor.send(encode(Serving(self.index, message.epoch)))
+        """Take everything that has arrived, then pass it on; a flood is passed on in parts."""
+        more = True
+        while more:
+            for _ in range(FLOOD):
+                try:
+                    data = self.inbox.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    more = False
+                    break
+                self._take(DECODER.decode(data))
+            self.bridge.flush()
+
+    def _take(self, message: ToWorker) -> None:
+        if isinstance(message, Quit):
+            self.bridge.fail_all(unavailable("the server is shutting down", "draining"))
+            if self.server is not None:
+                self.server.should_exit = True
+        elif isinstance(message, Drain):
+            self.bridge.drain()
+        else:
+            self.bridge.take(message)
+            if isinstance(message, Up):
+                self.supervisor.send(encode(Serving(self.index, message.epoch)))
 
     def _connect(self, address: str) -> Callable[[ToEngine], None]:
         """To a new engine; what was meant for the old one is dropped."""
@@ -141,6 +233,16 @@ class Worker:
         return lambda message: engine.send(encode(message))
 
 
+def allow_files(count: int) -> None:
+    """Raise this process's limit of open files as far as needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < count:
+            log.warning("only %d files may be open here; --max-connections may not be reached", most)
+
+
 def run_worker(
     index: int,
     engine_config: EngineConfig,
@@ -148,8 +250,10 @@ def run_worker(
     addresses: Addresses,
     listener: socket.socket,
     folder: str | None,
+    parent: int,
 ) -> None:
     """Entry of the process."""
+    die_with(parent)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
     set_up_logs(config.log_format, f"api-{index}")
@@ -157,11 +261,11 @@ def run_worker(
 
     tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
     bridge = Bridge(index, tokenizer, config.retries)
-    worker = Worker(index, config, addresses, bridge)
+    worker = Worker(index, config, addresses, bridge, parent)
     app = make_app(engine_config, config, bridge, tokenizer, worker.start, worker.stop)
-    protocol = type(
-        "Protocol", (Protocol,), {"header_timeout": config.header_timeout, "send_timeout": config.send_timeout}
-    )
+    allow_files(config.max_connections + SPARE_FILES)
+    limits = {name: getattr(config, name) for name in ("header_timeout", "send_timeout", "max_connections")}
+    protocol = type("Protocol", (Protocol,), {**limits, "refused": staticmethod(app.state.connection_refused)})
     server = Server(
         uvicorn.Config(
             app,

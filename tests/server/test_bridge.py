@@ -1,0 +1,254 @@
+"""The API worker's side without sockets: calls tried again, workers started again, log lines, what runs in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from starlette.testclient import TestClient
+
+from verifypd.config import EngineConfig
+from verifypd.request import SamplingParams
+from verifypd.server.app import make_app
+from verifypd.server.ask import Prepared
+from verifypd.server.bridge import Bridge
+from verifypd.server.calls import Ask, Call
+from verifypd.server.config import ServerConfig
+from verifypd.server.logs import Lines
+from verifypd.server.messages import Answer, Down, Output, Outputs, Submit, Up
+from verifypd.server.render import ChatRenderer, CompletionRenderer
+from verifypd.server.service import LONG_BODY
+from verifypd.server.streams import EventStream, Sweeper
+from verifypd.server.tools import ToolFormat
+from verifypd.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.xdist_group("server")
+
+INFO = {"max_model_len": 20_000, "vocab": 384, "max_draft": 0}
+HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
+TEXT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folders: tuple[Path, Path]) -> Tokenizer:
+    return Tokenizer.from_folder(folders[0])
+
+
+def connected(tokenizer: Tokenizer | None) -> tuple[Bridge, list[Any]]:
+    """A bridge to an engine that only listens, and what it hears."""
+    heard: list[Any] = []
+    bridge = Bridge(0, tokenizer, retries=2)
+    bridge.connect = lambda address: heard.append
+    bridge.take(Up(1, "here", INFO))
+    return bridge, heard
+
+
+async def opened(bridge: Bridge, heard: list[Any], ask: Ask) -> Call:
+    opening = asyncio.create_task(bridge.open("r", ask, 0.0))
+    await asyncio.sleep(0)
+    bridge.take(Answer(bridge.up.epoch if bridge.up else 0, heard[-1].call))
+    return await opening
+
+
+def output(call: Call, tokens: list[int], finish: str | None = None) -> Output:
+    return Output(call.number, 0, tokens, finish, None, [])
+
+
+def content(data: bytes) -> list[dict[str, Any]]:
+    lines = [line.removeprefix(b"data: ") for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    return [orjson.loads(line)["choices"][0]["delta"] for line in lines]
+
+
+@pytest.mark.parametrize("cut", [3, 14, 20, 30])
+def test_a_stream_with_tools_that_is_tried_again_says_everything_once(tokenizer: Tokenizer, cut: int) -> None:
+    """What was held back of the first try, because it might begin a call, is not said again after the second."""
+
+    async def run() -> bytes:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=200), [0])
+        call = await opened(bridge, heard, ask)
+        prepared = Prepared(ask, True, False, False, None, tools=HERMES, tool_names=("f",))
+        renderer = ChatRenderer(call, prepared, "m", tokenizer, 0)
+        ids = tokenizer.encode(TEXT, add_special_tokens=False)
+        bridge.take(Outputs(1, [output(call, ids[:cut])]))
+        assert renderer.news() == b"", "held back: it may be a call"
+        bridge.take(Down(1, "killed"))
+        bridge.take(Up(2, "there", INFO))
+        assert isinstance(heard[-1], Submit) and heard[-1].call == call.number
+        bridge.take(Outputs(2, [output(call, ids[:cut])]))
+        data = renderer.news()
+        bridge.take(Outputs(2, [output(call, ids[cut:], "length")]))
+        return data + renderer.news()
+
+    deltas = content(asyncio.run(run()))
+    assert "".join(delta.get("content") or "" for delta in deltas).strip() == ""
+    [found] = [each for delta in deltas for each in delta.get("tool_calls", ())]
+    assert json.loads(found["function"]["arguments"]) == {"a": 1}
+
+
+def test_a_worker_that_is_started_again_takes_nothing_meant_for_the_one_before(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        before, heard_before = connected(tokenizer)
+        after, heard_after = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=20), [0])
+        old = [await opened(before, heard_before, ask) for _ in range(50)]
+        new = [await opened(after, heard_after, ask) for _ in range(50)]
+        assert not {call.number for call in old} & {call.number for call in new}
+        after.take(Outputs(1, [output(call, [70, 71]) for call in old]))
+        after.take(Answer(1, old[0].number, 400, "no"))
+        assert all(call.choices[0].tokens == 0 and call.error is None for call in new)
+        after.take(Outputs(1, [output(new[7], [70])]))
+        assert [call.choices[0].tokens for call in new] == [0] * 7 + [1] + [0] * 42
+
+    asyncio.run(run())
+
+
+class FakeWire:
+    """A connection that is full now and then."""
+
+    def __init__(self, readiness: Iterator[bool]) -> None:
+        self.readiness = readiness
+        self.sent: list[bytes] = []
+
+    @property
+    def ready(self) -> bool:
+        return next(self.readiness)
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+async def streamed(tokenizer: Tokenizer, wire: FakeWire | None, breaks: bool = False) -> tuple[bytes, int]:
+    """What a client gets of a stream, and how much of it went straight to the wire."""
+    bridge, heard = connected(tokenizer)
+    ask = Ask([[5, 6]], SamplingParams(max_tokens=200, n=2), [0])
+    call = await opened(bridge, heard, ask)
+    renderer = CompletionRenderer(call, Prepared(ask, True, True, False, None), "m", tokenizer, 0)
+    renderer._open = b"data: {"  # without the id, which is another each time
+    got: list[bytes] = wire.sent if wire is not None else []
+
+    async def send(message: Any) -> None:
+        got.append(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    response = EventStream(call, renderer, bridge, Sweeper(60), lambda call, outcome: None)
+    running = asyncio.create_task(response({"state": {"wire": wire}}, receive, send))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    direct = 0
+    for index in range(40):
+        if breaks and index == 20:
+            renderer.news = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        finish = "length" if index == 39 else None
+        bridge.take(Outputs(1, [Output(call.number, choice, [70 + index], finish, None, []) for choice in (0, 1)]))
+        before = len(got)
+        bridge.flush()
+        direct += len(got) - before
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await running
+    return b"".join(got), direct
+
+
+@pytest.mark.parametrize("pattern", [(True,), (False,), (True, False), (True, True, False)])
+def test_the_short_way_to_the_client_says_the_same(tokenizer: Tokenizer, pattern: tuple[bool, ...]) -> None:
+    plain, none = asyncio.run(streamed(tokenizer, None))
+    short, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.cycle(pattern))))
+    assert short == plain and plain.count(b"data: {") > 40 and plain.endswith(b"[DONE]\n\n")
+    assert not none and (direct > 10) == any(pattern)
+
+
+def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) -> None:
+    """Whatever goes wrong with one call's events stays with that call: the worker goes on reading messages."""
+    data, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.repeat(True)), breaks=True))
+    assert direct > 10 and b'"engine_error"' in data and data.endswith(b"[DONE]\n\n")
+
+
+# -- log lines ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_client_can_write_a_line_of_the_log(form: str) -> None:
+    nasty = "/v1/x\n2026 info api-0: request\r\x1b[2J\x85\u2028\u202e end status=200 \U000e0001"
+    record = logging.makeLogRecord({"msg": "request %s", "args": (nasty,)})
+    record.fields = {"path": nasty, "request_id": "a b"}
+    line = Lines(form, "api-0").format(record)
+    assert line.isprintable(), "one line, no control characters"
+    if form == "json":
+        assert json.loads(line)["path"] == nasty
+    else:
+        assert line.endswith(' request_id="a b"') and ' path="/v1/x\\n' in line
+    try:
+        raise ValueError(nasty)
+    except ValueError as error:
+        record.exc_info = (type(error), error, error.__traceback__)
+    first, *rest = Lines(form, "api-0").format(record).split("\n")
+    assert first.isprintable() and all(part.isprintable() and part.startswith("    ") for part in rest)
+    assert bool(rest) == (form == "text"), "a trace is set off from the lines"
+
+
+# -- beside the event loop ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """In which threads text was tokenised or put together."""
+    found: list[int] = []
+
+    def noting(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any, **kwargs: Any) -> Any:
+            found.append(threading.get_ident())
+            return inner(*args, **kwargs)
+
+        return work
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(tokenizer, name, noting(getattr(tokenizer, name)))
+    return found
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("path", "small", "large"),
+    [
+        ("/tokenize", {"prompt": "a"}, {"prompt": "a " * LONG_BODY}),
+        ("/tokenize", {"messages": said("a")}, {"messages": said("a " * LONG_BODY), "return_token_strs": True}),
+        ("/detokenize", {"tokens": [70]}, {"tokens": [70] * (LONG_BODY // 2)}),
+    ],
+)
+def test_long_texts_are_tokenised_beside_the_event_loop(
+    tokenizer: Tokenizer, threads: list[int], path: str, small: Any, large: Any
+) -> None:
+    with api(tokenizer) as client:
+        assert client.post(path, json=small).status_code == 200
+        assert client.post(path, json=large).status_code == 200
+        assert client.portal is not None
+        loop = client.portal.call(threading.get_ident)
+    assert [ident == loop for ident in threads] == [True, False]
+
+
+def test_tokens_have_the_limits_of_prompts(tokenizer: Tokenizer) -> None:
+    with api(tokenizer) as client:
+        for tokens in ([70] * 20_000, [384]):
+            answer = client.post("/detokenize", json={"tokens": tokens})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "tokens"
+        assert client.post("/detokenize", json={"tokens": [70] * 19_999}).status_code == 200
+
+
+def api(tokenizer: Tokenizer) -> TestClient:
+    bridge, _ = connected(tokenizer)
+    config = EngineConfig(model="tiny")
+    return TestClient(make_app(config, ServerConfig(), bridge, tokenizer, lambda: None, lambda: None))

@@ -1,0 +1,106 @@
+"""What the server tells of itself: speculation, models, tokens, state, metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import openai
+import pytest
+
+from tests.server.samples import IDS, PROMPT
+from tests.server.serving import events
+
+pytestmark = pytest.mark.xdist_group("server")
+
+# -- speculation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_speculation_is_told(server, stream):
+    body = {"prompt": IDS, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    _, answer, _ = server.post("/v1/completions", body)
+    final = events(answer)[-1] if stream else answer
+    spec = final["metrics"]["speculative_decoding"]
+    histogram = spec["acceptance_histogram"]
+    assert spec["num_spec_tokens"] == 3 and len(histogram) == 4
+    assert sum(histogram) == spec["num_spec_steps"] > 0
+    assert sum(j * count for j, count in enumerate(histogram)) == spec["num_accepted_draft_tokens"] > 0
+    assert spec["draft_acceptance_rate"] == pytest.approx(spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"])
+    mean = 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
+    assert spec["mean_acceptance_length"] == pytest.approx(mean)
+
+
+# -- other endpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_models(client, server):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_tokens(server, offline):
+    tokenizer = offline.get_tokenizer()
+    _, body, _ = server.post("/tokenize", {"model": "tiny", "prompt": PROMPT, "return_token_strs": True})
+    assert body["tokens"] == tokenizer.encode(PROMPT) and body["count"] == len(body["tokens"])
+    assert body["max_model_len"] == 400 and len(body["token_strs"]) == body["count"]
+    assert server.post("/detokenize", {"tokens": body["tokens"]})[1] == {"prompt": PROMPT}
+    messages = [{"role": "user", "content": "hi"}]
+    assert server.post("/tokenize", {"messages": messages})[1]["tokens"] == offline.render(messages)
+    info = server.get("/tokenizer_info")[1]
+    assert info["eos_token"] == "</s>" and "messages" in info["chat_template"]
+
+
+def test_state(server):
+    assert server.get("/health")[0] == server.get("/ready")[0] == 200
+    assert server.get("/version")[1]["version"]
+    status, page, _ = server.get("/")
+    assert status == 200 and "/docs" in page and "/metrics" in page
+    assert "curl" in server.curl and str(server.port) in server.curl
+
+
+def test_metrics_head(server):
+    """What aiperf asks first: the headers of GET, and no body."""
+    with urllib.request.urlopen(urllib.request.Request(server.address + "/metrics", method="HEAD"), timeout=10) as got:
+        assert got.status == 200 and got.headers["content-type"].startswith("text/plain") and got.read() == b""
+        assert int(got.headers["content-length"]) > 1000
+
+
+def test_metrics_count(server):
+    before = server.idle()
+    server.complete(IDS, max_tokens=30, temperature=0, ignore_eos=True)
+    after = server.idle()
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grown("vllm:generation_tokens_total") == 30 and grown("vllm:prompt_tokens_total") == len(IDS)
+    drafts, tokens = grown("vllm:spec_decode_num_drafts_total"), grown("vllm:spec_decode_num_draft_tokens_total")
+    assert 0 < drafts <= tokens
+    positions = [n for n in after if n.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")]
+    assert sum(map(grown, positions)) == grown("vllm:spec_decode_num_accepted_tokens_total")
+    for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
+        assert grown(name + "_count") == 1 and grown(name + "_sum") > 0
+    assert grown("vllm:request_time_per_output_token_seconds_count") == 1
+    for name in (
+        'verifypd:lane_depth{lane="verify"}',
+        'verifypd:lane_wait_seconds{lane="decode",quantile="0.95"}',
+        'verifypd:lane_seconds_total{lane="verify"}',
+        "verifypd:draft_length_count",
+        "verifypd:architecture_switches_total",
+        'verifypd:kv_blocks{pool="draft",state="free"}',
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "verifypd:requests_within_slo_total",
+        "verifypd:step_seconds_count",
+    ):
+        assert name in after, name
+
+
+def test_prefix_cache_is_told(server):
+    prompt = [11 + i % 50 for i in range(64)]
+    server.complete(prompt, max_tokens=1)
+    assert server.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48

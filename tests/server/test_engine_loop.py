@@ -1,0 +1,215 @@
+"""The engine's loop by itself, with an engine that answers at once: grammars beside it, deadlines, its pulse."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from verifypd.config import EngineConfig
+from verifypd.errors import RequestError
+from verifypd.server.admission import Admission
+from verifypd.server.engine_loop import PURGE, EngineLoop
+from verifypd.server.engine_process import Bell, serve
+from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, encode
+from verifypd.testing.instant import InstantEngine
+from verifypd.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.xdist_group("server")
+
+LETTERS = GrammarSpec("regex", "[a-z]*")
+
+
+class Compiler:
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.thread = ThreadPoolExecutor(1)
+
+    def start(self, spec: GrammarSpec, count: int) -> Future[Sequence[Any]]:
+        return self.thread.submit(self._make, spec, count)
+
+    def _make(self, spec: GrammarSpec, count: int) -> list[Any]:
+        assert self.go.wait(20)
+        if spec.text == "bad":
+            raise RequestError("no such format", param="response_format")
+        if spec.text == "broken":
+            raise ZeroDivisionError
+        return [SimpleNamespace(error=None) for _ in range(count)]
+
+
+@pytest.fixture
+def compiler() -> Iterator[Compiler]:
+    made = Compiler()
+    yield made
+    made.go.set()
+    made.thread.shutdown()
+
+
+@pytest.fixture
+def sent() -> list[tuple[int, Any]]:
+    return []
+
+
+@pytest.fixture
+def loop(folders: tuple[Path, Path], compiler: Compiler, sent: list[tuple[int, Any]]) -> EngineLoop:
+    config = EngineConfig(model=str(folders[0]), batch_size=4, max_model_len=400)
+    engine = InstantEngine(config, Tokenizer.from_folder(folders[0]))
+    return EngineLoop(
+        engine,
+        epoch=1,
+        admission=Admission(max_queue=100, max_per_key=None, slots=engine.config.slots),
+        send=lambda worker, message: sent.append((worker, message)),
+        workers=(0,),
+        compile_grammar=compiler.start,
+        interval=1e9,
+    )
+
+
+def submit(call: int, worker: int = 0, n: int = 1, grammar: GrammarSpec | None = None, **params: Any) -> Submit:
+    fields = {"max_tokens": 4, "n": n, **params}
+    return Submit(worker, call, f"r{call}", [[5, 6, 7]], n, fields, [0], time.monotonic(), 0, [], grammar)
+
+
+def answers(sent: list[tuple[int, Any]]) -> dict[int, int]:
+    return {message.call: message.status for _, message in sent if isinstance(message, Answer)}
+
+
+def tokens(sent: list[tuple[int, Any]], call: int) -> int:
+    outputs = [output for _, message in sent if isinstance(message, Outputs) for output in message.outputs]
+    return sum(len(output.tokens) for output in outputs if output.call == call)
+
+
+def joined(loop: EngineLoop, compiler: Compiler) -> None:
+    """Let it compile, and take in what came of it."""
+    compiler.go.set()
+    compiler.thread.submit(int).result()
+    loop.join()
+
+
+def test_no_step_waits_for_a_grammar(loop: EngineLoop, compiler: Compiler, sent: list[tuple[int, Any]]) -> None:
+    loop.take(submit(1, grammar=LETTERS, n=2))
+    loop.take(submit(2))
+    for _ in range(4):
+        loop.join()
+        loop.turn()
+    assert tokens(sent, 2) == 4 and answers(sent) == {2: 0}
+    joined(loop, compiler)
+    assert answers(sent) == {2: 0, 1: 0}
+    for _ in range(4):
+        loop.turn()
+    assert tokens(sent, 1) == 8 and not loop.admission.open
+
+
+def test_a_grammar_that_cannot_be_compiled_refuses_its_call_alone(
+    loop: EngineLoop, compiler: Compiler, sent: list[tuple[int, Any]]
+) -> None:
+    for call, text in enumerate(("bad", "broken", "[a-z]*"), 1):
+        loop.take(submit(call, grammar=GrammarSpec("regex", text)))
+    joined(loop, compiler)
+    assert answers(sent) == {1: 400, 2: 500, 3: 0}
+    [refused] = [m for _, m in sent if isinstance(m, Answer) and m.status == 400]
+    assert refused.param == "response_format" and "no such format" in refused.message
+    assert loop.admission.open == {0: 1}
+
+
+def test_calls_that_leave_while_they_are_compiled(
+    loop: EngineLoop, compiler: Compiler, sent: list[tuple[int, Any]]
+) -> None:
+    loop.take(submit(1, grammar=LETTERS))
+    loop.take(submit(2, worker=1, grammar=LETTERS, n=3))
+    loop.take(submit(3, grammar=LETTERS))
+    assert loop.joining is not None and loop.joining.requests == 5
+    loop.take(Abort(0, 1, -1))
+    loop.take(Gone(1))
+    joined(loop, compiler)
+    assert answers(sent) == {3: 0} and loop.admission.open == {0: 1}
+    assert not loop.engine.free_slots or len(loop.engine.waiting) == 1
+
+
+def test_those_that_wait_for_a_grammar_count_in_the_queue(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    room = 100 + loop.engine.config.slots
+    for call in range(room + 1):
+        loop.take(submit(call, grammar=LETTERS))
+    assert answers(sent) == {room: 429}
+    assert loop.joining is not None
+    loop.take(Gone(0))
+    assert not loop.joining.requests and not loop.admission.open
+
+
+def test_deadlines_of_what_has_ended_are_forgotten(loop: EngineLoop) -> None:
+    for call in range(20 * PURGE):
+        loop.take(submit(call, deadline_ms=3_600_000.0, max_tokens=1))
+        loop.turn()
+    assert not loop.tracks and len(loop._deadlines) <= PURGE
+    loop.take(submit(-1, deadline_ms=3_600_000.0))
+    loop.turn()
+    assert any(order in loop.tracks for _, order in loop._deadlines)
+
+
+class Receiver:
+    """Stands in for the engine's inbox: notes the pulse whenever it is asked."""
+
+    def __init__(self, inner: zmq.Socket, pulse: list[float]) -> None:
+        self.inner, self.pulse, self.seen = inner, pulse, []
+
+    def recv(self, flags: int) -> bytes:
+        self.seen.append(self.pulse[0])
+        return self.inner.recv(flags)
+
+    def fileno(self) -> int:
+        return self.inner.fileno()
+
+
+def test_the_watchdog_covers_the_whole_turn(loop: EngineLoop, compiler: Compiler) -> None:
+    """Messages, steps and sending all have a pulse; waiting for work has none."""
+    pulse, flushed, context = [0.0], [], zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind("inproc://engine")
+    outbox.connect("inproc://engine")
+    flush = loop.flush
+    loop.flush = lambda: (flushed.append(pulse[0]), flush())[1]  # type: ignore[method-assign]
+    loop.interval = 0.01
+    for message in (submit(1), submit(2, grammar=LETTERS), Abort(0, 2, -1)):
+        outbox.send(encode(message))
+    timer = threading.Timer(0.2, lambda: outbox.send(encode(Quit())))
+    timer.start()
+    receiver: Any = Receiver(inbox, pulse)
+    serve(loop, receiver, Bell(), pulse, os.getppid())
+    timer.join()
+    assert len(receiver.seen) > 4 and all(receiver.seen) and all(flushed)
+    assert pulse == [0.0]
+    context.destroy(linger=0)
+
+
+def test_a_compiled_grammar_wakes_the_loop(loop: EngineLoop, compiler: Compiler, sent: list[tuple[int, Any]]) -> None:
+    """The loop waits for an hour when there is nothing to do; a grammar that is ready is something to do."""
+    context, bell = zmq.Context(), Bell()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind("inproc://engine")
+    outbox.connect("inproc://engine")
+    loop.interval = 3600.0
+    assert loop.joining is not None
+    loop.joining._ring = bell.ring
+    outbox.send(encode(submit(1, grammar=LETTERS)))
+    thread = threading.Thread(target=serve, args=(loop, inbox, bell, [0.0], os.getppid()), daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    compiler.go.set()
+    until = time.monotonic() + 20
+    while tokens(sent, 1) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert tokens(sent, 1) == 4
+    outbox.send(encode(Quit()))
+    thread.join(20)
+    assert not thread.is_alive()
+    context.destroy(linger=0)

@@ -1,0 +1,177 @@
+"""What passes without effect, what is refused and how it is named, and what the log holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.samples import FUNCTION, IDS
+
+pytestmark = pytest.mark.xdist_group("server")
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"user": "ann", "metadata": {"a": "b"}},
+    {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False},
+    {"suffix": None, "logit_bias": {}, "stop": None, "stream_options": None, "response_format": {"type": "text"}},
+    {"spaces_between_special_tokens": True, "detokenize": True, "return_tokens_as_token_ids": False},
+    {"n": None, "temperature": None, "top_p": None, "max_tokens": None, "seed": None},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL)
+def test_neutral_values_pass(server, fields):
+    server.complete(IDS, **fields)
+
+
+def test_neutral_chat_values_pass(server):
+    fields = {
+        "store": True,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "tool_choice": "none",
+        "prompt_cache_key": "k",
+    }
+    more = {"parallel_tool_calls": True, "reasoning_effort": None, "safety_identifier": "x", "functions": None}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields, **more}
+    assert server.post("/v1/chat/completions", body)[0] == 200
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 4}, "best_of"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"nonsense": 1}, "nonsense"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"9999": 1}}, "logit_bias"),
+    ({"stop": ""}, "stop"),
+    ({"stop_token_ids": [4000]}, "stop_token_ids"),
+    ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [5, 4000]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [5] * 400}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"acceptance": "maybe"}, "acceptance"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "regex", "pattern": "[0-9"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, "response_format"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "response_format"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"deadline_ms": -3}, "deadline_ms"),
+    ({"deadline_ms": 86_400_001}, "deadline_ms"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_what_is_not_honoured_is_named(server, fields, param):
+    status, body, _ = server.post("/v1/completions", {"prompt": IDS, **fields})
+    assert status == 400, body
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["param"] == param and body["error"]["type"] == "invalid_request_error"
+
+
+DEEP_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+LONG_GRAMMAR = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2800)) + 'r2800: "x"\n'
+CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "alien", "content": "x"}]}, "messages"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [DEEP_CALL]}]}, "messages"),
+    ({"response_format": {"type": "grammar", "grammar": LONG_GRAMMAR}}, "response_format"),
+    ({"response_format": {"type": "regex", "pattern": "a" * 40_000}}, "response_format"),
+    ({"echo": True}, "echo"),
+    ({"messages": [{"role": "assistant", "content": "a", "refusal": "b"}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "a", "audio": {"id": "x"}}]}, "messages"),
+    ({"request_id": "a b"}, "request_id"),
+    ({"request_id": "forged\nline"}, "request_id"),
+    ({"request_id": ""}, "request_id"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_REFUSED)
+def test_chat_names_what_it_refuses(server, fields, param):
+    status, body, _ = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
+    assert status == 400 and body["error"]["param"] == param, body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'"text"',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "top_p": -Infinity}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "x", "metadata": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+        b'{"prompt": "x", "seed": 99999999999999999999999}',
+    ],
+)
+def test_bodies_that_are_none(server, body):
+    status, answer, _ = server.post("/v1/completions", body)
+    assert status == 400 and answer["error"]["message"]
+
+
+def test_unknown_model_and_path(server, client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-9", prompt="x")
+    assert caught.value.code == "model_not_found"
+    assert server.get("/v1/nothing")[0] == 404 and "error" in server.get("/v1/nothing")[1]
+    status, body, headers = server.get("/v1/completions")
+    assert status == 405 and body["error"]["code"] == "method_not_allowed" and "POST" in headers["allow"]
+
+
+def test_request_ids(server):
+    _, _, headers = server.post("/v1/completions", {"prompt": IDS}, **{"X-Request-Id": "my-own-7"})
+    assert headers["x-request-id"] == "my-own-7"
+    _, _, headers = server.post("/v1/completions", {"prompt": IDS}, **{"X-Request-Id": "bad id"})
+    assert headers["x-request-id"] != "bad id" and len(headers["x-request-id"]) == 32
+    _, _, headers = server.post(
+        "/v1/completions", {"prompt": IDS, "request_id": "in-the-body"}, **{"X-Request-Id": "7"}
+    )
+    assert headers["x-request-id"] == "in-the-body"
+    assert "request_id=my-own-7 " in server.logged("request_id=in-the-body ")
+
+
+def test_no_client_writes_lines_into_the_log(server):
+    assert server.get("/v1/%0A2026-01-01%20info%20api-0:%20forged%1b[2J")[0] == 404
+    text = server.logged("forged")
+    assert "\n2026-01-01 info" not in text and "\x1b" not in text
+
+
+def test_no_prompt_in_the_log(server):
+    server.complete("a very secret thing", max_tokens=2)
+    assert "secret thing" not in server.log.read_text()
+
+
+def test_logprobs_are_finite_json(server):
+    body = server.complete(IDS, logprobs=20, max_tokens=6, allowed_token_ids=[5, 6], temperature=0)
+    values = [v for top in body["choices"][0]["logprobs"]["top_logprobs"] for v in top.values()]
+    assert values and all(math.isfinite(value) for value in values)

@@ -1,0 +1,86 @@
+"""Logprobs, prompt scoring and token ids, in both APIs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.samples import IDS, PROMPT, said
+from tests.server.serving import events
+from verifypd import SamplingParams
+
+pytestmark = pytest.mark.xdist_group("server")
+
+
+def test_completion_logprobs(client, offline):
+    got = client.completions.create(model="tiny", prompt=IDS, max_tokens=5, temperature=0, logprobs=3).choices[0]
+    expected = said(offline, IDS, max_tokens=5, temperature=0, logprobs=3)
+    chosen = [row[token].logprob for token, row in zip(expected.token_ids, expected.logprobs, strict=True)]
+    assert got.logprobs.token_logprobs == pytest.approx(chosen)
+    assert all(
+        max(top.values()) == pytest.approx(own) for top, own in zip(got.logprobs.top_logprobs, chosen, strict=True)
+    )
+    assert all(len(top) == 3 for top in got.logprobs.top_logprobs)
+    assert len(got.logprobs.tokens) == len(got.logprobs.text_offset) == 5
+
+
+def test_streamed_logprobs_are_the_same(server):
+    fields = {"max_tokens": 10, "temperature": 0, "logprobs": 2}
+    whole = server.complete(IDS, **fields)["choices"][0]["logprobs"]
+    _, text, _ = server.post("/v1/completions", {"prompt": IDS, "stream": True, **fields})
+    parts = [event["choices"][0]["logprobs"] for event in events(text)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in part[name]] == whole[name]
+
+
+def test_chat_logprobs(client):
+    got = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=4,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    content = got.choices[0].logprobs.content
+    assert len(content) == 4
+    for entry in content:
+        assert len(entry.top_logprobs) == 2 and entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+        assert bytes(entry.bytes).decode("utf-8", "replace") == entry.token
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_scores_the_prompt(server, offline, max_tokens):
+    """What lm-eval asks: token ids in, the logprob of each of them out."""
+    body = server.complete([IDS], echo=True, logprobs=1, max_tokens=max_tokens, temperature=0, seed=1)
+    got = body["choices"][0]["logprobs"]
+    rows = offline.generate([IDS], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))[0].prompt_logprobs
+    expected = [row[token].logprob for token, row in zip(IDS[1:], rows[1:], strict=True)]
+    assert got["token_logprobs"][0] is None
+    assert got["token_logprobs"][1 : len(IDS)] == pytest.approx(expected)
+    assert len(got["tokens"]) == len(IDS) + max_tokens
+    for token, top in zip(got["tokens"][1:], got["top_logprobs"][1:], strict=True):
+        assert token in top
+    assert body["usage"]["completion_tokens"] == max_tokens
+
+
+def test_echo_without_logprobs(server, offline):
+    body = server.complete(PROMPT, echo=True, max_tokens=4, temperature=0)
+    assert body["choices"][0]["text"] == PROMPT + said(offline, PROMPT, max_tokens=4, temperature=0).text
+
+
+def test_prompt_logprobs_as_vllm_has_them(server):
+    rows = server.complete(IDS, prompt_logprobs=2, max_tokens=1)["choices"][0]["prompt_logprobs"]
+    assert rows[0] is None and len(rows) == len(IDS)
+    assert all(str(token) in row for token, row in zip(IDS[1:], rows[1:], strict=True))
+
+
+def test_token_ids_come_back(server):
+    fields = {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
+    whole = server.complete(IDS, **fields)["choices"][0]
+    assert whole["prompt_token_ids"] == IDS and len(whole["token_ids"]) == 12
+    _, text, _ = server.post("/v1/completions", {"prompt": IDS, "stream": True, **fields})
+    parts = [event["choices"][0] for event in events(text)]
+    assert [token for part in parts for token in part["token_ids"]] == whole["token_ids"]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **fields}
+    answer = server.post("/v1/chat/completions", chat)[1]["choices"][0]
+    assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) and len(answer["token_ids"]) == 12
