@@ -11,14 +11,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = re.compile(r'^pytestmark = .*xdist_group\("([\w-]+)"\)', re.MULTILINE)
+GROUP_BY = re.compile(r'^GROUP_BY = r"([^"]+)"', re.MULTILINE)
 
 
 @cache
-def group(path: str) -> str | None:
-    """The group that a file of tests puts itself in."""
+def source(path: str) -> str:
+    """A file of tests as text."""
     file = ROOT / path
-    found = GROUP.search(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found.group(1) if found else None
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def group(nodeid: str) -> str | None:
+    """The group of a test: its file's, or what its file's `GROUP_BY` finds in its name."""
+    path, _, name = nodeid.partition("::")
+    whole, part = GROUP.search(source(path)), GROUP_BY.search(source(path))
+    if whole:
+        return whole.group(1)
+    found = re.search(part.group(1), name) if part else None
+    return f"{path}/{found.group(1)}" if found else None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -30,6 +40,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group(nodeid.partition("::")[0]) or nodeid
+            return group(nodeid) or nodeid
 
     return Groups(config, log)

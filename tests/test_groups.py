@@ -23,6 +23,9 @@ def test_the_scheduler_keeps_groups_together() -> None:
     scope = made._split_scope
     assert scope("tests/server/test_chat.py::test_chat") == scope("tests/server/test_load.py::test_x[a@b]") == "server"
     assert scope("tests/server/test_faults.py::test_a") == "server-faults"
+    greedy = "tests/engine/test_greedy.py"
+    assert scope(f"{greedy}::test_every_family[llama3-head]") == f"{greedy}/llama3"
+    assert scope(f"{greedy}::test_self_draft_is_accepted") == f"{greedy}::test_self_draft_is_accepted"
     assert scope("tests/test_groups.py::test_a") == "tests/test_groups.py::test_a"
     config.getvalue = lambda name: "load"
     assert pytest_xdist_make_scheduler(config, None) is None

@@ -15,6 +15,7 @@ from verifypd.kernels import build
 
 TOKENS, FEWER = 200, 60  # outputs of one schedule of each test, and of the others
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
+GROUP_BY = r"(gemma\d?|llama3?|mistral|qwen\d)"  # one process makes a family's checkpoints, once
 Pair = tuple[Path, Path, Path]  # verifier, draft model, draft head
 DRAFTERS = ("none", "ngram", "model", "head", "both")
 
@@ -39,10 +40,6 @@ class Folders(dict[str, Pair]):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("families"))
-
-
-# the tests of one family run in one process, which makes its checkpoints once
-EACH = [pytest.param(family, marks=pytest.mark.xdist_group(family)) for family in FAMILIES]
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -120,7 +117,7 @@ def check(folders: Pair, drafter: str, schedule: tuple[int, int, int, bool, int,
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(folders: dict[str, Pair], family: str, drafter: str) -> None:
     """Each drafter meets each schedule in a long text, in one family or another."""
     longest = (list(FAMILIES).index(family) + DRAFTERS.index(drafter)) % len(SCHEDULES)
@@ -130,15 +127,7 @@ def test_every_family(folders: dict[str, Pair], family: str, drafter: str) -> No
 
 @pytest.mark.parametrize(
     ("arch", "family"),
-    [
-        pytest.param(arch, family, marks=pytest.mark.xdist_group(family))
-        for arch, family in [
-            *(("pdv", family) for family in FAMILIES),
-            ("baseline", "gemma3"),
-            ("pd", "qwen2"),
-            ("table", "llama"),
-        ]
-    ],
+    [*(("pdv", family) for family in FAMILIES), ("baseline", "gemma3"), ("pd", "qwen2"), ("table", "llama")],
 )
 @pytest.mark.parametrize("drafter", ["model", "head"])
 def test_every_family_under_every_architecture(folders: dict[str, Pair], arch: str, family: str, drafter: str) -> None:
@@ -160,7 +149,6 @@ def test_every_family_under_every_architecture(folders: dict[str, Pair], arch: s
     assert stats.drafted and stats.accepted and stats.preemptions
 
 
-@pytest.mark.xdist_group("llama")
 @pytest.mark.parametrize("drafter", ["model", "head"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_small_pool_preempts_and_loses_nothing(folders: dict[str, Pair], late: bool, drafter: str) -> None:
@@ -173,7 +161,6 @@ def test_a_small_pool_preempts_and_loses_nothing(folders: dict[str, Pair], late:
         assert_greedy(folders["llama"][0], prompt, output)
 
 
-@pytest.mark.xdist_group("qwen3")
 @pytest.mark.parametrize("drafter", ["model", "head"])
 def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: dict[str, Pair], drafter: str) -> None:
     verifier, *drafts = folders["qwen3"]
@@ -188,7 +175,6 @@ def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: di
         assert second.metrics.accepted_per_position == first.metrics.accepted_per_position  # drafts are the same too
 
 
-@pytest.mark.xdist_group("llama")
 def test_self_draft_is_accepted(folders: dict[str, Pair]) -> None:
     verifier, *_ = folders["llama"]
     many = prompts(4)
@@ -198,7 +184,6 @@ def test_self_draft_is_accepted(folders: dict[str, Pair]) -> None:
         assert output.metrics.mean_accepted_length >= 0.98 * 5
 
 
-@pytest.mark.xdist_group("llama")
 def test_speculation_can_be_switched_off_and_shortened_per_request(folders: dict[str, Pair]) -> None:
     verifier, *_ = folders["llama"]
     base = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
@@ -211,7 +196,6 @@ def test_speculation_can_be_switched_off_and_shortened_per_request(folders: dict
     assert full.outputs[0].token_ids == off.outputs[0].token_ids == short.outputs[0].token_ids
 
 
-@pytest.mark.xdist_group("llama3")
 @pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_batch_invariant_bf16_gives_the_same_text_in_any_company(folders: dict[str, Pair], temperature: float) -> None:

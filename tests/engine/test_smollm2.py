@@ -10,6 +10,7 @@ import torch
 from verifypd import LLM, SamplingParams
 from verifypd.models.hub import resolve
 
+pytestmark = pytest.mark.xdist_group("smollm2")  # the reference is made once
 PROMPTS = [
     "Once upon a time",
     "The capital of France is",
@@ -77,7 +78,6 @@ def _name(name: str) -> str:
     return f"{layer}{parts[part]}.{kind}"
 
 
-@pytest.mark.xdist_group("smollm2")  # the reference is made once
 @pytest.mark.parametrize(("drafter", "count"), [("none", 6), ("ngram", 20)])
 def test_greedy_text(reference: Any, drafter: str, count: int) -> None:
     arch = "plain" if drafter == "none" else "unified"
