@@ -1,4 +1,4 @@
-"""Lanes as threads: condition variables against polling, when one lane hands work to another. A minute on two cores.
+"""Lanes as threads: condition variables against polling, when one lane hands work to another. A few minutes on two cores.
 
     python benchmarks/hand_over.py --json benchmarks/results/hand-over.json
 
@@ -179,8 +179,8 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     made = provenance()
