@@ -85,7 +85,9 @@ class EngineConfig:
     draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
-    attention: str = setting("auto", "attention backend", choices=("auto", "torch", "native"))
+    attention: str = setting(
+        "auto", "attention backend (triton: CUDA, not yet the default)", choices=("auto", "torch", "native", "triton")
+    )
     kernels: str = setting("auto", "CPU kernels: native needs a C compiler once", choices=("auto", "torch", "native"))
     seed: int | None = setting(None, "makes requests without a seed repeatable from run to run")
     hf_token: str | None = setting(None, "token for gated hub models (default: $HF_TOKEN or .env)", secret=True)

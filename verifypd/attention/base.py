@@ -5,8 +5,10 @@ Knows rows, spans and blocks; nothing of models, requests or who owns a block.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -120,16 +122,26 @@ def available_backends(device: torch.device | str = "cpu") -> list[str]:
     """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
     from verifypd.kernels import build
 
-    if torch.device(device).type == "cpu" and build.library() is not None:
+    kind = torch.device(device).type
+    if kind == "cpu" and build.library() is not None:
         return ["native", "torch"]
+    if kind == "cuda" and find_spec("triton") is not None:
+        return ["torch", "triton"]
     return ["torch"]
 
 
-def backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:
-    """The backend called `name`; "auto" takes the preferred one of the device."""
+def backend(
+    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False
+) -> AttentionBackend:
+    """The backend called `name`; "auto" takes the preferred one of the device.
+
+    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" rows
+    always may).
+    """
     available = available_backends(device)
     chosen = available[0] if name == "auto" else name
-    if chosen not in available:
+    interpreted = chosen == "triton" and os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+    if chosen not in available and not interpreted:
         raise ConfigError(
             f"attention backend {name!r} does not run on {device} here; use one of: {', '.join(['auto', *available])}"
         )
@@ -137,6 +149,10 @@ def backend(name: str = "auto", device: torch.device | str = "cpu") -> Attention
         from verifypd.attention.native import NativeAttention
 
         return NativeAttention()
+    if chosen == "triton":
+        from verifypd.attention.triton import TritonAttention
+
+        return TritonAttention(batch_invariant=batch_invariant)
     from verifypd.attention.torch import TorchAttention
 
     return TorchAttention()

@@ -157,7 +157,7 @@ def _wire(
     cost: CostModel,
 ) -> Engine:
     device = model.device
-    attention = backend(config.attention, device)
+    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
     slots = Slots(config.slots, capacity, config.max_draft, device)
     sampling = SamplingState(config.slots, vocab, config.max_draft, device)
     runner, pool = _paged(config, model, budget, capacity, attention)
