@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
 from verifypd.kv.pool import LayerCache
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL: dict[str, Any] = {"heads": 4, "kv_heads": 2, "width": 64}
 
@@ -223,6 +225,19 @@ def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+def test_the_benchmark_checks_and_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("attention_benchmark", ROOT / "benchmarks" / "attention.py")
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "attention_benchmark", benchmark)
+    spec.loader.exec_module(benchmark)
+    case = {"some": [(2, 2, 40), (1, 17, 3)]}
+    device = torch.device(DEVICE)
+    assert all(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))
+    monkeypatch.setattr(module, "_scales", lambda scale, softcap: (scale, 0.0))
+    assert not any(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -263,7 +278,6 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     script = tmp_path / "compile_kernels.py"
     script.write_text(COMPILE)
-    root = Path(__file__).resolve().parents[2]
-    environment["PYTHONPATH"] = str(root)
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=root)
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
