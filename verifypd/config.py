@@ -88,6 +88,9 @@ class EngineConfig:
     attention: str = setting(
         "auto", "attention backend (triton: CUDA, not yet the default)", choices=("auto", "torch", "native", "triton")
     )
+    sampler: str = setting(
+        "torch", "cuts and verdicts (triton: CUDA, not yet the default)", choices=("torch", "triton")
+    )
     kernels: str = setting("auto", "CPU kernels: native needs a C compiler once", choices=("auto", "torch", "native"))
     seed: int | None = setting(None, "makes requests without a seed repeatable from run to run")
     hf_token: str | None = setting(None, "token for gated hub models (default: $HF_TOKEN or .env)", secret=True)
@@ -114,6 +117,7 @@ class EngineConfig:
             "load_format",
             "attention",
             "kernels",
+            "sampler",
             "wait",
         ):
             self._check_choice(name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -201,6 +199,8 @@ def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="does not run on cpu here"):
         backend("triton", "cpu")
+    with pytest.raises(ConfigError, match="--sampler triton does not run on cpu here"):
+        LLM("smollm2", device="cpu", sampler="triton")
 
 
 def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "kv_memory": "16MB", "max_model_len": 100}
     prompts = [[5, 6, 7, 5, 6, 7, 5], list(range(10, 28))]
     texts = []
-    for attention in ("torch", "triton"):
+    for kernels in ("torch", "triton"):
         with LLM(
             str(verifier),
             draft="ngram",
@@ -218,7 +218,8 @@ def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
             max_draft=3,
             measure_costs=False,
             device=DEVICE,
-            attention=attention,
+            attention=kernels,
+            sampler=kernels,
             **options,
         ) as llm:
             texts.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
@@ -236,48 +237,3 @@ def test_the_benchmark_checks_and_would_notice(monkeypatch: pytest.MonkeyPatch) 
     assert all(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))
     monkeypatch.setattr(module, "_scales", lambda scale, softcap: (scale, 0.0))
     assert not any(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from verifypd.attention import triton_kernels as kernels
-from verifypd.attention.tiling import power_of_two, tiling
-
-def build(kernel, types, constants, **options):
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert done.metadata.shared <= 227 * 1024, done.metadata.shared
-    return done.asm["ptx"]
-
-rows = {"row_offsets": "*i64", "members": "*i32", "slice_rows": "i32", "partial": "*fp32", "summary": "*fp32"}
-attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "out": "*bf16", "slots": "*i64", "starts": "*i64",
-    "block_table": "*i32", "q_row": "i32", "table_row": "i32", "first_tile": "i32", "scale": "fp32",
-    "cap": "fp32", **rows}
-shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
-for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
-    cut = tiling(spans=spans, rows=count, context=2048, heads=heads, kv_heads=kv_heads, width=width, itemsize=2,
-        window=window, processors=132)
-    shared = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True, "SPLITS": cut.splits}
-    constants = {**shared, "KV_HEADS": kv_heads, "BLOCK_SIZE": 16, "WINDOW": window or 0, "CAPPED": capped,
-        "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
-        "SPLIT_TOKENS": cut.split_tokens}
-    ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)
-    assert instruction in ptx, (heads, kv_heads, width, spans, count)
-build(kernels.merge_splits, {**rows, "out": "*bf16", "first_row_of_slice": "i32"}, shared, num_warps=1)
-pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
-build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
-"""
-
-
-@pytest.mark.slow
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    """What the interpreter accepts, the compiler does too: to machine code for sm_90, with matrix instructions."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    script = tmp_path / "compile_kernels.py"
-    script.write_text(COMPILE)
-    environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]

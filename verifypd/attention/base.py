@@ -5,16 +5,15 @@ Knows rows, spans and blocks; nothing of models, requests or who owns a block.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError
+from verifypd.kernels import triton_runs_on
 from verifypd.kv.pool import LayerCache
 
 
@@ -125,7 +124,7 @@ def available_backends(device: torch.device | str = "cpu") -> list[str]:
     kind = torch.device(device).type
     if kind == "cpu" and build.library() is not None:
         return ["native", "torch"]
-    if kind == "cuda" and find_spec("triton") is not None:
+    if kind == "cuda" and triton_runs_on(device):
         return ["torch", "triton"]
     return ["torch"]
 
@@ -140,8 +139,7 @@ def backend(
     """
     available = available_backends(device)
     chosen = available[0] if name == "auto" else name
-    interpreted = chosen == "triton" and os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-    if chosen not in available and not interpreted:
+    if chosen not in available and not (chosen == "triton" and triton_runs_on(device)):
         raise ConfigError(
             f"attention backend {name!r} does not run on {device} here; use one of: {', '.join(['auto', *available])}"
         )

@@ -72,6 +72,10 @@ def build(config: EngineConfig) -> Built:
         raise ConfigError(
             "--batch-invariant needs native kernels and attention: --device cpu, and gcc or clang installed"
         )
+    if config.sampler == "triton" and not kernel_sets.triton_runs_on(device):
+        raise ConfigError(
+            f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
+        )
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     drafts = drafts_for(config)
@@ -159,7 +163,7 @@ def _wire(
     device = model.device
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
     slots = Slots(config.slots, capacity, config.max_draft, device)
-    sampling = SamplingState(config.slots, vocab, config.max_draft, device)
+    sampling = SamplingState(config.slots, vocab, config.max_draft, device, config.sampler)
     runner, pool = _paged(config, model, budget, capacity, attention)
     drafters: dict[str, Drafter] = {}
     draft_pool, draft_q, temperatures = None, None, None
