@@ -58,7 +58,7 @@ def test_roles_and_columns_are_the_ones_of_the_state() -> None:
             table.zero_()
     assert state.floats.shape[1] == triton_kernels.FLOATS.value
     assert state.integers.shape[1] == triton_kernels.INTEGERS.value
-    for role in (Role.ACCEPT, Role.RESIDUAL, Role.GUMBEL, Role.SYNTHETIC):
+    for role in (Role.DRAFT, Role.ACCEPT, Role.RESIDUAL, Role.GUMBEL, Role.SYNTHETIC):
         assert getattr(triton_kernels, f"{role.name}_ROLE").value == role
     for finish in (Finish.STOP, Finish.LENGTH, Finish.ERROR):
         assert getattr(triton_kernels, finish.name).value == finish
@@ -125,6 +125,7 @@ def test_verdicts_of_every_kind_are_the_same(seed: int, monkeypatch: pytest.Monk
     same(found.run(), expected.run())
     for name in ("tokens", "lengths", "drafts"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
+    torch.testing.assert_close(found.draft_q, expected.draft_q, rtol=1e-5, atol=1e-7)
     assert torch.equal(found.state.alive, expected.state.alive)
 
 

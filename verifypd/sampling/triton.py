@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.triton_kernels import cut_rows, judge_rows, judge_spans
+from verifypd.sampling.triton_kernels import cut_rows, judge_rows, judge_spans, propose_rows
 
 if TYPE_CHECKING:
     from verifypd.sampling.verify import Case
@@ -44,10 +44,47 @@ def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = 
     )
 
 
-def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Tensor:
-    """Verdicts as they are packed for the host, int64 [R, W + 5]; tokens, lengths and life are written."""
+def propose_(
+    x: Tensor, slots: Tensor, depth: int, state: SamplingState, lengths: Tensor, drafts: Tensor, draft_q: Tensor
+) -> None:
+    """Draft token `depth` of slots [R] (negative: padding) from cut logits x [R, V], into drafts and draft_q."""
+    vocab = x.shape[1]
+    block, blocks, group = _blocks(vocab)
+    propose_rows[(x.shape[0],)](
+        x,
+        slots,
+        lengths,
+        drafts,
+        draft_q,
+        torch.empty(x.shape[0], blocks, device=x.device),
+        state.floats,
+        state.integers,
+        x.stride(0),
+        drafts.stride(0),
+        draft_q.stride(0),
+        draft_q.stride(1),
+        DEPTH=depth,
+        VOCAB=vocab,
+        ROW=min(ROW_TOKENS, _padded(vocab)),
+        BLOCK=_padded(block),
+        BLOCKS=blocks,
+        BLOCKS_PADDED=_padded(blocks),
+        GROUP=group,
+        num_warps=8,
+    )
+
+
+def _blocks(vocab: int) -> tuple[int, int, int]:
+    """Tokens of a block, blocks, and how many are read at once."""
     from verifypd.sampling.verify import block_of
 
+    block = block_of(vocab)
+    blocks = -(-vocab // block)
+    return block, blocks, min(ROW_TOKENS // _padded(block), _padded(blocks))
+
+
+def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Tensor:
+    """Verdicts as they are packed for the host, int64 [R, W + 5]; tokens, lengths and life are written."""
     spans, state, rows = case.spans, case.state, case.rows
     device, count, vocab = case.x.device, len(spans.slot_ids), state.vocab
     number = case.x.shape[0]
@@ -89,8 +126,7 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         LISTED=listed,
         num_warps=8,
     )
-    block = block_of(vocab)
-    blocks = -(-vocab // block)
+    block, blocks, group = _blocks(vocab)
     stop_width = case.needs.stop_width
     judge_spans[(count,)](
         case.x,
@@ -123,7 +159,7 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         BLOCK=_padded(block),
         BLOCKS=blocks,
         BLOCKS_PADDED=_padded(blocks),
-        GROUP=min(ROW_TOKENS // _padded(block), _padded(blocks)),
+        GROUP=group,
         WIDTH=width,
         WIDTH_PADDED=_padded(width),
         STOPS=_padded(max(stop_width, 1)),

@@ -28,7 +28,8 @@ COUPLED: tl.constexpr = tl.constexpr(2)
 STOP: tl.constexpr = tl.constexpr(1)  # Finish
 LENGTH: tl.constexpr = tl.constexpr(2)
 ERROR: tl.constexpr = tl.constexpr(3)
-ACCEPT_ROLE: tl.constexpr = tl.constexpr(1)  # Role
+DRAFT_ROLE: tl.constexpr = tl.constexpr(0)  # Role
+ACCEPT_ROLE: tl.constexpr = tl.constexpr(1)
 RESIDUAL_ROLE: tl.constexpr = tl.constexpr(2)
 GUMBEL_ROLE: tl.constexpr = tl.constexpr(3)
 SYNTHETIC_ROLE: tl.constexpr = tl.constexpr(4)
@@ -153,6 +154,8 @@ def cut_rows(
     """Temperature, min_p, top_k, top_p of one row, in this order; what falls is -inf. Grid: rows."""
     row_index = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row_index)
+    if slot < 0:  # padding
+        return
     mode = tl.load(integers + slot * INTEGERS + MODE)
     alpha = tl.load(floats + slot * FLOATS + ALPHA)
     if mode == GREEDY:
@@ -433,3 +436,79 @@ def judge_spans(
     tl.store(tokens + slot * tokens_row + length + place, emitted, mask=place < counts)
     tl.store(lengths + slot, length + counts)
     tl.store(alive + slot, (living & (finish == 0)).to(alive.dtype.element_ty))
+
+
+@triton.jit
+def propose_rows(
+    x,  # float32 [R, x_row], cut
+    slots,  # [R] int64; a negative one is padding
+    lengths,
+    drafts,  # [S, drafts_row] int64, written at depth
+    draft_q,  # float32 [S, L, V], written at depth where a token is drawn
+    block_sums,  # float32 [R, BLOCKS], scratch
+    floats,
+    integers,
+    x_row,
+    drafts_row,
+    q_slot,
+    q_depth,
+    DEPTH: tl.constexpr,
+    VOCAB: tl.constexpr,
+    ROW: tl.constexpr,  # tokens read at once
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCKS_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One draft token: the likeliest, the likeliest with noise, or one drawn from q, which is kept. Grid: rows."""
+    r = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + r)
+    if slot < 0:
+        return
+    mode = tl.load(integers + slot * INTEGERS + MODE)
+    alpha = tl.load(floats + slot * FLOATS + ALPHA)
+    seed = tl.load(integers + slot * INTEGERS + SEED)
+    choice = tl.load(integers + slot * INTEGERS + CHOICE)
+    index = tl.load(lengths + slot) + DEPTH - tl.load(integers + slot * INTEGERS + PROMPT_LEN)
+    row = x + r * x_row
+    best = tl.full([ROW], float("-inf"), tl.float32)
+    where = tl.zeros([ROW], tl.int32)
+    highest = tl.full([ROW], -LARGEST, tl.float32)
+    weight = tl.zeros([ROW], tl.float32)
+    for begin in range(0, VOCAB, ROW):
+        token = begin + tl.arange(0, ROW)
+        value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+        higher = tl.maximum(highest, value)
+        weight = weight * tl.exp(highest - higher) + tl.exp(value - higher)
+        highest = higher
+        if (mode == COUPLED) & (alpha < 0.0):
+            value += gumbel_noise(seed, choice, index, token)
+        better = value > best
+        where = tl.where(better, token, where)
+        best = tl.where(better, value, best)
+    score = tl.max(best, 0)
+    found = tl.min(tl.where(best == score, where, VOCAB), 0)
+    found = tl.where(score == float("-inf"), 0, found).to(tl.int64)
+    if (mode == REJECTION) & (alpha < 0.0):
+        top = tl.max(highest, 0)
+        total = tl.maximum(tl.sum(weight * tl.exp(highest - top), 0), 1e-30)
+        hopeless = score == float("-inf")  # then q is all on token 0
+        q_base = draft_q + slot * q_slot + DEPTH * q_depth
+        for block in range(0, BLOCKS, GROUP):
+            token = block * BLOCK + tl.arange(0, GROUP * BLOCK)
+            value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+            q = tl.exp(value - top) / total
+            q = tl.where(hopeless, tl.where(token == 0, 1.0, 0.0), q)
+            tl.store(q_base + token, q, mask=token < VOCAB)
+            q = tl.where(token < VOCAB, q, 0.0)
+            at = block + tl.arange(0, GROUP)
+            tl.store(block_sums + r * BLOCKS + at, tl.sum(tl.reshape(q, [GROUP, BLOCK]), 1), mask=at < BLOCKS)
+        tl.debug_barrier()
+        u0, u1 = uniform_pair(seed, choice, index, DRAFT_ROLE)
+        b = tl.arange(0, BLOCKS_PADDED)
+        sums = tl.load(block_sums + r * BLOCKS + b, mask=b < BLOCKS, other=0.0)
+        chosen = picked(sums, tl.sum(u0, 0), 0)
+        token = chosen * BLOCK + tl.arange(0, BLOCK)
+        inside = tl.load(q_base + token, mask=token < VOCAB, other=0.0)
+        found = (chosen * BLOCK + picked(inside, tl.sum(u1, 0), 0)).to(tl.int64)
+    tl.store(drafts + slot * drafts_row + DEPTH, found)
