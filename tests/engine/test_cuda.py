@@ -11,7 +11,6 @@ import torch
 from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, tiny
 from verifypd import LLM, SamplingParams
-from verifypd.attention import available_backends
 from verifypd.config import WAITS
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
@@ -31,13 +30,13 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def check_family(family: str, folder: Path, attention: str = "auto") -> None:
+def check_family(family: str, folder: Path, **changes: Any) -> None:
     """Greedy text of plain, n-gram and draft-model decoding on the device equals transformers' on the CPU."""
     verifier = tiny(family, folder / "verifier")
     draft = noisy_copy(verifier, folder / "draft", 0.05)
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     for arch, name in (("plain", None), ("unified", "ngram"), ("unified", str(draft))):
-        settings: dict[str, Any] = {**OPTIONS, "attention": attention, "prefill_chunk": 11}
+        settings: dict[str, Any] = {**OPTIONS, "prefill_chunk": 11, **changes}
         with LLM(str(verifier), draft=name, arch=arch, device="cuda", **settings) as llm:
             preempt_every(llm, 5)
             outputs = llm.generate(PROMPTS, params)
@@ -46,10 +45,13 @@ def check_family(family: str, folder: Path, attention: str = "auto") -> None:
             assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("attention", available_backends("cuda"))
+TRITON = {"attention": "triton", "sampler": "triton"}
+
+
+@pytest.mark.parametrize("changes", [{}, TRITON, {**TRITON, "graphs": True}])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_on_the_device(family: str, attention: str, tmp_path: Path) -> None:
-    check_family(family, tmp_path, attention)
+def test_greedy_on_the_device(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    check_family(family, tmp_path, **changes)
 
 
 def check_seeded(folder: Path) -> None:

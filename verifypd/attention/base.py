@@ -58,6 +58,29 @@ class PassLayout:
         within = torch.arange(len(row_span)) - offsets[row_span]
         if device.type != "cpu":
             offsets, row_span, within = (t.to(device, non_blocking=True) for t in (offsets, row_span, within))
+        return cls.placed(
+            span_rows, contexts, offsets, row_span, within, slots=slots, starts=starts, block_table=block_table,
+            block_size=block_size,
+        )  # fmt: skip
+
+    @classmethod
+    def placed(
+        cls,
+        span_rows: Sequence[int],
+        contexts: Sequence[int],
+        row_offsets: Tensor,
+        row_span: Tensor,
+        within: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        block_table: Tensor,
+        block_size: int,
+    ) -> PassLayout:
+        """The same where the rows' indices are on the device already; within [N] int64 is the place in the span.
+
+        `span_rows` may then be bounds, for backends that read `row_offsets` ("triton").
+        """
         raw = starts[row_span] + within
         positions = raw.clamp_min(0)
         blocks = block_table[slots[row_span], positions // block_size].to(torch.int64)
@@ -66,7 +89,7 @@ class PassLayout:
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),
             max_context=max(contexts, default=0),
-            row_offsets=offsets,
+            row_offsets=row_offsets,
             row_span=row_span,
             slots=slots,
             starts=starts,

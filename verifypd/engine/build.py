@@ -42,6 +42,7 @@ from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_head, load_model
+from verifypd.runtime.graphs import Graphs, ModelGraphs
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
@@ -165,6 +166,8 @@ def _wire(
     slots = Slots(config.slots, capacity, config.max_draft, device)
     sampling = SamplingState(config.slots, vocab, config.max_draft, device, config.sampler)
     runner, pool = _paged(config, model, budget, capacity, attention)
+    captured = Graphs(device) if config.graphs else None
+    graphs = ModelGraphs(captured, runner, slots, config.max_draft + 1) if captured else None
     drafters: dict[str, Drafter] = {}
     draft_pool, draft_q, temperatures = None, None, None
     if config.arch != "plain" and config.max_draft:
@@ -176,7 +179,8 @@ def _wire(
                 head = _beside(draft, draft_runner, budget, config.block_size)
                 drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
             else:
-                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
+                loops = ModelGraphs(captured, draft_runner, slots, config.max_draft + 1) if captured else None
+                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures, loops)
         if lookup:
             always = config.alphas is not None and draft is None
             drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
@@ -190,7 +194,7 @@ def _wire(
         memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait),
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, graphs),
         decode=DecodeLane(drafters, temperatures),
         placements=Placements(config.placements, device),
         eos_ids=eos_ids,
