@@ -1,4 +1,4 @@
-"""Cuts and verdicts in Triton, for CUDA devices: three launches where torch takes some eighty.
+"""Cuts and verdicts in Triton, for CUDA devices: a few launches in place of the many that torch makes.
 
 Same answers as `transforms` and `verify`: the same order of cuts, the same ties, the same noise. What may differ is the
 last bit of an exponential, and with it a token whose mass or draw lies right on the edge. Knows launches; nothing of
