@@ -85,7 +85,15 @@ class EngineConfig:
     draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
-    attention: str = setting("auto", "attention backend", choices=("auto", "torch", "native"))
+    attention: str = setting(
+        "auto", "attention backend (triton: CUDA, not yet the default)", choices=("auto", "torch", "native", "triton")
+    )
+    sampler: str = setting(
+        "torch", "cuts and verdicts (triton: CUDA, not yet the default)", choices=("torch", "triton")
+    )
+    graphs: bool = setting(
+        False, "replay passes and draft loops as CUDA graphs (not yet the default; needs --attention triton)"
+    )
     kernels: str = setting("auto", "CPU kernels: native needs a C compiler once", choices=("auto", "torch", "native"))
     seed: int | None = setting(None, "makes requests without a seed repeatable from run to run")
     hf_token: str | None = setting(None, "token for gated hub models (default: $HF_TOKEN or .env)", secret=True)
@@ -112,6 +120,7 @@ class EngineConfig:
             "load_format",
             "attention",
             "kernels",
+            "sampler",
             "wait",
         ):
             self._check_choice(name)
@@ -139,6 +148,8 @@ class EngineConfig:
         if self.workers is not None:
             self._check_range("workers", 1, self.slots)
         self.weights, self.placements  # noqa: B018  # parsed at birth, so that a bad value is refused at once
+        if self.graphs and set(self.placements.values()) != {"fused"}:  # captured passes share memory
+            raise ConfigError(f"--graphs runs lanes in line; leave out --placement {self.placement}")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory, "kv_memory")
         self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once

@@ -30,13 +30,14 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def check_family(family: str, folder: Path) -> None:
+def check_family(family: str, folder: Path, **changes: Any) -> None:
     """Greedy text of plain, n-gram and draft-model decoding on the device equals transformers' on the CPU."""
     verifier = tiny(family, folder / "verifier")
     draft = noisy_copy(verifier, folder / "draft", 0.05)
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     for arch, name in (("plain", None), ("unified", "ngram"), ("unified", str(draft))):
-        with LLM(str(verifier), draft=name, arch=arch, device="cuda", prefill_chunk=11, **OPTIONS) as llm:
+        settings: dict[str, Any] = {**OPTIONS, "prefill_chunk": 11, **changes}
+        with LLM(str(verifier), draft=name, arch=arch, device="cuda", **settings) as llm:
             preempt_every(llm, 5)
             outputs = llm.generate(PROMPTS, params)
             assert arch == "plain" or llm.engine.stats.accepted
@@ -44,9 +45,13 @@ def check_family(family: str, folder: Path) -> None:
             assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
+TRITON = {"attention": "triton", "sampler": "triton"}
+
+
+@pytest.mark.parametrize("changes", [{}, TRITON, {**TRITON, "graphs": True}])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_on_the_device(family: str, tmp_path: Path) -> None:
-    check_family(family, tmp_path)
+def test_greedy_on_the_device(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    check_family(family, tmp_path, **changes)
 
 
 def check_seeded(folder: Path) -> None:

@@ -20,14 +20,14 @@ SPANS = (2, 0, 1, 2, 1, 0, 2, 1)
 class Cycle:
     """Drafting and judging of every kind of request, as one call."""
 
-    def __init__(self, device: str) -> None:
-        self.state = SamplingState(SLOTS, VOCAB, DEPTH, device)
+    def __init__(self, device: str, kernels: str = "torch", seed: int = 8) -> None:
+        self.state = SamplingState(SLOTS, VOCAB, DEPTH, device, kernels)
         for slot, params in enumerate(CASES):
             words = ((1, 2), (3,)) if slot % 2 else ()
-            where = {"seed": slot, "prompt_len": 3, "max_len": 40, "eos_ids": [2], "bad_words_ids": words}
+            where = {"seed": 100 * seed + slot, "prompt_len": 3, "max_len": 40, "eos_ids": [2], "bad_words_ids": words}
             self.state.assign(slot, SamplingParams(**params), **where)
         self.state.assign(7, SamplingParams(), seed=1, prompt_len=3, max_len=40, alpha=0.5)
-        generator = torch.Generator().manual_seed(8)
+        generator = torch.Generator().manual_seed(seed)
         self.tokens = torch.randint(0, VOCAB, (SLOTS, 50), generator=generator).to(device)
         self.logits = (torch.randn(sum(SPANS) + SLOTS, VOCAB, generator=generator) * 3).to(device)
         first = [sum(SPANS[:slot]) + slot for slot in range(SLOTS)]
@@ -57,13 +57,15 @@ def same(found: Verdicts, expected: Verdicts) -> None:
         assert found.packed()[span, : 5 + count].tolist() == expected.packed()[span, : 5 + count].tolist()
 
 
-def test_verdicts_equal_those_of_the_cpu():
-    same(Cycle("cuda").run(), Cycle("cpu").run())
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_verdicts_equal_those_of_the_cpu(kernels):
+    same(Cycle("cuda", kernels).run(), Cycle("cpu").run())
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_the_device():
-    cycle = Cycle("cuda")
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_nothing_waits_for_the_device(kernels):
+    cycle = Cycle("cuda", kernels)
     cycle.run()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -76,8 +78,9 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_whole_cycle_fits_one_graph():
-    cycle = Cycle("cuda")
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_a_whole_cycle_fits_one_graph(kernels):
+    cycle = Cycle("cuda", kernels)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         expected = cycle.run()

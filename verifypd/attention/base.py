@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError
+from verifypd.kernels import triton_runs_on
 from verifypd.kv.pool import LayerCache
 
 
@@ -57,6 +58,29 @@ class PassLayout:
         within = torch.arange(len(row_span)) - offsets[row_span]
         if device.type != "cpu":
             offsets, row_span, within = (t.to(device, non_blocking=True) for t in (offsets, row_span, within))
+        return cls.placed(
+            span_rows, contexts, offsets, row_span, within, slots=slots, starts=starts, block_table=block_table,
+            block_size=block_size,
+        )  # fmt: skip
+
+    @classmethod
+    def placed(
+        cls,
+        span_rows: Sequence[int],
+        contexts: Sequence[int],
+        row_offsets: Tensor,
+        row_span: Tensor,
+        within: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        block_table: Tensor,
+        block_size: int,
+    ) -> PassLayout:
+        """The same where the rows' indices are on the device already; within [N] int64 is the place in the span.
+
+        `span_rows` may then be bounds, for backends that read `row_offsets` ("triton").
+        """
         raw = starts[row_span] + within
         positions = raw.clamp_min(0)
         blocks = block_table[slots[row_span], positions // block_size].to(torch.int64)
@@ -65,7 +89,7 @@ class PassLayout:
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),
             max_context=max(contexts, default=0),
-            row_offsets=offsets,
+            row_offsets=row_offsets,
             row_span=row_span,
             slots=slots,
             starts=starts,
@@ -120,16 +144,25 @@ def available_backends(device: torch.device | str = "cpu") -> list[str]:
     """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
     from verifypd.kernels import build
 
-    if torch.device(device).type == "cpu" and build.library() is not None:
+    kind = torch.device(device).type
+    if kind == "cpu" and build.library() is not None:
         return ["native", "torch"]
+    if kind == "cuda" and triton_runs_on(device):
+        return ["torch", "triton"]
     return ["torch"]
 
 
-def backend(name: str = "auto", device: torch.device | str = "cpu") -> AttentionBackend:
-    """The backend called `name`; "auto" takes the preferred one of the device."""
+def backend(
+    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False
+) -> AttentionBackend:
+    """The backend called `name`; "auto" takes the preferred one of the device.
+
+    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" rows
+    always may).
+    """
     available = available_backends(device)
     chosen = available[0] if name == "auto" else name
-    if chosen not in available:
+    if chosen not in available and not (chosen == "triton" and triton_runs_on(device)):
         raise ConfigError(
             f"attention backend {name!r} does not run on {device} here; use one of: {', '.join(['auto', *available])}"
         )
@@ -137,6 +170,10 @@ def backend(name: str = "auto", device: torch.device | str = "cpu") -> Attention
         from verifypd.attention.native import NativeAttention
 
         return NativeAttention()
+    if chosen == "triton":
+        from verifypd.attention.triton import TritonAttention
+
+        return TritonAttention(batch_invariant=batch_invariant)
     from verifypd.attention.torch import TorchAttention
 
     return TorchAttention()

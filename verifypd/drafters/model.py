@@ -10,6 +10,7 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
+from verifypd.runtime.graphs import ModelGraphs
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
@@ -34,7 +35,9 @@ class ModelDrafter:
         draft_q: Tensor,
         vocab_map: Tensor | None = None,
         temperature_scale: Tensor | None = None,
+        graphs: ModelGraphs | None = None,
     ) -> None:
+        self.graphs = graphs  # draft loops of fixed shape; None: every step is launched as it comes
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
@@ -46,6 +49,11 @@ class ModelDrafter:
     def launch(self, batch: DraftBatch) -> None:
         """Catch up with the confirmed tokens, then draft: each step reads the token the step before wrote."""
         catching = [span for span in batch.spans if span.rows]
+        if self.graphs is not None and self.graphs.takes_drafts(catching, self.sampling):
+            index = host_tensor([span.slot for span in catching], self.slots.device)
+            self.slots.draft_lens[index] = host_tensor([span.drafts for span in catching], self.slots.device)
+            self.graphs.draft(catching, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
+            return
         layout = catch_up_layout(catching, self.slots, self.runner.tables)
         ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
         hidden, carried = self._catch_up(ids, layout)

@@ -43,6 +43,7 @@ from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_head, load_model
+from verifypd.runtime.graphs import Graphs, ModelGraphs
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
@@ -72,6 +73,10 @@ def build(config: EngineConfig) -> Built:
     if config.batch_invariant and not native:
         raise ConfigError(
             "--batch-invariant needs native kernels and attention: --device cpu, and gcc or clang installed"
+        )
+    if config.sampler == "triton" and not kernel_sets.triton_runs_on(device):
+        raise ConfigError(
+            f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
         )
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
@@ -158,10 +163,12 @@ def _wire(
     cost: CostModel,
 ) -> Engine:
     device = model.device
-    attention = backend(config.attention, device)
+    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
     slots = Slots(config.slots, capacity, config.max_draft, device)
-    sampling = SamplingState(config.slots, vocab, config.max_draft, device)
+    sampling = SamplingState(config.slots, vocab, config.max_draft, device, config.sampler)
     runner, pool = _paged(config, model, budget, capacity, attention)
+    captured = Graphs(device) if config.graphs else None
+    graphs = ModelGraphs(captured, runner, slots, config.max_draft + 1) if captured else None
     drafters: dict[str, Drafter] = {}
     draft_pool, draft_q, temperatures = None, None, None
     if config.arch != "plain" and config.max_draft:
@@ -173,7 +180,8 @@ def _wire(
                 head = _beside(draft, draft_runner, budget, config.block_size)
                 drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
             else:
-                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures)
+                loops = ModelGraphs(captured, draft_runner, slots, config.max_draft + 1) if captured else None
+                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures, loops)
         if lookup:
             always = config.alphas is not None and draft is None
             drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
@@ -187,7 +195,7 @@ def _wire(
         memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait),
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, graphs),
         decode=DecodeLane(drafters, temperatures),
         placements=Placements(config.placements, device),
         eos_ids=eos_ids,

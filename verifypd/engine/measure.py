@@ -141,6 +141,21 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
     return Measured(tuple(timings), overhead, time.monotonic() - begun, skipped)
 
 
+def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) -> list[StepTiming | None]:
+    """Median timing of each point on an idle engine, after one that does not count; None where it does not fit."""
+    if engine.busy:
+        raise EngineError("points are timed on an idle engine: wait until its requests have ended")
+    probe = _Probe()
+    found: list[StepTiming | None] = []
+    with _aside(engine, probe):
+        for point in points:
+            _time(engine, probe, point, 0.0)  # the first pass of a shape compiles or captures
+            timings = _time(engine, probe, point, seconds)
+            found.append(_median(timings) if timings else None)
+    engine.check()
+    return found
+
+
 class _Probe:
     """A policy that plans what it is told to and keeps the times."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from verifypd.errors import ConfigError
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
     from verifypd.kernels.base import Int8Weight, Kernels
 
-__all__ = ["Int8Weight", "Kernels", "select"]
+__all__ = ["Int8Weight", "Kernels", "select", "triton_runs_on"]
 
 
 def select(device: torch.device | str = "cpu", name: str = "auto", *, batch_invariant: bool = False) -> Kernels:
@@ -35,6 +37,15 @@ def select(device: torch.device | str = "cpu", name: str = "auto", *, batch_inva
         reason = "no C compiler works here: install gcc or clang" if on_cpu else f"they run on the CPU, not on {device}"
         raise ConfigError(f"kernels=native cannot be used ({reason}); use auto or torch")
     return TorchKernels()
+
+
+def triton_runs_on(device: torch.device | str) -> bool:
+    """Whether Triton kernels can be launched: on CUDA, or anywhere in Triton's interpreter (TRITON_INTERPRET=1)."""
+    import torch
+
+    if find_spec("triton") is None:
+        return False
+    return torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def __getattr__(name: str) -> object:

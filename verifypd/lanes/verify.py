@@ -12,6 +12,7 @@ from torch import Tensor
 
 from verifypd.batch import Verdict, VerifyBatch, VerifySpan
 from verifypd.drafters.base import Drafter
+from verifypd.runtime.graphs import ModelGraphs
 from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
 from verifypd.runtime.runner import ModelRunner
 from verifypd.runtime.streams import HostCopy, Ticket
@@ -47,7 +48,9 @@ class VerifyLane:
         drafters: dict[str, Drafter],
         draft_q: Tensor | None,
         wait: str = "block",
+        graphs: ModelGraphs | None = None,
     ) -> None:
+        self.graphs = graphs  # passes of fixed shape; None: every pass is launched as it comes
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
@@ -79,9 +82,11 @@ class VerifyLane:
 
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
+        reader = next((drafter for drafter in self.drafters.values() if drafter.reads_hidden), None)
+        if self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
+            return self.graphs.verify(batch.spans)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)
-        reader = next((drafter for drafter in self.drafters.values() if drafter.reads_hidden), None)
         if reader is None:
             return self.runner.forward(ids, layout)
         hidden, captured = self.runner.forward_capturing(ids, layout, reader.capture)

@@ -60,6 +60,15 @@ def propose(
     """
     needs = state.needs(slot_ids)
     rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
+    if state.kernels == "triton" and draft_q is not None:
+        from verifypd.sampling.triton import propose_
+
+        scale = None if temperature_scale is None else temperature_scale[slots]
+        x = widen(logits, vocab_map, state.vocab)
+        x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)
+        propose_(x, slots, depth, state, lengths, drafts, draft_q)
+        q = draft_q[needs.rejection.of(slots), depth, : state.vocab] if needs.rejection else None
+        return Proposal(drafts[slots, depth], q, needs.rejection)
     if needs.plain and mask is None and not needs.sampled:
         chosen = best(clean(logits, state.vocab if vocab_map is None else vocab_map.shape[0]))[1]
         proposal = Proposal(chosen if vocab_map is None else vocab_map[chosen], None, needs.rejection)

@@ -138,14 +138,17 @@ class SamplingState:
     at. Lengths are absolute: prompt and output tokens together.
     """
 
-    def __init__(self, slots: int, vocab: int, max_draft: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, slots: int, vocab: int, max_draft: int, device: torch.device | str = "cpu", kernels: str = "torch"
+    ) -> None:
+        self.kernels = kernels  # what cuts and judges: "torch", or "triton" on CUDA
         self.slots, self.vocab, self.max_draft, self.device = slots, vocab, max_draft, torch.device(device)
         self.floats = torch.zeros(slots, 7, device=self.device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition, self.alpha = (
             self.floats.unbind(1)
         )
-        self.integers = torch.zeros(slots, 7, dtype=torch.int64, device=self.device)
-        self.top_k, self.seed, self.choice, self.prompt_len, self.min_len, self.max_len, self.bias_row = (
+        self.integers = torch.zeros(slots, 8, dtype=torch.int64, device=self.device)
+        self.top_k, self.seed, self.choice, self.prompt_len, self.min_len, self.max_len, self.bias_row, self.mode = (
             self.integers.unbind(1)
         )
         self.alive = torch.zeros(slots, dtype=torch.bool, device=self.device)
@@ -187,7 +190,7 @@ class SamplingState:
         bias_row = self._assign_bias(slot, params) if needs.bias else 0
         signed_seed = (seed + 2**63) % 2**64 - 2**63
         lengths = (prompt_len, prompt_len + params.min_tokens, max_len)
-        self._write(self.integers, slot, [needs.top_k, signed_seed, choice, *lengths, bias_row])
+        self._write(self.integers, slot, [needs.top_k, signed_seed, choice, *lengths, bias_row, needs.mode])
         self.stop_ids = self._padded(self.stop_ids, slot, list(stop))
         self.guarded_ids = self._padded(self.guarded_ids, slot, list(guarded))
         if bad_words_ids:

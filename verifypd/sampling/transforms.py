@@ -85,6 +85,12 @@ def transform(
 
 
 def _scale_and_cut_(x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
+    if state.kernels == "triton":
+        if needs.sampled:
+            from verifypd.sampling.triton import cut_
+
+            cut_(x, rows.slots, state, scale)
+        return
     heated = needs.temperature if scale is None else needs.sampled
     if heated:
         temperature = state.temperature[heated.of(rows.slots)]

@@ -161,7 +161,14 @@ def judge(
     Lmax, >= vocab], the distribution each draft was drawn from, unless point_mass says for a span that its drafts were
     not drawn at all (n-gram); mask and context as in `transform`.
     """
-    case = _open(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
+    case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
+    if state.kernels == "triton":
+        from verifypd.sampling import triton
+
+        packed = triton.judge(case, tokens, lengths, drafts, draft_lens)
+        counts, accepted, drafted, finish, stop_token = packed[:, :5].unbind(1)
+        verdicts = Verdicts(packed[:, 5:], counts, accepted, drafted, finish, stop_token)
+        return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
     own, top = _own_choice(case)
     noise = _noise(case)
     accepted = _accepted(case, own, top, noise)
@@ -172,7 +179,7 @@ def judge(
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """Everything the steps of a verdict look at."""
 
     logits: Tensor  # [N, >= vocab] raw
@@ -189,7 +196,7 @@ class _Case:
     drawn: Tensor | None  # [R] bool, the span's drafts were drawn from draft_q; None: all were
 
 
-def _open(
+def open_case(
     logits: Tensor,
     spans: Spans,
     state: SamplingState,
@@ -201,7 +208,8 @@ def _open(
     point_mass: Sequence[bool] | None,
     mask: Tensor | None,
     context: int | None,
-) -> _Case:
+) -> Case:
+    """Transform the logits and gather what every step needs."""
     needs, span_needs = state.needs(spans.slot_ids, spans.depth), state.needs(spans.slot_ids)
     length = lengths[spans.slots]
     rows = Rows(spans.slots[spans.row_span], spans.row_depth, length[spans.row_span])
@@ -221,10 +229,10 @@ def _open(
     if draft_q is not None and any(point):
         drawn = on_device([not given for given in point], logits.device).bool()
     drafted = torch.minimum(draft_lens[spans.slots], spans.drafted)
-    return _Case(logits, x, spans, rows, needs, span_needs, state, length, drafted, row_draft, draft_q, drawn)
+    return Case(logits, x, spans, rows, needs, span_needs, state, length, drafted, row_draft, draft_q, drawn)
 
 
-def _own_choice(case: _Case) -> tuple[Tensor, Tensor]:
+def _own_choice(case: Case) -> tuple[Tensor, Tensor]:
     """The token [N] that the verifier itself takes in greedy and coupled rows, and its score [N]."""
     rows, needs = case.rows, case.needs
     if needs.greedy.count == needs.rows:
@@ -246,7 +254,7 @@ def _own_choice(case: _Case) -> tuple[Tensor, Tensor]:
     return own, top
 
 
-def _noise(case: _Case) -> Tensor:
+def _noise(case: Case) -> Tensor:
     """fp32 [2, N, 4]: for accepting and for drawing what follows. Empty without rejection spans."""
     if not case.needs.rejection:
         return torch.empty(2, 0, 4)
@@ -260,7 +268,7 @@ def noise_keys(slots: Tensor, positions: Tensor, state: SamplingState) -> tuple[
     return state.seed[slots], state.choice[slots], positions - state.prompt_len[slots]
 
 
-def _accepted(case: _Case, own: Tensor, top: Tensor, noise: Tensor) -> Tensor:
+def _accepted(case: Case, own: Tensor, top: Tensor, noise: Tensor) -> Tensor:
     """How many drafts of each span stand, [R]."""
     spans, needs = case.spans, case.needs
     if spans.widest == 0:
@@ -279,7 +287,7 @@ def _accepted(case: _Case, own: Tensor, top: Tensor, noise: Tensor) -> Tensor:
     return leading(stands[row] & (place < case.drafted[:, None]))
 
 
-def _draft_probability(case: _Case, draft: Tensor) -> Tensor:
+def _draft_probability(case: Case, draft: Tensor) -> Tensor:
     """q of the draft [M] that each tried row decides about."""
     if case.draft_q is None:
         return torch.ones((), device=draft.device)
@@ -290,7 +298,7 @@ def _draft_probability(case: _Case, draft: Tensor) -> Tensor:
     return torch.where(case.drawn[case.needs.tried.of(case.spans.row_span)], q, 1.0)
 
 
-def _following(case: _Case, own: Tensor, top: Tensor, noise: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+def _following(case: Case, own: Tensor, top: Tensor, noise: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
     """The token [R] after the accepted drafts, and whether [R] there is none to take."""
     last = case.spans.first_row + accepted  # [R]
     following, hopeless = own.index_select(0, last), top.index_select(0, last) == -torch.inf
@@ -311,7 +319,7 @@ def _following(case: _Case, own: Tensor, top: Tensor, noise: Tensor, accepted: T
     return following, hopeless
 
 
-def _leftover(case: _Case, p: Tensor, spans: Subset, accepted: Tensor, last: Tensor) -> Tensor:
+def _leftover(case: Case, p: Tensor, spans: Subset, accepted: Tensor, last: Tensor) -> Tensor:
     """Weights [M, V] of the token after the accepted drafts: the residual where a draft fell, else p itself."""
     if case.spans.widest == 0:
         return p
@@ -328,7 +336,7 @@ def _leftover(case: _Case, p: Tensor, spans: Subset, accepted: Tensor, last: Ten
     return p.scatter(1, draft, p.gather(1, draft).masked_fill(given[:, None], 0.0))
 
 
-def _finish(case: _Case, drafts: Tensor, accepted: Tensor, following: Tensor, hopeless: Tensor) -> Verdicts:
+def _finish(case: Case, drafts: Tensor, accepted: Tensor, following: Tensor, hopeless: Tensor) -> Verdicts:
     """Cut what is emitted at the first stop id and at the greatest length."""
     spans, state, length = case.spans, case.state, case.length
     width = spans.widest + 1
@@ -363,7 +371,7 @@ def _finish(case: _Case, drafts: Tensor, accepted: Tensor, following: Tensor, ho
     )
 
 
-def _commit(case: _Case, verdicts: Verdicts, tokens: Tensor, lengths: Tensor) -> None:
+def _commit(case: Case, verdicts: Verdicts, tokens: Tensor, lengths: Tensor) -> None:
     """Write emitted tokens, lengths and life. Places past the count rewrite the last confirmed token with itself."""
     slots, length = case.spans.slots, case.length
     place = torch.arange(verdicts.tokens.shape[1], device=slots.device)
@@ -375,7 +383,7 @@ def _commit(case: _Case, verdicts: Verdicts, tokens: Tensor, lengths: Tensor) ->
     case.state.alive[slots] = case.state.alive[slots] & (verdicts.finish == int(Finish.RUNNING))
 
 
-def _with_logprobs(case: _Case, verdicts: Verdicts) -> Verdicts:
+def _with_logprobs(case: Case, verdicts: Verdicts) -> Verdicts:
     some, width = case.needs.logprobs, verdicts.tokens.shape[1]
     index = some.of(case.spans.row_span) * width + some.of(case.spans.row_depth)
     chosen = verdicts.tokens.flatten()[index].clamp_(0, case.state.vocab - 1)
@@ -384,12 +392,15 @@ def _with_logprobs(case: _Case, verdicts: Verdicts) -> Verdicts:
     return replace(verdicts, logprobs=padded(found, index, (len(case.spans.slot_ids), width)))
 
 
+def block_of(vocab: int) -> int:
+    """Tokens of a block that `draw` picks first: one that divides the vocabulary, where there is one."""
+    return next((size for size in (min(BLOCK, vocab), BLOCK // 2, BLOCK // 4) if vocab % size == 0), BLOCK)
+
+
 def _blocks(x: Tensor, fill: float) -> Tensor:
     """x [N, V] as [N, blocks, block]; a view where the vocabulary divides evenly."""
-    vocab = x.shape[1]
-    size = next((size for size in (min(BLOCK, vocab), BLOCK // 2, BLOCK // 4) if vocab % size == 0), 0)
-    if not size:
-        size = BLOCK
+    vocab, size = x.shape[1], block_of(x.shape[1])
+    if vocab % size:
         x = F.pad(x, (0, -vocab % size), value=fill)
     return x.view(x.shape[0], -1, size)
 

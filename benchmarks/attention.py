@@ -1,0 +1,236 @@
+"""The Triton attention on a GPU: first whether it is right, then how far it is from the floor that its bytes set.
+
+    python benchmarks/attention.py --json benchmarks/results/attention-h200.json
+    python benchmarks/attention.py --shapes llama-2-7b --sweep      # other tiles, warps and stages, the best ones last
+    TRITON_INTERPRET=1 python benchmarks/attention.py --tiny        # no GPU: the checks alone, on small cases
+
+Each check draws its own numbers, compares with float32 attention by ‖out − ref‖ / ‖ref‖ and starts from memory full of
+NaN, so that an element nobody wrote shows. Times are medians of a captured graph that goes through as many caches as a
+model has layers, so that keys and values come from memory and not from the cache; the floor is every key and value
+read once at the speed of a large copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifypd.attention import PassLayout, backend, tiling
+from verifypd.attention import triton as triton_backend
+from verifypd.attention.base import AttentionBackend
+from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
+from verifypd.bench.provenance import provenance
+from verifypd.kv.pool import KVCache
+
+BLOCK = 16
+CASES = {  # name: spans of (requests, rows, context before them)
+    "1x1@512": [(1, 1, 512)],
+    "1x5@512": [(1, 5, 512)],
+    "8x5@512": [(8, 5, 512)],
+    "32x5@512": [(32, 5, 512)],
+    "128x1@512": [(128, 1, 512)],
+    "128x5@512": [(128, 5, 512)],
+    "1x5@8000": [(1, 5, 8000)],
+    "8x9@4000": [(8, 9, 4000)],
+    "chunk 256@1792": [(1, 256, 1792)],
+    "chunk 2048@0": [(1, 2048, 0)],
+    "32x5@512 + chunk 256": [(32, 5, 512), (1, 256, 1792)],
+}
+TINY_CASES = {"1x5@200": [(1, 5, 200)], "3x2@40 + chunk 20": [(3, 2, 40), (1, 20, 12)]}
+TINY_SHAPES = {"tiny": (2, 0, 4, 2, 32, 0, 0)}
+SWEEP = {"block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4, 5)}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@dataclass
+class Pass:
+    """One pass over as many caches as there are layers."""
+
+    layout: PassLayout
+    cache: KVCache
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    read: int  # bytes a layer must read and write at least
+
+    def run(self, chosen: AttentionBackend, layers: int, options: dict[str, Any], prepared: Any = None) -> Tensor:
+        """Attention of `layers` layers; the last one's output. Inside a capture nothing may be prepared."""
+        prepared = prepared or chosen.prepare(self.layout)
+        for layer in range(layers):
+            out = chosen.attend(
+                self.q, self.k, self.v, self.cache.layer(layer), self.layout, prepared,
+                scale=self.q.shape[-1] ** -0.5, **options,
+            )  # fmt: skip
+        return out
+
+
+def make_pass(
+    shape: tuple[int, ...], spans: list[tuple[int, int, int]], layers: int, dtype: torch.dtype, device: torch.device
+) -> Pass:
+    """Random numbers in shuffled blocks."""
+    _, _, heads, kv_heads, width, _, _ = shape
+    each = [(rows, before) for count, rows, before in spans for _ in range(count)]
+    needs = [-(-(rows + before) // BLOCK) for rows, before in each]
+    cache = KVCache(layers, sum(needs) + 1, BLOCK, kv_heads, width, dtype, device)
+    cache.data.normal_()
+    blocks = iter((torch.randperm(sum(needs)) + 1).tolist())
+    table = torch.zeros(len(each), max(needs), dtype=torch.int32)
+    for row, count in zip(table, needs, strict=True):
+        row[:count] = torch.tensor(list(itertools.islice(blocks, count)))
+    rows = [n for n, _ in each]
+    contexts = [n + before for n, before in each]
+    starts = torch.tensor([before for _, before in each], device=device)
+    slots = torch.arange(len(each), device=device)
+    layout = PassLayout.build(rows, contexts, slots, starts, table.to(device), BLOCK)
+    fused = torch.randn(sum(rows), heads + 2 * kv_heads, width, device=device).to(dtype)
+    q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
+    size = dtype.itemsize * width
+    read = size * (2 * kv_heads * (sum(contexts) + 2 * sum(rows)) + 2 * heads * sum(rows))
+    return Pass(layout, cache, q, k, v, read)
+
+
+def flops(shape: tuple[int, ...], spans: list[tuple[int, int, int]]) -> int:
+    """Multiplications and additions of one layer."""
+    _, _, heads, _, width, _, _ = shape
+    pairs = sum(count * (rows * before + rows * (rows + 1) // 2) for count, rows, before in spans)
+    return 4 * heads * width * pairs
+
+
+def poison(shape: tuple[int, ...], device: torch.device) -> None:
+    """Fill memory that the next allocation of this size gets with NaN."""
+    for factor in (1, 2):
+        torch.full((factor, *shape), torch.nan, dtype=torch.bfloat16, device=device)
+
+
+def error(
+    shape: tuple[int, ...],
+    spans: list[tuple[int, int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    fixed: bool,
+    options: dict[str, Any],
+) -> float:
+    """‖out − ref‖ / ‖ref‖ against the torch backend in float32."""
+    case = make_pass(shape, spans, 1, dtype, device)
+    wide = Pass(
+        case.layout, KVCache(1, case.cache.blocks, BLOCK, case.k.shape[1], case.k.shape[2], torch.float32, device),
+        case.q.float(), case.k.float(), case.v.float(), 0,
+    )  # fmt: skip
+    wide.cache.data.copy_(case.cache.data)
+    reference = wide.run(backend("torch", device), 1, options)
+    poison(tuple(case.q.shape), device)
+    found = case.run(backend("triton", device, batch_invariant=fixed), 1, options).float()
+    if not found.isfinite().all():
+        return float("inf")
+    return float((found - reference).norm() / reference.norm())
+
+
+def check(shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """Every shape, case and type; windows and caps on some."""
+    plain: dict[str, Any] = {"window": None, "softcap": None}
+    variants = [(torch.bfloat16, False, plain), (torch.bfloat16, True, plain), (torch.float32, False, plain)]
+    variants += [(torch.float16, False, plain), (torch.bfloat16, False, {"window": 100, "softcap": 30.0})]
+    results = []
+    for (shape, numbers), (name, spans) in itertools.product(shapes.items(), cases.items()):
+        for dtype, fixed, options in variants:
+            found = error(numbers, spans, dtype, device, fixed, options)
+            row = {"shape": shape, "case": name, "dtype": str(dtype).removeprefix("torch."), "fixed": fixed, **options}
+            results.append({**row, "error": found, "ok": found <= TOLERANCE[dtype]})
+            if not results[-1]["ok"]:
+                print(f"WRONG {results[-1]}")
+    print(f"{sum(r['ok'] for r in results)} of {len(results)} checks passed")
+    return results
+
+
+def time_case(
+    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float, torch_too: bool
+) -> dict[str, Any]:
+    """ms of one layer, beside its floor."""
+    layers = min(shape[0], 16)
+    case = make_pass(shape, spans, layers, torch.bfloat16, device)
+    options: dict[str, Any] = {"window": None, "softcap": None}
+    ms = layer_ms("triton", case, layers, options, device)
+    floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
+    row = {"us": ms * 1e3, "floor_us": floor * 1e3, "of_floor": floor / ms, "bytes": case.read}
+    if torch_too:
+        row["torch_us"] = layer_ms("torch", case, layers, options, device) * 1e3
+    return row
+
+
+def layer_ms(name: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> float:
+    """Median ms of one layer."""
+    chosen = backend(name, device)
+    prepared = chosen.prepare(case.layout)
+    return median_ms(lambda: case.run(chosen, layers, options, prepared), device) / layers
+
+
+def sweep(
+    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float
+) -> list[dict[str, Any]]:
+    """The same case with other tiles; those that do not compile or fit are left out. Fastest first."""
+    original, found = tiling.tiling, []
+    for values in itertools.product(*SWEEP.values()):
+        change = dict(zip(SWEEP, values, strict=True))
+        triton_backend.tiling = lambda change=change, **bounds: replace(original(**bounds), **change)
+        try:
+            found.append({**change, **time_case(shape, spans, device, speed, torch_too=False)})
+        except Exception as reason:  # noqa: BLE001  # whatever the compiler says: the next one may do
+            found.append({**change, "us": float("inf"), "failed": str(reason).splitlines()[0][:100]})
+        finally:
+            triton_backend.tiling = original
+    return sorted(found, key=lambda row: row["us"])
+
+
+def main() -> None:
+    """Check, then time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--shapes", default="llama-2-7b,tinyllama-1.1b,qwen2-7b,gemma-2b,gemma-7b")
+    parser.add_argument("--cases", help="some of the cases, comma-separated")
+    parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--sweep", action="store_true", help="time other tiles too")
+    parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
+    parser.add_argument("--tiny", action="store_true", help="small cases, checks only")
+    parser.add_argument("--commit", help="where the tree has no git")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not args.tiny:
+        parser.error("there is no CUDA device here; --tiny with TRITON_INTERPRET=1 checks small cases without one")
+    shapes = TINY_SHAPES if args.tiny else {name: SHAPES[name] for name in args.shapes.split(",")}
+    cases = TINY_CASES if args.tiny else CASES
+    if args.cases:
+        cases = {name: cases[name] for name in args.cases.split(",")}
+    report: dict[str, Any] = {**provenance(args.commit), "checks": [], "times": []}
+    with torch.inference_mode():
+        if not args.skip_checks:
+            report["checks"] = check(shapes, cases, device)
+        if not args.tiny:
+            speed = report["copy_tb_s"] = copy_tb_s(device)
+            print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':22} {'µs':>8} {'floor':>8} {'of floor':>8}")
+            for (shape, numbers), (name, spans) in itertools.product(shapes.items(), cases.items()):
+                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, args.torch)}
+                report["times"].append(row)
+                print(
+                    f"{shape:16} {name:22} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}", flush=True
+                )
+                if args.sweep:
+                    row["sweep"] = sweep(numbers, spans, device, speed)
+                    best = (f"{r['block_n']}/{r['warps']}/{r['stages']} {r['us']:.1f}" for r in row["sweep"][:5])
+                    print(f"    {'; '.join(best)}", flush=True)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(0 if all(row["ok"] for row in report["checks"]) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The engine on one GPU: floors, step times, closed loop, mixed traffic, bursts, and `auto` against `plain`.
+
+    python benchmarks/h200.py --json benchmarks/results/h200.json          # all parts
+    python benchmarks/h200.py --parts floors,steps,closed --levels 1,32
+    python benchmarks/h200.py --tiny --parts steps,closed,mixed,burst,auto # small model on a CPU: a test of this script
+
+Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B with synthetic acceptance 0.8; prompts of random tokens,
+temperature 0, no end of text. Every part has an engine of its own, closed at its end. `--set NAME=VALUE` gives a
+setting to every engine, e.g. `--set attention=triton --set sampler=triton --set graphs=true`.
+
+Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
+named as in docs/gpu.md. Exactness is checked elsewhere: `make test-gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifypd import LLM
+from verifypd.bench.device import copy_tb_s, product_tflop_s
+from verifypd.bench.drive import Drive
+from verifypd.bench.provenance import provenance
+from verifypd.bench.workload import Arrival, read
+from verifypd.engine.measure import Point, time_points
+from verifypd.models.builtin import find
+
+WORKLOADS = Path(__file__).resolve().parent / "workloads"
+ALPHA = 0.8
+TARGETS = {"tpot_ms_p95": 15.0, "ttft_ms_p95": 200.0}  # of max_rate
+MIXED = ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 400, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}  # fmt: skip
+
+
+class Bench:
+    """The parts, the pair they run on, and the figures they come to."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.tiny = args.tiny
+        self.levels = [int(level) for level in args.levels.split(",")]
+        self.settings = {name: _value(text) for name, _, text in (pair.partition("=") for pair in args.set)}
+        self.figures: dict[str, float] = {}
+        self.details: dict[str, Any] = {}
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model, self.draft = (self._shape(folder, name) for name in args.pair.split(","))
+
+    def _shape(self, folder: Path, name: str) -> str:
+        """A folder with a config alone, for random weights; room for prompts of 4,096 tokens and what follows."""
+        known = find(name)
+        if known is None:
+            raise SystemExit(f"--pair: {name} is no built-in model; `verifypd models` lists them")
+        config = TINY if self.tiny else {**known.raw, "max_position_embeddings": 8192}
+        path = folder / name
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        return str(path)
+
+    @contextmanager
+    def engine(self, batch: int, alpha: float = ALPHA, **changes: Any) -> Iterator[LLM]:
+        """The pair behind one set of settings."""
+        options: dict[str, Any] = {
+            "load_format": "dummy", "batch_size": batch, "synthetic_acceptance": alpha, "prefix_cache": False,
+            "max_draft": 4, "arch": "auto", "measure_costs": not self.tiny or None,
+        }  # fmt: skip
+        if self.tiny:
+            options |= {"kv_memory": "32MB", "measure_costs": False, "dtype": "float32"}
+        options |= {**changes, **self.settings}
+        draft = None if options["arch"] == "plain" else self.draft
+        if options["arch"] == "plain":
+            options.pop("synthetic_acceptance")
+        with LLM(self.model, draft=draft, **options) as llm:
+            yield llm
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def floors(self) -> None:
+        """What the device can do at most."""
+        if self.device.type != "cuda":
+            raise SystemExit("floors are measured on a GPU: leave them out with --parts")
+        self.figures["copy_tb_s"] = copy_tb_s(self.device)
+        self.details["product_tflop_s"] = product_tflop_s(self.device)
+
+    def steps(self) -> None:
+        """Device time of single steps at 512 tokens of context."""
+        context, most = (64, 4) if self.tiny else (512, 128)
+        wanted = sorted({min(n, most) for n in (1, 32, 128)})
+        points = [Point(n, drafts, context) for n in wanted for drafts in range(5)]
+        with self.engine(most, arch="unified", controller="fixed", measure_costs=False) as llm:
+            found = dict(zip(points, time_points(llm.engine, points), strict=True))
+        rows = {(p.requests, p.drafts): t for p, t in found.items() if t is not None}
+        self.details["steps"] = {
+            f"{n}x{drafts + 1}": {"draft_ms": 1e3 * t.draft_seconds, "verify_ms": 1e3 * t.verify_seconds}
+            for (n, drafts), t in rows.items()
+        }
+        self.figures["plain_step_ms_1"] = 1e3 * rows[1, 0].verify_seconds
+        self.figures["draft_step_ms_1"] = 1e3 * rows[1, 4].draft_seconds / 4
+        for name, n in (("cycle_ms_1", 1), ("cycle_ms_32", min(32, most))):
+            self.figures[name] = 1e3 * rows[n, 4].device_seconds
+        self.figures["token_ms_128"] = min(
+            1e3 * t.device_seconds / sum(ALPHA**i for i in range(drafts + 1))
+            for (n, drafts), t in rows.items()
+            if n == min(128, most)
+        )
+
+    def closed(self) -> None:
+        """Closed loop, 384 tokens in and 256 out, `plain` and `auto`."""
+        prompt, output = (20, 8) if self.tiny else (384, 256)
+        for level in self.levels:
+            for arm, prefix in (("plain", "plain_"), ("auto", "")):
+                with self.engine(level, arch=arm) as llm:
+                    drive = Drive(llm.engine)
+                    drive.closed(level, level, prompt, min(output, 16))  # warm-up
+                    found = drive.closed(level, max(2 * level, 4), prompt, output)
+                self.details[f"closed_{arm}_{level}"] = found
+                self.figures[f"{prefix}tpot_ms_p50_{level}"] = found["tpot_ms_p50"]
+                self.figures[f"{prefix}tok_s_{level}"] = found["tok_s"]
+                if arm == "auto":
+                    self.figures["idle_fraction"] = max(self.figures.get("idle_fraction", 0.0), found["idle_fraction"])
+
+    def mixed(self) -> None:
+        """Mixed traffic as it arrives, and the highest rate that meets the targets."""
+        rates = [int(rate) for rate in self.args.rates.split(",")]
+        meets = [0]
+        with self.engine(4 if self.tiny else 128) as llm:
+            drive = Drive(llm.engine)
+            drive.closed(2, 4, 20, 8)  # warm-up
+            for rate in rates:
+                workload = read(WORKLOADS / f"mixed-{rate}.json")
+                found = drive.arriving((workload.scaled(60, 8) if self.tiny else workload).arrivals)
+                self.details[f"mixed_{rate}"] = found
+                if rate in (4, 8, 16):
+                    self.figures.update({f"mixed_{rate}_{name}": found[name] for name in MIXED})
+                if not found["unfinished"] and all(found[name] <= limit for name, limit in TARGETS.items()):
+                    meets.append(rate)
+        self.figures["max_rate"] = max(meets)
+
+    def burst(self) -> None:
+        """Long prompts beside eight running requests, against the same eight alone."""
+        beside, length, count = (2, 60, 3) if self.tiny else (8, 4096, 12)
+        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
+        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        with self.engine(4 if self.tiny else 16) as llm:
+            drive = Drive(llm.engine)
+            drive.closed(2, 4, 20, 8)
+            alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
+        self.details["burst"] = {"quiet": alone, "burst": found}
+        self.figures["burst_gap_ratio"] = found["beside_gap_ms_p99"] / max(alone["beside_gap_ms_p99"], 1e-9)
+        self.figures["burst_ttft_ms_p95"] = found["ttft_ms_p95"]
+
+    def auto(self) -> None:
+        """Tokens/s of `auto` over `plain`, by acceptance and concurrency."""
+        prompt, output = (20, 8) if self.tiny else (384, 128)
+        for level in [n for n in self.levels if n in (1, 32, 128)]:
+            rates = {}
+            for arm, alpha in (("plain", 0.0), ("auto", 0.3), ("auto", 0.5), ("auto", 0.8)):
+                with self.engine(level, alpha, arch=arm) as llm:
+                    drive = Drive(llm.engine)
+                    drive.closed(level, level, prompt, min(output, 16))
+                    rates[alpha] = drive.closed(level, max(2 * level, 4), prompt, output)["tok_s"]
+            for alpha in (0.3, 0.5, 0.8):
+                self.figures[f"auto_over_plain_{alpha}_{level}"] = rates[alpha] / rates[0.0]
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    name: getattr(Bench, name) for name in ("floors", "steps", "closed", "mixed", "burst", "auto")
+}
+
+
+def _value(text: str) -> Any:
+    """A setting's value as typed on the command line."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Run the parts and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
+    parser.add_argument("--levels", default="1,8,32,128", help="concurrent requests")
+    parser.add_argument("--rates", default="4,8,16,20,24,28", help="of mixed traffic, requests/s")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every engine")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and short work: tests this script, means nothing"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--commit", help="where the tree has no git")
+    args = parser.parse_args(arguments)
+    unknown = [name for name in args.parts.split(",") if name not in PARTS]
+    if unknown:
+        parser.error(f"--parts: {unknown[0]} is none of {', '.join(PARTS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, Path(folder))
+        if bench.device.type != "cuda" and not args.tiny:
+            parser.error("there is no CUDA device here; --tiny runs a small model on the CPU")
+        seconds = {}
+        for name in args.parts.split(","):
+            begun = time.perf_counter()
+            PARTS[name](bench)
+            seconds[name] = time.perf_counter() - begun
+            print(f"{name}: {seconds[name]:.1f} s", flush=True)
+    report = {**provenance(args.commit), "tiny": args.tiny, "pair": args.pair, "settings": bench.settings,
+              "seconds": seconds, "figures": bench.figures, "details": bench.details}  # fmt: skip
+    print("\n".join(f"{name:32} {value:10.3f}" for name, value in sorted(bench.figures.items())))
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The Triton backend equals a dense softmax and the torch backend: on the GPU where there is one, else interpreted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+pytest.importorskip("triton")
+
+from tests.attention.test_backends import MIXED, Case, dense, make_case
+from tests.models.checkpoints import tiny
+from verifypd import LLM, SamplingParams
+from verifypd.attention import PassLayout, available_backends, backend, tiling
+from verifypd.attention import triton as module
+from verifypd.attention.triton import TritonAttention
+from verifypd.errors import ConfigError
+from verifypd.kv.pool import LayerCache
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL: dict[str, Any] = {"heads": 4, "kv_heads": 2, "width": 64}
+
+
+def on_device(case: Case) -> Case:
+    """The same case where Triton runs."""
+    moved = {
+        f.name: getattr(case.layout, f.name).to(DEVICE)
+        for f in fields(PassLayout)
+        if isinstance(getattr(case.layout, f.name), Tensor)
+    }
+    cache = LayerCache(case.cache.k.to(DEVICE), case.cache.v.to(DEVICE))
+    q, k, v = (x.to(DEVICE) for x in (case.q, case.k, case.v))
+    return Case(replace(case.layout, **moved), cache, case.starts, q, k, v, case.history)
+
+
+def attend(
+    case: Case,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    fixed: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, list[module.SpanClass]]:
+    case = on_device(case)
+    chosen = TritonAttention(batch_invariant=fixed)
+    prepared = chosen.prepare(case.layout)
+    q, k, v = (x if dtype is None else x.to(dtype) for x in (case.q, case.k, case.v))
+    scale = q.shape[-1] ** -0.5
+    out = chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=window, softcap=softcap)
+    return out.cpu(), prepared
+
+
+def splits(prepared: list[module.SpanClass]) -> list[int]:
+    return [cut.splits for spans in prepared for cut in spans.tilings.values()]
+
+
+def check(case: Case, window: int | None = None, softcap: float | None = None, fixed: bool = False) -> list[int]:
+    """Equal to the dense softmax in every row that means something; the splits that were used."""
+    out, prepared = attend(case, window=window, softcap=softcap, fixed=fixed)
+    assert out.isfinite().all()
+    for row, expected in dense(case, case.q.shape[-1] ** -0.5, window, softcap).items():
+        assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
+    return splits(prepared)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"),
+    [(4, 2, 64), (2, 2, 96), (6, 1, 128), (2, 1, 256), (40, 1, 20), (7, 1, 80)],
+)
+def test_heads(heads: int, kv_heads: int, width: int) -> None:
+    check(make_case([(70, 4), (0, 18), (3, 1), (-1, 2)], heads, kv_heads, width))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, 50.0), (1, None), (7, 5.0), (40, None), (1000, None)])
+def test_mixed_spans(window: int | None, softcap: float | None) -> None:
+    check(make_case(MIXED, **SMALL, slack=9), window, softcap)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 64])
+def test_block_sizes(block_size: int) -> None:
+    check(make_case([(100, 5), (-2, 5), (64, 17)], **SMALL, block_size=block_size, slack=2), window=30)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, 20.0)])
+def test_narrow_types_equal_the_torch_backend(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+    spans = [(100, 5), (0, 1), (20, 18), (63, 1)]
+    case = make_case(spans, **SMALL, dtype=dtype)
+    out, _ = attend(case, window=window, softcap=softcap, dtype=dtype)
+    assert out.dtype is dtype
+    for row, expected in dense(case, 64**-0.5, window, softcap).items():
+        assert_close(out[row].float(), expected, rtol=1e-2, atol=1e-2)
+    twin = on_device(make_case(spans, **SMALL, dtype=dtype))
+    torch_backend = backend("torch", DEVICE)
+    q, k, v = (x.to(dtype) for x in (twin.q, twin.k, twin.v))
+    prepared = torch_backend.prepare(twin.layout)
+    reference = torch_backend.attend(
+        q, k, v, twin.cache, twin.layout, prepared, scale=64**-0.5, window=window, softcap=softcap
+    )
+    assert_close(out, reference.cpu(), rtol=2e-2, atol=1e-2)
+
+
+def test_a_wide_cache_of_narrow_numbers() -> None:
+    check(make_case([(100, 5), (0, 1), (20, 18)], **SMALL, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (110, 5.0)])
+def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_processors", lambda device: 40)
+    monkeypatch.setattr(tiling, "LEAST_SPLIT", 8)
+    assert max(check(make_case([(200, 3)], **SMALL), window, softcap)) > 16  # two rounds of merging, empty splits
+    assert min(check(make_case([(100, 3), (0, 1), (40, 17), (-2, 3)], **SMALL), window, softcap)) > 1
+
+
+def test_partial_results_are_held_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_processors", lambda device: 40)
+    monkeypatch.setattr(tiling, "LEAST_SPLIT", 64)
+    monkeypatch.setattr(tiling, "WORKSPACE_ELEMENTS", 1)
+    assert min(check(make_case([(100, 40), (90, 5), (80, 21)], **SMALL))) > 1
+
+
+def test_keys_and_values_are_written() -> None:
+    case = on_device(make_case(MIXED, **SMALL))
+    before = case.cache.k.clone()
+    chosen = TritonAttention()
+    chosen.attend(
+        case.q,
+        case.k,
+        case.v,
+        case.cache,
+        case.layout,
+        chosen.prepare(case.layout),
+        scale=0.1,
+        window=None,
+        softcap=None,
+    )
+    real = case.layout.write_index >= case.layout.block_size  # void rows went to the null block
+    at = case.layout.write_index[real]
+    assert int(real.sum()) == case.layout.rows - 6
+    assert torch.equal(case.cache.k.flatten(0, 1)[at], case.k[real])
+    assert torch.equal(case.cache.v.flatten(0, 1)[at], case.v[real])
+    untouched = torch.ones(len(before.flatten(0, 1)), dtype=torch.bool, device=before.device)
+    untouched[case.layout.write_index] = False
+    assert torch.equal(case.cache.k.flatten(0, 1)[untouched], before.flatten(0, 1)[untouched])
+
+
+def test_a_prepared_launch_follows_the_device() -> None:
+    """What a graph replays: the launch of one moment, over the starts and slots of another."""
+    first, later = make_case([(300, 5), (10, 5), (0, 40)], **SMALL), make_case([(7, 5), (302, 3), (60, 42)], **SMALL)
+    assert first.layout.block_table.shape == later.layout.block_table.shape
+    bounds = replace(
+        on_device(first).layout, span_rows=(5, 5, 42), contexts=(305, 305, 305), max_context=305
+    )  # the most that either holds
+    prepared = (chosen := TritonAttention()).prepare(bounds)
+    case = on_device(later)
+    layout = replace(case.layout, span_rows=bounds.span_rows, contexts=bounds.contexts)
+    out = chosen.attend(
+        case.q, case.k, case.v, case.cache, layout, prepared, scale=64**-0.5, window=None, softcap=None
+    ).cpu()
+    for row, expected in dense(later, 64**-0.5, None, None).items():
+        assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (60, 20.0)])
+def test_batch_invariant(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row alone, with a bound of its own, equals itself in company to the bit, over several splits."""
+    monkeypatch.setattr(tiling, "SPLIT_TOKENS", 64)
+    spans = [(130, 5), (0, 20), (63, 2), (200, 1)]
+    case = make_case(spans, **SMALL)
+    together, prepared = attend(case, window=window, softcap=softcap, fixed=True)
+    assert max(splits(prepared)) > 2
+    check(case, window, softcap, fixed=True)
+    for r, (start, rows) in enumerate(spans):
+        first = int(case.layout.row_offsets[r])
+        case.cache.k.view(-1, 2, 64)[case.layout.write_index] = case.k
+        case.cache.v.view(-1, 2, 64)[case.layout.write_index] = case.v
+        for j in range(0, rows, 9):
+            row = slice(first + j, first + j + 1)
+            slot = case.layout.slots[r : r + 1]
+            layout = PassLayout.build(
+                [1], [start + j + 1], slot, torch.tensor([start + j]), case.layout.block_table, 16
+            )
+            one = Case(layout, case.cache, [start + j], case.q[row], case.k[row], case.v[row], [])
+            alone, _ = attend(one, window=window, softcap=softcap, fixed=True)
+            assert torch.equal(alone, together[row])
+
+
+def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert available_backends("cuda") == ["torch", "triton"]  # not the default before it has been measured
+    assert backend("triton", DEVICE).name == "triton"
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="does not run on cpu here"):
+        backend("triton", "cpu")
+    with pytest.raises(ConfigError, match="--sampler triton does not run on cpu here"):
+        LLM("smollm2", device="cpu", sampler="triton")
+
+
+def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
+    verifier = tiny("llama", tmp_path / "verifier")
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "kv_memory": "16MB", "max_model_len": 100}
+    prompts = [[5, 6, 7, 5, 6, 7, 5], list(range(10, 28))]
+    texts = []
+    for kernels in ("torch", "triton"):
+        with LLM(
+            str(verifier),
+            draft="ngram",
+            arch="unified",
+            controller="fixed",
+            max_draft=3,
+            measure_costs=False,
+            device=DEVICE,
+            attention=kernels,
+            sampler=kernels,
+            **options,
+        ) as llm:
+            texts.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+    assert texts[0] == texts[1]
+
+
+def test_the_benchmark_checks_and_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("attention_benchmark", ROOT / "benchmarks" / "attention.py")
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "attention_benchmark", benchmark)
+    spec.loader.exec_module(benchmark)
+    case = {"some": [(2, 2, 40), (1, 17, 3)]}
+    device = torch.device(DEVICE)
+    assert all(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))
+    monkeypatch.setattr(module, "_scales", lambda scale, softcap: (scale, 0.0))
+    assert not any(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))

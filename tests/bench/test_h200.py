@@ -1,0 +1,83 @@
+"""The GPU benchmark, on a tiny model: every part runs and fills its keys. Its metrics; the workload files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench.drive import Sent
+from verifypd.bench.workload import prompts, read
+from verifypd.errors import ConfigError
+from verifypd.request import Request, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def h200() -> Any:
+    spec = importlib.util.spec_from_file_location("h200", ROOT / "benchmarks" / "h200.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["h200"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
+    out = tmp_path / "h200.json"
+    parts = "steps,closed,mixed,burst,auto"
+    h200.main(
+        ["--tiny", "--parts", parts, "--levels", "1,8", "--rates", "16", "--json", str(out), "--set", "device=cpu"]
+    )
+    report = json.loads(out.read_text())
+    expected = {"plain_step_ms_1", "draft_step_ms_1", "cycle_ms_1", "cycle_ms_32", "token_ms_128", "idle_fraction"}
+    expected |= {f"{arm}{name}_{n}" for arm in ("", "plain_") for name in ("tpot_ms_p50", "tok_s") for n in (1, 8)}
+    expected |= {f"mixed_16_{name}" for name in ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")}
+    expected |= {"max_rate", "burst_gap_ratio", "burst_ttft_ms_p95"}
+    expected |= {f"auto_over_plain_{alpha}_1" for alpha in (0.3, 0.5, 0.8)}
+    assert set(report["figures"]) == expected
+    assert all(value >= 0 for value in report["figures"].values())
+    assert report["details"]["closed_auto_8"]["unfinished"] == 0
+    assert report["details"]["closed_plain_8"]["requests"] == 16
+    assert report["tiny"] and report["settings"] == {"device": "cpu"} and report["commit"]
+
+
+def test_what_it_refuses(h200: Any) -> None:
+    with pytest.raises(SystemExit):
+        h200.main(["--tiny", "--parts", "nothing"])
+    with pytest.raises(SystemExit, match="no built-in model"):
+        h200.main(["--tiny", "--parts", "steps", "--pair", "nothing,tinyllama-1.1b"])
+
+
+def test_times_of_a_request() -> None:
+    request = Request("a", [1, 2], SamplingParams(max_tokens=9), seed=0, max_length=20, arrival=10.0)
+    sent = Sent(request, outputs=[10.5, 11.0, 13.5])
+    request.tokens += [3] * 7  # 1 + 3 + 3 tokens in three outputs
+    assert sent.ttft == 0.5
+    assert sent.tpot == pytest.approx(0.5)
+    assert sent.gaps == [0.5, 2.5]
+
+
+def test_workloads() -> None:
+    files = sorted((ROOT / "benchmarks" / "workloads").glob("*.json"))
+    assert len(files) == 22
+    for path in files:
+        workload = read(path)
+        assert workload.name == path.stem and workload.arrivals
+        assert [a.at for a in workload.arrivals] == sorted(a.at for a in workload.arrivals)
+        few = workload.scaled(60, 8).arrivals
+        assert len(few) == 8 and all(a.prompt_tokens >= 1 and a.output_tokens >= 2 for a in few)
+    made = prompts([5, 7, 7], 100, seed=1)
+    assert [len(ids) for ids in made] == [5, 7, 7] and made[1] != made[2]
+    assert made == prompts([5, 7, 7], 100, seed=1)
+
+
+def test_a_file_that_is_no_workload(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"name": "x", "rate": 1, "requests": [{"at": 0}]}')
+    with pytest.raises(ConfigError, match="is no workload"):
+        read(tmp_path / "x.json")

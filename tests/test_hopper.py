@@ -1,0 +1,74 @@
+"""Kernels that only the interpreter has run here compile for sm_90 all the same. Needs Triton, and no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from verifypd.attention import triton_kernels as kernels
+from verifypd.attention.tiling import power_of_two, tiling
+
+def build(kernel, types, constants, **options):
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
+    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert done.metadata.shared <= 227 * 1024, done.metadata.shared
+    return done.asm["ptx"]
+
+rows = {"row_offsets": "*i64", "members": "*i32", "slice_rows": "i32", "partial": "*fp32", "summary": "*fp32"}
+attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "out": "*bf16", "slots": "*i64", "starts": "*i64",
+    "block_table": "*i32", "q_row": "i32", "table_row": "i32", "first_tile": "i32", "scale": "fp32",
+    "cap": "fp32", **rows}
+shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
+for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
+    cut = tiling(spans=spans, rows=count, context=2048, heads=heads, kv_heads=kv_heads, width=width, itemsize=2,
+        window=window, processors=132)
+    shared = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True, "SPLITS": cut.splits}
+    constants = {**shared, "KV_HEADS": kv_heads, "BLOCK_SIZE": 16, "WINDOW": window or 0, "CAPPED": capped,
+        "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
+        "SPLIT_TOKENS": cut.split_tokens}
+    ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)
+    assert instruction in ptx, (heads, kv_heads, width, spans, count)
+build(kernels.merge_splits, {**rows, "out": "*bf16", "first_row_of_slice": "i32"}, shared, num_warps=1)
+pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
+build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
+
+from verifypd.sampling import triton_kernels as sampling
+
+ints, floats = "*i64", "*fp32"
+state = {"floats": floats, "integers": ints, "drafts": ints, "lengths": ints, "x": floats, "x_row": "i32"}
+judged = {**state, "own": ints, "scores": floats, "stands": ints, "draft_q": floats, "drawn": ints, "drafts_row": "i32",
+    "q_slot": "i32", "q_depth": "i32"}
+build(sampling.cut_rows, {**state, "slots": ints, "log_min_p": floats, "heat": floats},
+    {"VOCAB": 32000, "BLOCK": 512, "HEATED": True})
+build(sampling.judge_rows, {**judged, "raw": floats, "slots": ints, "depths": ints, "row_span": ints, "raw_row": "i32",
+    "widest": "i32"}, {"VOCAB": 32000, "BLOCK": 2048, "HAS_Q": True, "LISTED": True}, num_warps=8)
+build(sampling.judge_spans, {**judged, "block_sums": floats, "span_slots": ints, "first_rows": ints,
+    "span_depths": ints, "tokens": ints, "draft_lens": ints, "stop_ids": ints, "alive": "*u8", "packed": ints,
+    "tokens_row": "i32", "stop_row": "i32", "stop_width": "i32"},
+    {"VOCAB": 32000, "BLOCK": 256, "BLOCKS": 125, "BLOCKS_PADDED": 128, "GROUP": 8, "WIDTH": 5, "WIDTH_PADDED": 8,
+    "STOPS": 4, "HAS_Q": True, "LISTED": True})
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    """What the interpreter accepts, the compiler does too: to machine code for sm_90, with matrix instructions."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    script = tmp_path / "compile_kernels.py"
+    script.write_text(COMPILE)
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,201 @@
+"""The Triton kernels of paged attention. Know pointers, strides and tiles; nothing of who launches them.
+
+Names in capitals are compile-time constants. Scores are in base 2: exp2 is the instruction the device has.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
+MERGED: tl.constexpr = tl.constexpr(16)  # splits merged at once: a fixed number, so that sums have one order
+
+
+@triton.jit
+def write_cache(
+    k,  # [N, KV_HEADS * WIDTH], rows k_row apart
+    v,
+    cache_k,  # [places, KV_HEADS * WIDTH]
+    cache_v,
+    write_index,  # [N] int64
+    k_row,
+    v_row,
+    ELEMENTS: tl.constexpr,  # KV_HEADS * WIDTH
+    BLOCK: tl.constexpr,
+):
+    """Keys and values of a row go to the place its index names. Grid: rows, parts of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.load(write_index + row)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < ELEMENTS
+    key = tl.load(k + row * k_row + column, mask=inside)
+    value = tl.load(v + row * v_row + column, mask=inside)
+    tl.store(cache_k + place * ELEMENTS + column, key.to(cache_k.dtype.element_ty), mask=inside)
+    tl.store(cache_v + place * ELEMENTS + column, value.to(cache_v.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first_tile", "slice_rows"])
+def attend_tile(
+    q,  # [N, HEADS, WIDTH], rows q_row apart
+    cache_k,  # [places, KV_HEADS, WIDTH]
+    cache_v,
+    out,  # [N, HEADS, WIDTH]; written when there is one split
+    partial,  # float32 [members, slice rows, HEADS, SPLITS, WIDTH]: not normalised
+    summary,  # float32 [members, slice rows, HEADS, SPLITS, 2]: highest score and sum of weights
+    members,  # [members] int32, spans of this launch; not read unless LISTED
+    row_offsets,  # [R + 1] int64
+    slots,  # [R] int64
+    starts,  # [R] int64
+    block_table,  # [S, table_row] int32
+    q_row,
+    table_row,
+    first_tile,  # of the slice
+    slice_rows,  # rows of a span in the slice
+    scale,  # of the scores, in base 2; without the cap where there is one
+    cap,  # of the scores, in base 2
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # WIDTH padded to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    CAPPED: tl.constexpr,
+    LISTED: tl.constexpr,
+    WIDEN: tl.constexpr,  # compute in float32 whatever is stored
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+):
+    """Attention of one tile over one split of its context. Grid: tiles, key heads times splits, members."""
+    SHARED: tl.constexpr = HEADS // KV_HEADS
+    member = tl.program_id(2)
+    span = member
+    if LISTED:
+        span = tl.load(members + member)
+    first_row = tl.load(row_offsets + span)
+    rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32)
+    tile_row = (first_tile + tl.program_id(0)) * BLOCK_Q  # first of the tile, within the span
+    if tile_row >= rows:
+        return
+    head = tl.program_id(1) // SPLITS
+    split = tl.program_id(1) % SPLITS
+    slot = tl.load(slots + span)
+    start = tl.load(starts + span).to(tl.int32)
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    row = tile_row + m // SHARED
+    query_head = head * SHARED + m % SHARED
+    real = (m < BLOCK_Q * SHARED) & (row < rows)
+    position = tl.maximum(start + row, 0)
+    inside = d < WIDTH
+
+    # keys low..high - 1 hold all that rows of the tile may see; then this split's share of them
+    low = 0
+    high = tl.maximum(start + tl.minimum(tile_row + BLOCK_Q, rows), 1)
+    if WINDOW > 0:
+        low = tl.maximum(start + tile_row - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if SPLIT_TOKENS > 0:
+        low = tl.maximum(low, split * SPLIT_TOKENS)
+        high = tl.minimum(high, (split + 1) * SPLIT_TOKENS)
+    elif SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), SPLITS) * BLOCK_N
+        low += split * share
+        high = tl.minimum(high, low + share)
+
+    q_place = (first_row + row)[:, None] * q_row + (query_head * WIDTH)[:, None] + d[None, :]
+    query = tl.load(q + q_place, mask=real[:, None] & inside[None, :], other=0.0)
+    if WIDEN:
+        query = query.to(tl.float32)
+    top = tl.full([BLOCK_M], FLOOR, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for begin in range(low, high, BLOCK_N):
+        key = begin + tl.arange(0, BLOCK_N)
+        held = key < high
+        block = tl.load(block_table + slot * table_row + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+        place = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head) * WIDTH
+        keys = tl.load(cache_k + place[None, :] + d[:, None], mask=held[None, :] & inside[:, None], other=0.0)
+        if WIDEN:
+            keys = keys.to(tl.float32)
+        scores = tl.dot(query, keys, input_precision="ieee") * scale
+        if CAPPED:
+            scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * cap  # tanh, see `_scales`
+        seen = held[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(top - higher)
+        top = higher
+        total = total * fade + tl.sum(weights, 1)
+        values = tl.load(cache_v + place[:, None] + d[None, :], mask=held[:, None] & inside[None, :], other=0.0)
+        if WIDEN:
+            values = values.to(tl.float32)
+        mixed = mixed * fade[:, None]
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+
+    if SPLITS == 1:
+        o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
+        result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
+        tl.store(out + o_place, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+    else:
+        slice_row = row - first_tile * BLOCK_Q
+        at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + query_head) * SPLITS + split
+        tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=real[:, None] & inside[None, :])
+        tl.store(summary + at * 2, top, mask=real)
+        tl.store(summary + at * 2 + 1, total, mask=real)
+
+
+@triton.jit(do_not_specialize=["first_row_of_slice", "slice_rows"])
+def merge_splits(
+    partial,
+    summary,
+    out,
+    members,
+    row_offsets,
+    first_row_of_slice,
+    slice_rows,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LISTED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One row and head from its splits. Grid: members times rows of the slice, query heads."""
+    member = tl.program_id(0) // slice_rows
+    slice_row = tl.program_id(0) % slice_rows
+    head = tl.program_id(1)
+    span = member
+    if LISTED:
+        span = tl.load(members + member)
+    first_row = tl.load(row_offsets + span)
+    row = first_row_of_slice + slice_row
+    if row >= tl.load(row_offsets + span + 1) - first_row:
+        return
+    d = tl.arange(0, BLOCK_D)
+    inside = d < WIDTH
+    at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + head) * SPLITS
+    best = FLOOR
+    total = 0.0
+    mixed = tl.zeros([BLOCK_D], tl.float32)
+    for begin in range(0, SPLITS, MERGED):
+        split = begin + tl.arange(0, MERGED)
+        there = split < SPLITS
+        top = tl.load(summary + (at + split) * 2, mask=there, other=FLOOR)
+        sums = tl.load(summary + (at + split) * 2 + 1, mask=there, other=0.0)
+        parts = tl.load(
+            partial + (at + split)[:, None] * WIDTH + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        higher = tl.maximum(best, tl.max(top, 0))
+        fade = tl.exp2(best - higher)
+        weight = tl.exp2(top - higher)
+        total = total * fade + tl.sum(sums * weight, 0)
+        mixed = mixed * fade + tl.sum(parts * weight[:, None], 0)
+        best = higher
+    place = ((first_row + row) * HEADS + head) * WIDTH
+    tl.store(out + place + d, (mixed / total).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,176 @@
+"""Drives one engine in this process, closed loop or by arrivals, and says how it went in the project's own metrics.
+
+Knows requests and clocks; nothing of models. Definitions: throughput counts all tokens emitted in the window; a gap is
+the time between two outputs of one request; a request that was stopped counts as unfinished.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifypd.bench.workload import Arrival, prompts
+from verifypd.engine.engine import Engine
+from verifypd.metrics.stats import percentile
+from verifypd.request import Request, SamplingParams
+
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_orders = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request and when its outputs came, s of the engine's clock."""
+
+    request: Request
+    outputs: list[float] = field(default_factory=list)
+    seen: int = 0
+
+    @property
+    def ttft(self) -> float:
+        """s; until the first output."""
+        return self.outputs[0] - self.request.metrics.arrival_time
+
+    @property
+    def tpot(self) -> float:
+        """s; of the tokens after the first output's."""
+        return (self.outputs[-1] - self.outputs[0]) / max(1, self.request.output_len - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """s; between outputs."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.outputs)]
+
+
+class Drive:
+    """One engine and what is sent to it."""
+
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        self.engine = engine
+        self.seed = seed
+
+    def closed(self, concurrency: int, requests: int, prompt: int, output: int, cap: float = 60.0) -> dict[str, Any]:
+        """As many clients as `concurrency`; each sends its next request when its last one has ended."""
+        ids = iter(prompts([prompt] * requests, self.engine.sampling.vocab, self.seed))
+        run = _Run(self.engine)
+        waiting = requests
+        while (waiting or run.active) and run.elapsed < cap:
+            while waiting and len(run.active) < concurrency:
+                run.send(next(ids), output, self.engine.clock())
+                waiting -= 1
+            run.step()
+        return run.end(requests)
+
+    def arriving(self, arrivals: Sequence[Arrival], beside: int = 0, cap: float = 120.0) -> dict[str, Any]:
+        """Requests as they arrive, in real time; `beside` more run all along and are counted apart."""
+        longest = self.engine.max_model_len
+        ids = prompts([a.prompt_tokens for a in arrivals], self.engine.sampling.vocab, self.seed)
+        run, background = _Run(self.engine), _Run(self.engine)
+        for tokens in prompts([64] * beside, self.engine.sampling.vocab, self.seed + 1):
+            background.send(tokens, longest - 65, self.engine.clock())
+        todo = list(zip(arrivals, ids, strict=True))[::-1]
+        while (todo or run.active) and run.elapsed < cap:
+            while todo and todo[-1][0].at <= run.elapsed:
+                arrival, tokens = todo.pop()
+                output = min(arrival.output_tokens, longest - len(tokens) - 1)
+                run.send(tokens, output, run.began + arrival.at)
+            if run.active or background.active:
+                background.note(run.step())
+            else:
+                time.sleep(min(0.001, max(0.0, todo[-1][0].at - run.elapsed)))
+        beside_figures = background.figures(beside) if beside else {}
+        background.stop()
+        return {**run.end(len(arrivals)), **{f"beside_{name}": value for name, value in beside_figures.items()}}
+
+
+class _Run:
+    """What was sent since the start of a run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.began = engine.clock()
+        self.sent: dict[int, Sent] = {}
+        self.active: set[int] = set()
+        stats = engine.stats
+        self._before = (stats.drafted, stats.accepted, sum(lane.seconds for lane in stats.lanes.values()))
+
+    @property
+    def elapsed(self) -> float:
+        return self.engine.clock() - self.began
+
+    def send(self, ids: list[int], output: int, arrival: float) -> None:
+        order = next(_orders)
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        request = Request(
+            str(order), ids, params, seed=order, max_length=len(ids) + output, arrival=arrival, order=order
+        )
+        self.engine.add(request)
+        self.sent[order] = Sent(request)
+        self.active.add(order)
+
+    def step(self) -> list[Request]:
+        changed = self.engine.step()
+        self.note(changed)
+        return changed
+
+    def note(self, changed: list[Request]) -> None:
+        now = self.engine.clock()
+        for request in changed:
+            sent = self.sent.get(request.order)
+            if sent is None:
+                continue
+            if request.output_len > sent.seen:
+                sent.seen = request.output_len
+                sent.outputs.append(now)
+            if request.finished:
+                self.active.discard(request.order)
+
+    def stop(self) -> None:
+        for order in self.active:
+            self.engine.finish(self.sent[order].request)
+        self.engine.drain()
+
+    def end(self, wanted: int) -> dict[str, Any]:
+        figures = self.figures(wanted)
+        self.stop()
+        self.engine.check()
+        return figures
+
+    def figures(self, wanted: int) -> dict[str, Any]:
+        """ms where it is a time."""
+        seconds = self.elapsed
+        ended = [s for s in self.sent.values() if s.request.finished and s.outputs]
+        started = [s for s in self.sent.values() if s.outputs]
+        config, stats = self.engine.config, self.engine.stats
+        drafted, accepted, busy = (
+            now - then
+            for now, then in zip(
+                (stats.drafted, stats.accepted, sum(lane.seconds for lane in stats.lanes.values())),
+                self._before,
+                strict=True,
+            )
+        )
+        good = sum(1e3 * s.ttft <= config.slo_ttft and 1e3 * s.tpot <= config.slo_tpot for s in ended)
+        times = {
+            "ttft_ms": [s.ttft for s in started],
+            "tpot_ms": [s.tpot for s in (ended or started)],
+            "gap_ms": [gap for s in started for gap in s.gaps],
+        }
+        result: dict[str, Any] = {
+            f"{name}_{share}": 1e3 * percentile(values, part)
+            for name, values in times.items()
+            for share, part in SHARES.items()
+        }
+        return result | {
+            "gap_ms_max": 1e3 * max(times["gap_ms"], default=0.0),
+            "tok_s": sum(s.request.output_len for s in self.sent.values()) / seconds,
+            "goodput": good / seconds,
+            "seconds": seconds,
+            "requests": wanted,
+            "unfinished": wanted - len(ended),
+            "acceptance_rate": accepted / drafted if drafted else 0.0,
+            "idle_fraction": max(0.0, 1.0 - busy / seconds),
+        }

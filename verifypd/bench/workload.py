@@ -1,0 +1,52 @@
+"""What is sent to an engine and when: arrivals read from a file. Knows lengths and times; nothing of engines."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from verifypd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a workload."""
+
+    at: float  # s after the start
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order they arrive."""
+
+    name: str
+    rate: float  # requests/s
+    arrivals: tuple[Arrival, ...]
+
+    def scaled(self, divisor: int, keep: int) -> Workload:
+        """The first `keep` requests, every length divided: for tests with a tiny model."""
+        few = (
+            Arrival(a.at, max(1, a.prompt_tokens // divisor), max(2, a.output_tokens // divisor))
+            for a in self.arrivals[:keep]
+        )
+        return Workload(self.name, self.rate, tuple(few))
+
+
+def read(path: Path) -> Workload:
+    """A workload file: {"name", "rate", "requests": [{"at", "prompt_tokens", "output_tokens"}]}."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        arrivals = tuple(Arrival(r["at"], r["prompt_tokens"], r["output_tokens"]) for r in found["requests"])
+        return Workload(found["name"], found["rate"], arrivals)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no workload: {error!r}") from error
+
+
+def prompts(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:
+    """Random token ids, no two prompts alike."""
+    noise = random.Random(seed)
+    return [[noise.randrange(3, vocab) for _ in range(length)] for length in lengths]

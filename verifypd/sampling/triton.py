@@ -1,0 +1,169 @@
+"""Cuts and verdicts in Triton, for CUDA devices: a few launches in place of the many that torch makes.
+
+Same answers as `transforms` and `verify`: the same order of cuts, the same ties, the same noise. What may differ is the
+last bit of an exponential, and with it a token whose mass or draw lies right on the edge. Knows launches; nothing of
+models or schedules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from verifypd.sampling.state import SamplingState
+from verifypd.sampling.triton_kernels import cut_rows, judge_rows, judge_spans, propose_rows
+
+if TYPE_CHECKING:
+    from verifypd.sampling.verify import Case
+
+CUT_TOKENS = 512  # read at once by a search with sixteen candidates
+ROW_TOKENS = 2048  # read at once where one number is wanted
+
+
+def _padded(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = None) -> None:
+    """Temperature (times scale [N]), min_p, top_k and top_p of sampled rows of x [N, V], in place; others stay."""
+    if not x.shape[0]:
+        return
+    cut_rows[(x.shape[0],)](
+        x,
+        slots,
+        state.floats,
+        state.integers,
+        state.min_p.log(),
+        x if scale is None else scale,
+        x.stride(0),
+        VOCAB=x.shape[1],
+        BLOCK=min(CUT_TOKENS, _padded(x.shape[1])),
+        HEATED=scale is not None,
+    )
+
+
+def propose_(
+    x: Tensor, slots: Tensor, depth: int, state: SamplingState, lengths: Tensor, drafts: Tensor, draft_q: Tensor
+) -> None:
+    """Draft token `depth` of slots [R] (negative: padding) from cut logits x [R, V], into drafts and draft_q."""
+    vocab = x.shape[1]
+    block, blocks, group = _blocks(vocab)
+    propose_rows[(x.shape[0],)](
+        x,
+        slots,
+        lengths,
+        drafts,
+        draft_q,
+        torch.empty(x.shape[0], blocks, device=x.device),
+        state.floats,
+        state.integers,
+        x.stride(0),
+        drafts.stride(0),
+        draft_q.stride(0),
+        draft_q.stride(1),
+        DEPTH=depth,
+        VOCAB=vocab,
+        ROW=min(ROW_TOKENS, _padded(vocab)),
+        BLOCK=_padded(block),
+        BLOCKS=blocks,
+        BLOCKS_PADDED=_padded(blocks),
+        GROUP=group,
+        num_warps=8,
+    )
+
+
+def _blocks(vocab: int) -> tuple[int, int, int]:
+    """Tokens of a block, blocks, and how many are read at once."""
+    from verifypd.sampling.verify import block_of
+
+    block = block_of(vocab)
+    blocks = -(-vocab // block)
+    return block, blocks, min(ROW_TOKENS // _padded(block), _padded(blocks))
+
+
+def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Tensor:
+    """Verdicts as they are packed for the host, int64 [R, W + 5]; tokens, lengths and life are written."""
+    spans, state, rows = case.spans, case.state, case.rows
+    device, count, vocab = case.x.device, len(spans.slot_ids), state.vocab
+    number = case.x.shape[0]
+    own = torch.empty(number, dtype=torch.int64, device=device)
+    stands = torch.empty(number, dtype=torch.int64, device=device)
+    scores = torch.empty(number, 3, device=device)
+    width = spans.widest + 1
+    packed = torch.empty(count, width + 5, dtype=torch.int64, device=device)
+    if not count:
+        return packed
+    q = case.draft_q if case.draft_q is not None else scores
+    q_slot, q_depth = q.stride()[:2]
+    drawn = spans.slots if case.drawn is None else case.drawn.long()
+    has_q, listed = case.draft_q is not None, case.draft_q is not None and case.drawn is not None
+    judge_rows[(number,)](
+        case.x,
+        case.logits,
+        rows.slots,
+        rows.depths,
+        spans.row_span,
+        lengths,
+        drafts,
+        q,
+        drawn,
+        state.floats,
+        state.integers,
+        own,
+        scores,
+        stands,
+        case.x.stride(0),
+        case.logits.stride(0),
+        drafts.stride(0),
+        min(spans.widest, drafts.shape[1]),
+        q_slot,
+        q_depth,
+        VOCAB=vocab,
+        BLOCK=min(ROW_TOKENS, _padded(vocab)),
+        HAS_Q=has_q,
+        LISTED=listed,
+        num_warps=8,
+    )
+    block, blocks, group = _blocks(vocab)
+    stop_width = case.needs.stop_width
+    judge_spans[(count,)](
+        case.x,
+        own,
+        scores,
+        stands,
+        torch.empty(count, blocks, device=device),
+        spans.slots,
+        spans.first_row,
+        spans.drafted,
+        tokens,
+        lengths,
+        drafts,
+        draft_lens,
+        q,
+        drawn,
+        state.floats,
+        state.integers,
+        state.stop_ids,
+        state.alive.view(torch.uint8),
+        packed,
+        case.x.stride(0),
+        tokens.stride(0),
+        drafts.stride(0),
+        state.stop_ids.stride(0),
+        stop_width,
+        q_slot,
+        q_depth,
+        VOCAB=vocab,
+        BLOCK=_padded(block),
+        BLOCKS=blocks,
+        BLOCKS_PADDED=_padded(blocks),
+        GROUP=group,
+        WIDTH=width,
+        WIDTH_PADDED=_padded(width),
+        STOPS=_padded(max(stop_width, 1)),
+        HAS_Q=has_q,
+        LISTED=listed,
+    )
+    return packed
