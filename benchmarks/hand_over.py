@@ -1,4 +1,4 @@
-"""Lanes as threads: condition variables against polling, when one lane hands work to another. A few minutes on two cores.
+"""Lanes as threads: condition variables against polling, when one lane hands work to another. Some minutes.
 
     python benchmarks/hand_over.py --json benchmarks/results/hand-over.json
 
