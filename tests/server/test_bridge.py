@@ -1,4 +1,4 @@
-"""The API worker's side without sockets: calls tried again, workers started again, log lines, what runs in threads."""
+"""The API worker's side without HTTP: calls tried again, workers started again, log lines, what runs in threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import asyncio
 import itertools
 import json
 import logging
+import os
+import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +27,12 @@ from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
-from verifypd.server.messages import Answer, Down, Output, Outputs, Submit, Up
+from verifypd.server.messages import Addresses, Answer, Down, Output, Outputs, Stats, Submit, Up, encode, inbox, outbox
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.service import LONG_BODY
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
+from verifypd.server.worker import FLOOD, Worker
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -172,6 +177,42 @@ def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) 
     """Whatever goes wrong with one call's events stays with that call: the worker goes on reading messages."""
     data, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.repeat(True)), breaks=True))
     assert direct > 10 and b'"engine_error"' in data and data.endswith(b"[DONE]\n\n")
+
+
+# -- the inbox ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_faster_than_its_worker_leaves_the_loop_its_turns() -> None:
+    """Messages wait in the inbox by the thousand; clients have their turn after every flood of them."""
+
+    async def run(folder: str) -> Counter[int]:
+        loop, addresses, turn, taken = asyncio.get_running_loop(), Addresses(folder), 0, Counter[int]()
+
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(tick)
+
+        bridge, _ = connected(None)
+        bridge.take = lambda message: taken.update([turn])  # type: ignore[method-assign]
+        worker = Worker(0, ServerConfig(), addresses, bridge, os.getppid())
+        supervisor = inbox(worker.context, addresses.supervisor())
+        worker.start()
+        engine = outbox(worker.context, addresses.worker(0))
+        for _ in range(50 * FLOOD):
+            engine.send(encode(Stats(1, {})))
+        time.sleep(0.2)  # they travel in threads of ZeroMQ
+        tick()
+        while taken.total() < 50 * FLOOD:
+            await asyncio.sleep(0)
+        supervisor.close()
+        worker.stop()
+        worker._readable()  # a turn that was still to come finds nothing to do
+        return taken
+
+    with tempfile.TemporaryDirectory() as folder:
+        taken = asyncio.run(asyncio.wait_for(run(folder), 30))
+    assert max(taken.values()) <= 3 * FLOOD
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------

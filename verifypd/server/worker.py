@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
-FLOOD = 64  # messages that are taken before what they brought is passed on
+FLOOD = 64  # messages that are taken before what they brought is passed on and others have their turn
 SPARE_FILES = 256  # descriptors for anything but connections
 
 
@@ -176,6 +176,8 @@ class Worker:
         self.server: Server | None = None
         self._engine: zmq.Socket | None = None
         self._parent = parent
+        self._stopped = False
+        self._again = False  # a look at the inbox is already waiting for its turn
 
     def start(self) -> None:
         """In the running loop: listen to the inbox and say that this worker serves."""
@@ -191,27 +193,38 @@ class Worker:
 
     def stop(self) -> None:
         """Close the sockets."""
+        self._stopped = True
         self.loop.remove_reader(self.inbox.fileno())
         self.context.destroy(linger=200)
 
     def _watch_parent(self) -> None:
         if os.getppid() != self._parent:  # the supervisor was killed
             os._exit(1)
+        if self._stopped:
+            return
         self.loop.call_later(PARENT_CHECK, self._watch_parent)
         self._readable()  # the descriptor fires on edges only: never miss one for long
 
     def _readable(self) -> None:
-        """Take everything that has arrived, then pass it on; a flood is passed on in parts."""
-        more = True
-        while more:
-            for _ in range(FLOOD):
-                try:
-                    data = self.inbox.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    more = False
-                    break
-                self._take(DECODER.decode(data))
-            self.bridge.flush()
+        """Take what has arrived, then pass it on. After a flood the rest waits until others have had their turn: an
+        engine that is faster than this worker must not keep it from its clients."""
+        if self._stopped:
+            return
+        for _ in range(FLOOD):
+            try:
+                data = self.inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(DECODER.decode(data))
+        else:
+            if not self._again:
+                self._again = True
+                self.loop.call_soon(self._go_on)
+        self.bridge.flush()
+
+    def _go_on(self) -> None:
+        self._again = False
+        self._readable()
 
     def _take(self, message: ToWorker) -> None:
         if isinstance(message, Quit):
