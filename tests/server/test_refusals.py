@@ -55,6 +55,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"9999": 1}}, "logit_bias"),
     ({"stop": ""}, "stop"),
     ({"stop_token_ids": [4000]}, "stop_token_ids"),
+    ({"bad_words": ["a"] * 257}, "bad_words"),
+    ({"bad_words": ["a", "xyz" * 100]}, "bad_words"),
     ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.errors import RequestError
-from verifypd.request import SamplingParams
+from verifypd.request import SamplingParams, check_bad_words
 from verifypd.server.calls import Ask, bad
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
@@ -139,7 +139,12 @@ def make_ask(
     seeds = [SEEDS.getrandbits(63) if params.seed is None else params.seed for _ in prompts]
     words = params.bad_words or ()
     forms = sorted({form for word in words for form in (word, " " + word.lstrip())})
-    bad_words = [tokenizer.encode(form, add_special_tokens=False) for form in forms] if tokenizer else []
+    encoded = (tokenizer.encode(form, add_special_tokens=False) for form in forms) if tokenizer else ()
+    bad_words = [word for word in encoded if word]
+    try:
+        check_bad_words(bad_words, limits.vocab)
+    except RequestError as error:
+        raise bad(str(error), error.param) from None
     return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
 
 
