@@ -27,6 +27,8 @@ from verifypd.request import RequestMetrics, SamplingParams, check_bad_words
         ("stop", 5),
         ("stop", [1]),
         ("stop", [""]),
+        ("stop", ["a"] * 65),
+        ("stop", "a" * 1025),
         ("bad_words", "damn"),
         ("bad_words", [""]),
         ("bad_words", ["a"] * 257),

@@ -12,6 +12,8 @@ from verifypd.errors import RequestError
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024  # characters
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 32
 
@@ -96,6 +98,10 @@ class SamplingParams:
             raise RequestError("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
         if any(not s for s in self.stop_strings):
             raise RequestError("stop holds an empty string", param="stop")
+        if len(self.stop_strings) > MAX_STOPS or any(len(s) > MAX_STOP_LENGTH for s in self.stop_strings):
+            raise RequestError(
+                f"stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters", param="stop"
+            )
         if any(not word for word in self.bad_words or ()):
             raise RequestError("bad_words holds an empty string", param="bad_words")
         if len(self.bad_words or ()) > MAX_BAD_WORDS:

@@ -54,6 +54,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"9999": 1}}, "logit_bias"),
     ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": "a" * 1025}, "stop"),
     ({"stop_token_ids": [4000]}, "stop_token_ids"),
     ({"bad_words": ["a"] * 257}, "bad_words"),
     ({"bad_words": ["a", "xyz" * 100]}, "bad_words"),
