@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -255,6 +256,32 @@ def test_a_body_too_large(frail: Server) -> None:
     made.sendall(chunk * 2)
     assert b" 413 " in made.recv(1000)
     made.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_head_too_long(frail: Server, used: bool) -> None:
+    """One header without end, very many of them, a path without end: each is told so, on a used connection too."""
+    begin = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    for head in (
+        begin + b"X: " + b"a" * 300_000,
+        begin + b"X: a\r\n" * 30_000,
+        begin + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 300_000,
+    ):
+        made = connect(frail)
+        if used:
+            made.sendall(begin + b"X: " + b"a" * 50_000 + b"\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                assert (part := made.recv(4096)), "that is not too long"
+                answer += part
+            assert b" 200 " in answer
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for at in range(0, len(head), 10_000):
+                made.sendall(head[at : at + 10_000])
+        answer = read_all(made)
+        assert b" 431 " in answer.split(b"\r\n")[0] and b"headers_too_large" in answer
+        made.close()
 
 
 def test_garbage_on_the_wire(frail: Server) -> None:

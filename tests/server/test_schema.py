@@ -25,7 +25,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 def test_every_operation_declares_its_errors(server: Server) -> None:
     document = server.get("/openapi.json")[1]
     for path in ("/v1/completions", "/v1/chat/completions"):
-        assert {"200", "400", "401", "404", "408", "413", "429", "500", "503"} <= set(
+        assert {"200", "400", "401", "404", "408", "413", "429", "431", "500", "503"} <= set(
             document["paths"][path]["post"]["responses"]
         )
         assert "422" not in document["paths"][path]["post"]["responses"]
