@@ -116,6 +116,41 @@ def test_a_worker_that_is_started_again_takes_nothing_meant_for_the_one_before(t
     asyncio.run(run())
 
 
+def test_a_call_that_waits_for_the_next_engine_does_not_outlive_the_last(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        call = await opened(bridge, heard, Ask([[5, 6]], SamplingParams(max_tokens=20), [0]))
+        bridge.take(Down(1, "killed"))
+        assert not call.done, "it is tried again"
+        bridge.take(Down(1, "shutting down", final=True))
+        assert call.error is not None and call.error.code == "engine_lost"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitted: bool) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        params = SamplingParams(max_tokens=20, n=2, deadline_ms=60_000.0)
+        opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic() - 60.0))
+        await asyncio.sleep(0)
+        if admitted:
+            bridge.take(Answer(1, heard[-1].call))
+            await asyncio.sleep(0)
+        bridge.take(Down(1, "killed"))
+        call = await asyncio.wait_for(opening, 10)
+        while not call.done:
+            await asyncio.wait_for(call.news(), 10)
+        assert [choice.finish for choice in call.choices] == ["deadline"] * 2
+        told = len(heard)
+        bridge.take(Up(2, "there", INFO))
+        bridge.close(call)
+        assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
+
+    asyncio.run(run())
+
+
 class FakeWire:
     """A connection that is full now and then."""
 

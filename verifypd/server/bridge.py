@@ -202,10 +202,23 @@ class Bridge:
         self._send = None
         self.lost = message.final
         for call in list(self.calls.values()):
-            if call.done or call in self._parked:
+            if call.done or (call in self._parked and not message.final):
                 continue
             if call.sent or call.tries > self.retries or message.final:
                 call.fail(engine_lost(message.reason))
             else:
                 call.restart()
-                self._parked.append(call)
+                self._park(call)
+
+    def _park(self, call: Call) -> None:
+        """Keep a call for the next engine; meanwhile its deadline is watched here."""
+        self._parked.append(call)
+        deadline = call.ask.params.deadline_ms
+        if deadline is not None:
+            left = call.arrival + deadline / 1e3 - time.monotonic()  # s
+            asyncio.get_running_loop().call_later(max(0.0, left), self._overdue, call)
+
+    def _overdue(self, call: Call) -> None:
+        if call in self._parked:
+            self._parked.remove(call)
+            call.expire()
