@@ -157,21 +157,23 @@ def test_a_request_too_large_alone_fails_alone(frail: Server, texts: list[str], 
 
 
 def test_a_client_that_leaves_frees_its_memory(frail: Server) -> None:
-    """Streaming or not: what it asked for is aborted, and does not run to its end."""
+    """Streaming or not, with another request behind it or not: what it asked for is aborted, and does not run on."""
     before = frail.idle()
-    for stream in (True, False):
+    for stream, another in ((True, False), (False, False), (True, True), (False, True)):
+        ask = request_bytes("/v1/completions", {**body(0), "stream": stream, "n": 4, "seed": 1, "max_tokens": 380})
         made = connect(frail)
-        made.sendall(
-            request_bytes("/v1/completions", {**body(0), "stream": stream, "n": 4, "seed": 1, "max_tokens": 380})
-        )
+        made.sendall(ask)
         until = time.monotonic() + 10
         while frail.metrics()["vllm:num_requests_running"] < 4 and time.monotonic() < until:
             time.sleep(0.01)
+        if another:
+            made.sendall(ask)
+            time.sleep(0.1)
         vanish(made)
         now = frail.idle()
     aborted = 'vllm:request_success_total{finished_reason="abort"}'
-    assert now[aborted] == before.get(aborted, 0) + 8
-    assert now['verifypd:calls_total{outcome="gone"}'] >= 2
+    assert now[aborted] == before.get(aborted, 0) + 16
+    assert now['verifypd:calls_total{outcome="gone"}'] >= 4
 
 
 def dropped(server: Server) -> float:

@@ -48,6 +48,7 @@ PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
 FLOOD = 64  # messages that are taken before what they brought is passed on and others have their turn
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+PIPELINED = 16  # requests of one connection that may wait behind another while it is read on
 SPARE_FILES = 256  # descriptors for anything but connections
 
 
@@ -105,6 +106,7 @@ class Protocol(HttpToolsProtocol):
     refused: Callable[[], None] = staticmethod(lambda: None)
 
     _head: asyncio.TimerHandle | None = None  # runs while the head of a request is awaited
+    _cycles: tuple[RequestResponseCycle, ...] = ()  # requests without a whole answer, oldest first
     _full = False
     _deaf = False  # it was turned away: nothing more is read
     _in_head = True  # what comes next belongs to the head of a request
@@ -172,6 +174,9 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
+            self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
+        if 0 < len(self.pipeline) <= PIPELINED:
+            self.flow.resume_reading()  # who does not read does not see the client leave
 
     def on_response_complete(self) -> None:
         """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
@@ -179,10 +184,15 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock, and tell every request that is not answered; uvicorn tells the newest alone."""
         self._stop_clock()
-        if not self._full:
-            super().connection_lost(exc)
+        if self._full:
+            return
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _await_head(self) -> None:
         if self._head is None:
