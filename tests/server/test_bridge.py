@@ -214,6 +214,41 @@ def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) 
     assert direct > 10 and b'"engine_error"' in data and data.endswith(b"[DONE]\n\n")
 
 
+@pytest.mark.parametrize("echo", [None, ["xy"]])
+def test_offsets_of_a_stream_are_those_of_the_whole_and_cost_no_more(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, echo: list[str] | None
+) -> None:
+    spelt: list[int] = []
+    inner = tokenizer.token_bytes
+
+    def counting(index: int) -> bytes:
+        spelt.append(index)
+        return inner(index)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counting)
+
+    async def run(events: int) -> list[dict[str, Any]]:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=200, logprobs=0), [0])
+        call = await opened(bridge, heard, ask)
+        renderer = CompletionRenderer(call, Prepared(ask, True, False, False, 0, echo=echo), "m", tokenizer, 0)
+        ids, found = list(range(70, 190)), []
+        size = len(ids) // events
+        for at in range(0, len(ids), size):
+            rows = [[(token, -1.0, 1)] for token in ids[at : at + size]]
+            prompt = [[(6, -1.0, 1)]] if at == 0 else None
+            bridge.take(Outputs(1, [Output(call.number, 0, ids[at : at + size], None, None, [], rows, prompt)]))
+            [choice] = orjson.loads(renderer.news().removeprefix(b"data: "))["choices"]
+            found.append(choice["logprobs"])
+        return found
+
+    [whole] = asyncio.run(run(1))
+    cost, parts = len(spelt), asyncio.run(run(120))
+    for name in ("tokens", "text_offset", "token_logprobs"):
+        assert [value for part in parts for value in part[name]] == whole[name]
+    assert len(set(whole["text_offset"])) > 100 and len(spelt) == 2 * cost
+
+
 # -- the inbox ---------------------------------------------------------------------------------------------------------
 
 

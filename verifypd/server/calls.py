@@ -91,6 +91,7 @@ class Choice:
         self.finish: str | None = None
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
+        self.spelt = 0  # characters of the tokens whose logprobs the client has
         self.reported = False  # the client was told that it ended
         self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
