@@ -27,7 +27,20 @@ from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
-from verifypd.server.messages import Addresses, Answer, Down, Output, Outputs, Stats, Submit, Up, encode, inbox, outbox
+from verifypd.server.messages import (
+    Abort,
+    Addresses,
+    Answer,
+    Down,
+    Output,
+    Outputs,
+    Stats,
+    Submit,
+    Up,
+    encode,
+    inbox,
+    outbox,
+)
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.service import LONG_BODY
 from verifypd.server.streams import EventStream, Sweeper
@@ -147,6 +160,22 @@ def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitt
         bridge.take(Up(2, "there", INFO))
         bridge.close(call)
         assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
+
+    asyncio.run(run())
+
+
+def test_an_output_that_cannot_be_taken_fails_its_own_call_alone(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=20), [0])
+        calls = [await opened(bridge, heard, ask) for _ in range(3)]
+        calls[1].choices[0].take = lambda output: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        bridge.take(Outputs(1, [output(call, [70, 71]) for call in calls]))
+        bridge.flush()
+        assert [call.choices[0].tokens for call in calls] == [2, 0, 2]
+        assert [call.error.code if call.error else None for call in calls] == [None, "internal_error", None]
+        bridge.close(calls[1])
+        assert isinstance(heard[-1], Abort) and heard[-1].call == calls[1].number
 
     asyncio.run(run())
 

@@ -60,6 +60,11 @@ def engine_lost(reason: str) -> CallError:
     )
 
 
+def broken() -> CallError:
+    """500: something went wrong here."""
+    return CallError(500, "the server failed on this request", kind="server_error", code="internal_error")
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a call asks of the engine."""
