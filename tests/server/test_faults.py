@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
 import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +204,37 @@ def test_a_client_that_does_not_read(frail: Server, texts: list[str]) -> None:
     made.close()
 
 
+def fall_silent(made: socket.socket) -> None:
+    """From here on the kernel drops what arrives, unacknowledged, and sends no reset: a cable that was pulled."""
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of every packet
+    made.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
+
+
+def established(server: Server, port: int) -> bool:
+    """Whether the server's kernel still has the connection from this port of loopback."""
+    ends = f"0100007F:{server.port:04X} 0100007F:{port:04X} 01 "
+    return ends in Path("/proc/net/tcp").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drops packets with a filter of Linux")
+def test_a_client_that_falls_silent(frail: Server) -> None:
+    """No end and no reset ever come of it: its call ends, its memory is free, and its connection does not stay."""
+    before = dropped(frail)
+    made = connect(frail)
+    wide = {**body(0), "n": 8, "seed": 1, "temperature": 1, "logprobs": 20, "stream": True, "max_tokens": 380}
+    made.sendall(request_bytes("/v1/completions", wide))
+    made.recv(100)
+    port = made.getsockname()[1]
+    assert established(frail, port)
+    fall_silent(made)
+    frail.idle(40)
+    until = time.monotonic() + 20
+    while dropped(frail) == before or established(frail, port):
+        assert time.monotonic() < until, "its connection is still there"
+        time.sleep(0.1)
+    made.close()
+
+
 def test_half_a_request(frail: Server) -> None:
     """Half a head is closed, half a body is answered, both after the time a client has for it."""
     head, part = connect(frail), connect(frail)
@@ -275,7 +309,8 @@ def test_a_head_too_long(frail: Server, used: bool) -> None:
             made.sendall(begin + b"X: " + b"a" * 50_000 + b"\r\n\r\n")
             answer = b""
             while not answer.endswith(b"}"):
-                assert (part := made.recv(4096)), "that is not too long"
+                part = made.recv(4096)
+                assert part, "that is not too long"
                 answer += part
             assert b" 200 " in answer
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
