@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verifypd.errors import RequestError
-from verifypd.request import RequestMetrics, SamplingParams
+from verifypd.request import RequestMetrics, SamplingParams, check_bad_words
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,11 @@ from verifypd.request import RequestMetrics, SamplingParams
         ("stop", 5),
         ("stop", [1]),
         ("stop", [""]),
+        ("stop", ["a"] * 65),
+        ("stop", "a" * 1025),
         ("bad_words", "damn"),
         ("bad_words", [""]),
+        ("bad_words", ["a"] * 257),
         ("logit_bias", [1]),
         ("logit_bias", {1: "a"}),
         ("logit_bias", {1: float("inf")}),
@@ -46,6 +49,15 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     assert error.value.param == name
     assert "\n" not in str(error.value)
+
+
+def test_bad_words_as_token_ids_are_short_and_in_the_vocabulary() -> None:
+    check_bad_words([], 10)
+    check_bad_words([[1] * 32, [9]], 10)
+    for words in ([[2], [1] * 33], [[2], [1, 10]], [[-1]]):
+        with pytest.raises(RequestError, match="bad_words") as error:
+            check_bad_words(words, 10)
+        assert error.value.param == "bad_words"
 
 
 def test_contradictions_are_refused() -> None:

@@ -12,6 +12,10 @@ from verifypd.errors import RequestError
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024  # characters
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,16 @@ class SamplingParams:
             raise RequestError("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
         if any(not s for s in self.stop_strings):
             raise RequestError("stop holds an empty string", param="stop")
+        if len(self.stop_strings) > MAX_STOPS or any(len(s) > MAX_STOP_LENGTH for s in self.stop_strings):
+            raise RequestError(
+                f"stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters", param="stop"
+            )
         if any(not word for word in self.bad_words or ()):
             raise RequestError("bad_words holds an empty string", param="bad_words")
+        if len(self.bad_words or ()) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"bad_words has {len(self.bad_words or ())} words; give at most {MAX_BAD_WORDS}", param="bad_words"
+            )
         if self.stop_strings and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
 
@@ -119,6 +131,18 @@ class SamplingParams:
     def names(cls) -> tuple[str, ...]:
         """All parameter names."""
         return tuple(f.name for f in fields(cls))
+
+
+def check_bad_words(words: Sequence[Sequence[int]], vocab: int) -> None:
+    """Refuse bad words that are too long as token ids, or that this model could never say."""
+    longest = max(map(len, words), default=0)
+    if longest > MAX_BAD_WORD_TOKENS:
+        raise RequestError(
+            f"bad_words: a word has {longest} tokens; give words of at most {MAX_BAD_WORD_TOKENS}", param="bad_words"
+        )
+    wrong = next((token for word in words for token in word if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise RequestError(f"bad_words: token id {wrong} is outside the vocabulary of {vocab}", param="bad_words")
 
 
 def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,36 @@ def test_text_in_pieces(pair: tuple[Path, Path], params: dict[str, Any], size: i
         assert stopped and output.text == expected[: expected.index("some")]
     else:
         assert not stopped and output.text == expected
+
+
+@pytest.mark.parametrize("stops", [["aab"], ["b", "abaab"], ["aaaa", "ba"], ["c" * 1000, "ab" * 200]])
+def test_what_may_become_a_stop_string_is_held_back(stops: list[str]) -> None:
+    """As much as the longest beginning of any of them that the text ends with."""
+    request = Request("r", [5, 6], SamplingParams(max_tokens=500, stop=stops), seed=0, max_length=500)
+    output = TextOutput(request, None)
+    for letters in itertools.product("ab", repeat=6):
+        output.text = "".join(letters)
+        begun = [size for stop in stops for size in range(1, len(stop)) if output.text.endswith(stop[:size])]
+        assert output.visible() == output.text[: len(output.text) - max(begun, default=0)]
+
+
+class Counted(str):
+    """A text that counts how often it is looked at."""
+
+    looks = 0
+
+    def find(self, *args: Any) -> int:
+        Counted.looks += 1
+        return super().find(*args)
+
+    def endswith(self, *args: Any) -> bool:
+        Counted.looks += 1
+        return super().endswith(*args)
+
+
+def test_a_long_stop_string_costs_no_more_than_the_text_has_beginnings_of_it() -> None:
+    request = Request("r", [5, 6], SamplingParams(stop="x" + "y" * 1023), seed=0, max_length=500)
+    output = TextOutput(request, None)
+    output.text = Counted("a short text, with an x in it")
+    assert output.visible() == output.text
+    assert 0 < Counted.looks < 10

@@ -275,6 +275,7 @@ def test_bad_words_never_appear(pair: tuple[Path, Path]) -> None:
         ([5], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
         ([5], {"allowed_token_ids": [-3]}, "allowed_token_ids"),
         ([5], {"deadline_ms": 5.0}, "deadline_ms"),
+        ([5], {"bad_words": ["xyz" * 100]}, "bad_words"),
         ({"prompt_token_ids": "abc"}, {}, "prompt"),
         (None, {}, "prompt"),
     ],

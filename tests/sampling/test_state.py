@@ -100,6 +100,20 @@ def test_a_slot_forgets_its_last_request():
     assert state.alive.tolist() == [True, True, False]
 
 
+def test_the_table_of_bad_words_goes_back_when_nobody_uses_it():
+    state = SamplingState(3, 10, 2)
+    plain = SamplingParams()
+    for slot, words in ((0, [[1]] * 200), (1, [[1, 2, 3, 4]])):
+        state.assign(slot, plain, seed=1, prompt_len=1, max_len=5, bad_words_ids=words)
+    assert state.bad_words.shape == (3, 200, 4)
+    state.release(0)
+    assert state.bad_words[1, 0].tolist() == [1, 2, 3, 4], "it is in use"
+    state.release(1)
+    assert state.bad_words.numel() == 0
+    state.assign(2, plain, seed=1, prompt_len=1, max_len=5, bad_words_ids=[[4, 5]])
+    assert state.bad_words.shape == (3, 1, 2) and state.bad_words[2].tolist() == [[4, 5]]
+
+
 def test_eos_is_guarded_even_when_ignored():
     state = SamplingState(1, 10, 2)
     assign(state, 0, ignore_eos=True, stop_token_ids=[4], min_tokens=1)

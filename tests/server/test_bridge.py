@@ -1,4 +1,4 @@
-"""The API worker's side without sockets: calls tried again, workers started again, log lines, what runs in threads."""
+"""The API worker's side without HTTP: calls tried again, workers started again, log lines, what runs in threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import asyncio
 import itertools
 import json
 import logging
+import os
+import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +27,25 @@ from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
-from verifypd.server.messages import Answer, Down, Output, Outputs, Submit, Up
+from verifypd.server.messages import (
+    Abort,
+    Addresses,
+    Answer,
+    Down,
+    Output,
+    Outputs,
+    Stats,
+    Submit,
+    Up,
+    encode,
+    inbox,
+    outbox,
+)
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.service import LONG_BODY
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
+from verifypd.server.worker import FLOOD, Worker
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -111,6 +129,57 @@ def test_a_worker_that_is_started_again_takes_nothing_meant_for_the_one_before(t
     asyncio.run(run())
 
 
+def test_a_call_that_waits_for_the_next_engine_does_not_outlive_the_last(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        call = await opened(bridge, heard, Ask([[5, 6]], SamplingParams(max_tokens=20), [0]))
+        bridge.take(Down(1, "killed"))
+        assert not call.done, "it is tried again"
+        bridge.take(Down(1, "shutting down", final=True))
+        assert call.error is not None and call.error.code == "engine_lost"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitted: bool) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        params = SamplingParams(max_tokens=20, n=2, deadline_ms=60_000.0)
+        opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic() - 60.0))
+        await asyncio.sleep(0)
+        if admitted:
+            bridge.take(Answer(1, heard[-1].call))
+            await asyncio.sleep(0)
+        bridge.take(Down(1, "killed"))
+        call = await asyncio.wait_for(opening, 10)
+        while not call.done:
+            await asyncio.wait_for(call.news(), 10)
+        assert [choice.finish for choice in call.choices] == ["deadline"] * 2
+        told = len(heard)
+        bridge.take(Up(2, "there", INFO))
+        bridge.close(call)
+        assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
+
+    asyncio.run(run())
+
+
+def test_an_output_that_cannot_be_taken_fails_its_own_call_alone(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=20), [0])
+        calls = [await opened(bridge, heard, ask) for _ in range(3)]
+        calls[1].choices[0].take = lambda output: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        bridge.take(Outputs(1, [output(call, [70, 71]) for call in calls]))
+        bridge.flush()
+        assert [call.choices[0].tokens for call in calls] == [2, 0, 2]
+        assert [call.error.code if call.error else None for call in calls] == [None, "internal_error", None]
+        bridge.close(calls[1])
+        assert isinstance(heard[-1], Abort) and heard[-1].call == calls[1].number
+
+    asyncio.run(run())
+
+
 class FakeWire:
     """A connection that is full now and then."""
 
@@ -172,6 +241,77 @@ def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) 
     """Whatever goes wrong with one call's events stays with that call: the worker goes on reading messages."""
     data, direct = asyncio.run(streamed(tokenizer, FakeWire(itertools.repeat(True)), breaks=True))
     assert direct > 10 and b'"engine_error"' in data and data.endswith(b"[DONE]\n\n")
+
+
+@pytest.mark.parametrize("echo", [None, ["xy"]])
+def test_offsets_of_a_stream_are_those_of_the_whole_and_cost_no_more(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, echo: list[str] | None
+) -> None:
+    spelt: list[int] = []
+    inner = tokenizer.token_bytes
+
+    def counting(index: int) -> bytes:
+        spelt.append(index)
+        return inner(index)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counting)
+
+    async def run(events: int) -> list[dict[str, Any]]:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(max_tokens=200, logprobs=0), [0])
+        call = await opened(bridge, heard, ask)
+        renderer = CompletionRenderer(call, Prepared(ask, True, False, False, 0, echo=echo), "m", tokenizer, 0)
+        ids, found = list(range(70, 190)), []
+        size = len(ids) // events
+        for at in range(0, len(ids), size):
+            rows = [[(token, -1.0, 1)] for token in ids[at : at + size]]
+            prompt = [[(6, -1.0, 1)]] if at == 0 else None
+            bridge.take(Outputs(1, [Output(call.number, 0, ids[at : at + size], None, None, [], rows, prompt)]))
+            [choice] = orjson.loads(renderer.news().removeprefix(b"data: "))["choices"]
+            found.append(choice["logprobs"])
+        return found
+
+    [whole] = asyncio.run(run(1))
+    cost, parts = len(spelt), asyncio.run(run(120))
+    for name in ("tokens", "text_offset", "token_logprobs"):
+        assert [value for part in parts for value in part[name]] == whole[name]
+    assert len(set(whole["text_offset"])) > 100 and len(spelt) == 2 * cost
+
+
+# -- the inbox ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_faster_than_its_worker_leaves_the_loop_its_turns() -> None:
+    """Messages wait in the inbox by the thousand; clients have their turn after every flood of them."""
+
+    async def run(folder: str) -> Counter[int]:
+        loop, addresses, turn, taken = asyncio.get_running_loop(), Addresses(folder), 0, Counter[int]()
+
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(tick)
+
+        bridge, _ = connected(None)
+        bridge.take = lambda message: taken.update([turn])  # type: ignore[method-assign]
+        worker = Worker(0, ServerConfig(), addresses, bridge, os.getppid())
+        supervisor = inbox(worker.context, addresses.supervisor())
+        worker.start()
+        engine = outbox(worker.context, addresses.worker(0))
+        for _ in range(50 * FLOOD):
+            engine.send(encode(Stats(1, {})))
+        time.sleep(0.2)  # they travel in threads of ZeroMQ
+        tick()
+        while taken.total() < 50 * FLOOD:
+            await asyncio.sleep(0)
+        supervisor.close()
+        worker.stop()
+        worker._readable()  # a turn that was still to come finds nothing to do
+        return taken
+
+    with tempfile.TemporaryDirectory() as folder:
+        taken = asyncio.run(asyncio.wait_for(run(folder), 30))
+    assert max(taken.values()) <= 3 * FLOOD
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------

@@ -42,8 +42,10 @@ def test_chat_stream(client, offline):
     assert parts[-1].choices[0].finish_reason == "length"
 
 
-def test_the_last_message_can_be_continued(server, offline):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well then"}]
+@pytest.mark.parametrize("words", ["well then", "s", "and ", "", "</s"])
+def test_the_last_message_can_be_continued(server, offline, words):
+    """Just where it ends, whatever the template writes after it, and with the spaces it ends with."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": words}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     status, answer, _ = server.post("/v1/chat/completions", {**body, "max_tokens": 5, "temperature": 0})
     text = offline.get_tokenizer().apply_chat_template(messages, add_generation_prompt=False).removesuffix("</s>")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import signal
 import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,21 +160,23 @@ def test_a_request_too_large_alone_fails_alone(frail: Server, texts: list[str], 
 
 
 def test_a_client_that_leaves_frees_its_memory(frail: Server) -> None:
-    """Streaming or not: what it asked for is aborted, and does not run to its end."""
+    """Streaming or not, with another request behind it or not: what it asked for is aborted, and does not run on."""
     before = frail.idle()
-    for stream in (True, False):
+    for stream, another in ((True, False), (False, False), (True, True), (False, True)):
+        ask = request_bytes("/v1/completions", {**body(0), "stream": stream, "n": 4, "seed": 1, "max_tokens": 380})
         made = connect(frail)
-        made.sendall(
-            request_bytes("/v1/completions", {**body(0), "stream": stream, "n": 4, "seed": 1, "max_tokens": 380})
-        )
+        made.sendall(ask)
         until = time.monotonic() + 10
         while frail.metrics()["vllm:num_requests_running"] < 4 and time.monotonic() < until:
             time.sleep(0.01)
+        if another:
+            made.sendall(ask)
+            time.sleep(0.1)
         vanish(made)
         now = frail.idle()
     aborted = 'vllm:request_success_total{finished_reason="abort"}'
-    assert now[aborted] == before.get(aborted, 0) + 8
-    assert now['verifypd:calls_total{outcome="gone"}'] >= 2
+    assert now[aborted] == before.get(aborted, 0) + 16
+    assert now['verifypd:calls_total{outcome="gone"}'] >= 4
 
 
 def dropped(server: Server) -> float:
@@ -195,6 +201,37 @@ def test_a_client_that_does_not_read(frail: Server, texts: list[str]) -> None:
         time.sleep(0.1)
     data = read_all(made)
     assert b"[DONE]" not in data
+    made.close()
+
+
+def fall_silent(made: socket.socket) -> None:
+    """From here on the kernel drops what arrives, unacknowledged, and sends no reset: a cable that was pulled."""
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of every packet
+    made.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(code)))  # SO_ATTACH_FILTER
+
+
+def established(server: Server, port: int) -> bool:
+    """Whether the server's kernel still has the connection from this port of loopback."""
+    ends = f"0100007F:{server.port:04X} 0100007F:{port:04X} 01 "
+    return ends in Path("/proc/net/tcp").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drops packets with a filter of Linux")
+def test_a_client_that_falls_silent(frail: Server) -> None:
+    """No end and no reset ever come of it: its call ends, its memory is free, and its connection does not stay."""
+    before = dropped(frail)
+    made = connect(frail)
+    wide = {**body(0), "n": 8, "seed": 1, "temperature": 1, "logprobs": 20, "stream": True, "max_tokens": 380}
+    made.sendall(request_bytes("/v1/completions", wide))
+    made.recv(100)
+    port = made.getsockname()[1]
+    assert established(frail, port)
+    fall_silent(made)
+    frail.idle(40)
+    until = time.monotonic() + 20
+    while dropped(frail) == before or established(frail, port):
+        assert time.monotonic() < until, "its connection is still there"
+        time.sleep(0.1)
     made.close()
 
 
@@ -255,6 +292,33 @@ def test_a_body_too_large(frail: Server) -> None:
     made.sendall(chunk * 2)
     assert b" 413 " in made.recv(1000)
     made.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_head_too_long(frail: Server, used: bool) -> None:
+    """One header without end, very many of them, a path without end: each is told so, on a used connection too."""
+    begin = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    for head in (
+        begin + b"X: " + b"a" * 300_000,
+        begin + b"X: a\r\n" * 30_000,
+        begin + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 300_000,
+    ):
+        made = connect(frail)
+        if used:
+            made.sendall(begin + b"X: " + b"a" * 50_000 + b"\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                part = made.recv(4096)
+                assert part, "that is not too long"
+                answer += part
+            assert b" 200 " in answer
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for at in range(0, len(head), 10_000):
+                made.sendall(head[at : at + 10_000])
+        answer = read_all(made)
+        assert b" 431 " in answer.split(b"\r\n")[0] and b"headers_too_large" in answer
+        made.close()
 
 
 def test_garbage_on_the_wire(frail: Server) -> None:

@@ -54,7 +54,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"9999": 1}}, "logit_bias"),
     ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": "a" * 1025}, "stop"),
     ({"stop_token_ids": [4000]}, "stop_token_ids"),
+    ({"bad_words": ["a"] * 257}, "bad_words"),
+    ({"bad_words": ["a", "xyz" * 100]}, "bad_words"),
     ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
@@ -83,6 +87,7 @@ def test_what_is_not_honoured_is_named(server, fields, param):
 
 
 DEEP_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+CALLING = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 LONG_GRAMMAR = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2800)) + 'r2800: "x"\n'
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
@@ -102,6 +107,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "grammar", "grammar": LONG_GRAMMAR}}, "response_format"),
     ({"response_format": {"type": "regex", "pattern": "a" * 40_000}}, "response_format"),
     ({"echo": True}, "echo"),
+    ({"messages": [CALLING], "continue_final_message": True}, "continue_final_message"),
     ({"messages": [{"role": "assistant", "content": "a", "refusal": "b"}]}, "messages"),
     ({"messages": [{"role": "assistant", "content": "a", "annotations": [{"type": "url_citation"}]}]}, "messages"),
     ({"messages": [{"role": "assistant", "content": "a", "audio": {"id": "x"}}]}, "messages"),

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.server.serving import Server
+from verifypd.server.schema import Body, ChatBody, CompletionBody, DetokenizeBody
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -22,12 +25,43 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 def test_every_operation_declares_its_errors(server: Server) -> None:
     document = server.get("/openapi.json")[1]
     for path in ("/v1/completions", "/v1/chat/completions"):
-        assert {"200", "400", "401", "404", "408", "413", "429", "500", "503"} <= set(
+        assert {"200", "400", "401", "404", "408", "413", "429", "431", "500", "503"} <= set(
             document["paths"][path]["post"]["responses"]
         )
         assert "422" not in document["paths"][path]["post"]["responses"]
     assert set(document["paths"]["/metrics"]) == {"get", "head"}
     assert "text/plain" in document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+
+
+MANY = 20_000
+KEYS = {f"key{i}": "x" for i in range(MANY)}
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionBody, {"prompt": [0.5] * MANY}),
+        (CompletionBody, {"prompt": [[0.5] * MANY, [0.5] * MANY]}),
+        *((CompletionBody, {"prompt": "x", name: [0.5] * MANY}) for name in ("stop", "bad_words", "guided_choice")),
+        *((CompletionBody, {"prompt": "x", name: ["x"] * MANY}) for name in ("allowed_token_ids", "stop_token_ids")),
+        (CompletionBody, {"prompt": "x", "structured_outputs": {"choice": [0.5] * MANY}}),
+        (CompletionBody, {"prompt": "x", "logit_bias": KEYS}),
+        (CompletionBody, {"prompt": "x", **KEYS}),
+        (CompletionBody, {"prompt": "x", "stream_options": KEYS}),
+        (ChatBody, {"messages": [{"role": "x"}] * MANY}),
+        (ChatBody, {"messages": [{**USER, "content": [{"type": 1}] * MANY}]}),
+        (ChatBody, {"messages": [{**USER, "tool_calls": [{"id": "x"}] * MANY}]}),
+        (ChatBody, {"messages": [{**USER, **KEYS}]}),
+        (ChatBody, {"messages": [USER], "tools": [{"type": "function"}] * MANY}),
+        (DetokenizeBody, {"tokens": [0.5] * MANY}),
+    ],
+)
+def test_a_large_wrong_body_is_left_at_its_first_error(kind: type[Body], fields: dict[str, Any]) -> None:
+    """One for each kind a field may be; not one for each element."""
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate(fields)
+    assert error.value.error_count() <= 4
 
 
 @pytest.mark.slow

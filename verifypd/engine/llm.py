@@ -11,7 +11,7 @@ from verifypd.config import EngineConfig
 from verifypd.engine.build import build
 from verifypd.engine.output import TextOutput
 from verifypd.errors import ConfigError, RequestError
-from verifypd.request import Logprob, Request, RequestMetrics, RequestOutput, SamplingParams
+from verifypd.request import Logprob, Request, RequestMetrics, RequestOutput, SamplingParams, check_bad_words
 from verifypd.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -193,7 +193,9 @@ class LLM:
             return ()
         tokenizer = self.get_tokenizer()
         forms = {form for word in words for form in (word, " " + word.lstrip())}
-        return tuple(sorted({tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms}))
+        found = {tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms} - {()}
+        check_bad_words(list(found), self.engine.sampling.vocab)
+        return tuple(sorted(found))
 
     def _step(self) -> None:
         """One engine step, and the text that came of it."""

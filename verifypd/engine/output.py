@@ -72,10 +72,15 @@ class TextOutput:
         """Text that can be shown now: what might be the start of a stop string is held back until it is decided."""
         if self.request.finished or not self._stops:
             return self.text
-        hold = max(
-            (size for stop in self._stops for size in range(1, len(stop)) if self.text.endswith(stop[:size])), default=0
-        )
+        hold = max(self._begun(stop) for stop in self._stops)
         return self.text[: len(self.text) - hold] if hold else self.text
+
+    def _begun(self, stop: str) -> int:
+        """How many characters at the end of the text are the beginning of this stop string."""
+        at = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
+        while at >= 0 and not stop.startswith(self.text[at:]):
+            at = self.text.find(stop[0], at + 1)
+        return len(self.text) - at if at >= 0 else 0
 
     def completion(self) -> CompletionOutput:
         """The choice so far."""

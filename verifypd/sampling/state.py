@@ -201,9 +201,11 @@ class SamplingState:
     def release(self, slot: int) -> None:
         """Take a slot back. Passes in flight see it as dead."""
         self.alive[slot].fill_(False)
-        self._slots[slot] = SlotNeeds()
+        had_words, self._slots[slot] = self._slots[slot].bad_words, SlotNeeds()
         self._bias_rows.pop(slot, None)
         self._needs.clear()
+        if had_words and not any(needs.bad_words for needs in self._slots):
+            self.bad_words = self._filled(self.slots, 0, 0)  # the next ones may be few and short
 
     def set_alpha(self, slots: Sequence[int], values: Sequence[float]) -> None:
         """Synthetic acceptance of some slots; a negative value turns it off. Takes effect with the next pass."""

@@ -35,6 +35,7 @@ REASONS = {
     408: "the body did not arrive in time",
     413: "the body is too large",
     429: "too much is waiting; Retry-After says when to try again",
+    431: "the request line and headers are too long",
     500: "the engine failed on this request",
     503: "the engine is starting, restarting or shutting down",
 }

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.errors import RequestError
-from verifypd.request import SamplingParams
+from verifypd.request import SamplingParams, check_bad_words
 from verifypd.server.calls import Ask, bad
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
@@ -139,7 +140,12 @@ def make_ask(
     seeds = [SEEDS.getrandbits(63) if params.seed is None else params.seed for _ in prompts]
     words = params.bad_words or ()
     forms = sorted({form for word in words for form in (word, " " + word.lstrip())})
-    bad_words = [tokenizer.encode(form, add_special_tokens=False) for form in forms] if tokenizer else []
+    encoded = (tokenizer.encode(form, add_special_tokens=False) for form in forms) if tokenizer else ()
+    bad_words = [word for word in encoded if word]
+    try:
+        check_bad_words(bad_words, limits.vocab)
+    except RequestError as error:
+        raise bad(str(error), error.param) from None
     return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
 
 
@@ -315,22 +321,24 @@ def render(
     extra = dict(body.chat_template_kwargs or {})
     if taken := set(extra) & {"self", "messages", "tools", "add_generation_prompt"}:
         raise bad(f"chat_template_kwargs cannot replace {', '.join(sorted(taken))}", "chat_template_kwargs")
-    last: str | None = None
+    mark: str | None = None  # stands where the last message ends
     generate = True if body.add_generation_prompt is None else body.add_generation_prompt
     if body.continue_final_message:
         if messages[-1].role != "assistant":
             raise bad("continue_final_message needs an assistant message at the end", "continue_final_message")
-        last = plain[-1]["content"] or ""
+        if messages[-1].tool_calls:
+            raise bad("a message with tool calls is whole: it cannot be continued", "continue_final_message")
+        mark = uuid.uuid4().hex
+        plain[-1]["content"] = (plain[-1]["content"] or "") + mark
         generate = False
     try:
         text = tokenizer.apply_chat_template(plain, add_generation_prompt=generate, tools=tools, **extra)
     except RequestError as error:
         raise bad(str(error), error.param) from None
-    if last is not None:
-        at = text.rfind(last.strip())
-        if at < 0:
+    if mark is not None:
+        text, found, _ = text.rpartition(mark)
+        if not found:
             raise bad("this model's chat template changes the last message: it cannot be continued", "messages")
-        text = text[: at + len(last.strip())]
     return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 

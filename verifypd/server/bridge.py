@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifypd.server.calls import Ask, Call, CallError, engine_lost, failed, unavailable
+from verifypd.server.calls import Ask, Call, CallError, broken, engine_lost, failed, unavailable
 from verifypd.server.logs import event
 from verifypd.server.messages import Abort, Answer, Down, Output, Outputs, Stats, Submit, ToEngine, Up
 from verifypd.tokenizer import Tokenizer
@@ -147,19 +147,26 @@ class Bridge:
             call = self.calls.get(output.call)
             if call is None or call.error is not None:
                 continue
-            choice = call.choices[output.choice]
-            if choice.finish is not None:
-                continue  # it ended by a stop string; what came after is not wanted
-            if output.tokens:
-                call.first_token = call.first_token or now
-                call.last_token = now
-            if choice.take(output):
-                self._tell(Abort(self.worker, call.number, choice.index, "stop"))
-            if choice.finish is not None:
-                call.left -= 1
-                if choice.finish == "error":
-                    call.fail(failed(call.ask, output.error))
-            self._fresh[call.number] = call
+            try:
+                self._output(call, output, now)
+            except Exception:
+                log.exception("a call failed", extra={"fields": {"request_id": call.name}})
+                call.fail(broken())  # whoever waits for it closes it, which aborts what is left
+
+    def _output(self, call: Call, output: Output, now: float) -> None:
+        choice = call.choices[output.choice]
+        if choice.finish is not None:
+            return  # it ended by a stop string; what came after is not wanted
+        if output.tokens:
+            call.first_token = call.first_token or now
+            call.last_token = now
+        if choice.take(output):
+            self._tell(Abort(self.worker, call.number, choice.index, "stop"))
+        if choice.finish is not None:
+            call.left -= 1
+            if choice.finish == "error":
+                call.fail(failed(call.ask, output.error))
+        self._fresh[call.number] = call
 
     def flush(self) -> None:
         """Pass on what has come. Called when no message is left: a worker that is behind sends fewer, larger events."""
@@ -202,10 +209,23 @@ class Bridge:
         self._send = None
         self.lost = message.final
         for call in list(self.calls.values()):
-            if call.done or call in self._parked:
+            if call.done or (call in self._parked and not message.final):
                 continue
             if call.sent or call.tries > self.retries or message.final:
                 call.fail(engine_lost(message.reason))
             else:
                 call.restart()
-                self._parked.append(call)
+                self._park(call)
+
+    def _park(self, call: Call) -> None:
+        """Keep a call for the next engine; meanwhile its deadline is watched here."""
+        self._parked.append(call)
+        deadline = call.ask.params.deadline_ms
+        if deadline is not None:
+            left = call.arrival + deadline / 1e3 - time.monotonic()  # s
+            asyncio.get_running_loop().call_later(max(0.0, left), self._overdue, call)
+
+    def _overdue(self, call: Call) -> None:
+        if call in self._parked:
+            self._parked.remove(call)
+            call.expire()

@@ -60,6 +60,11 @@ def engine_lost(reason: str) -> CallError:
     )
 
 
+def broken() -> CallError:
+    """500: something went wrong here."""
+    return CallError(500, "the server failed on this request", kind="server_error", code="internal_error")
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a call asks of the engine."""
@@ -91,6 +96,7 @@ class Choice:
         self.finish: str | None = None
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
+        self.spelt = 0  # characters of the tokens whose logprobs the client has
         self.reported = False  # the client was told that it ended
         self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
@@ -109,13 +115,14 @@ class Choice:
             self.prompt_logprobs = [_table(row) for row in output.prompt_logprobs]
         self.spec = output.spec
         if output.finish is not None:
-            self._end(output.finish, output.stop_reason)
+            self.end(output.finish, output.stop_reason)
         stopped = self.text.update()
         if stopped:
-            self._end("stop", self.text.stopped_by)
+            self.end("stop", self.text.stopped_by)
         return stopped and output.finish is None
 
-    def _end(self, reason: str, stop_reason: int | str | None) -> None:
+    def end(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """Nothing more comes."""
         self.request.state = State.FINISHED
         self.request.finish_reason = self.finish = reason
         self.request.stop_reason = stop_reason
@@ -175,6 +182,15 @@ class Call:
         if not self.admitted.done():
             self.admitted.set_exception(error)
             self.admitted.exception()  # whoever waits raises it; nobody may wait
+        self.wake()
+
+    def expire(self) -> None:
+        """End the call because its deadline has passed, with what has come."""
+        for choice in self.choices:
+            choice.end("deadline")
+        self.left = 0
+        if not self.admitted.done():
+            self.admitted.set_result(None)
         self.wake()
 
     async def news(self) -> None:

@@ -35,7 +35,9 @@ class ServerConfig:
     send_timeout: float = setting(60.0, "s a client may leave its stream unread before it is dropped")
     header_timeout: float = setting(30.0, "s a client may take to send a request")
     retries: int = setting(2, "times a request that has no token yet is tried again when the engine has crashed")
-    max_restarts: int = setting(5, "engine crashes in a row, without a token between them, before the server gives up")
+    max_restarts: int = setting(
+        5, "times in a row a dead engine is started again, unless it was up for 30 s; then the server gives up"
+    )
     tls_cert: str | None = setting(None, "certificate file (PEM); with --tls-key, serves https", metavar="FILE")
     tls_key: str | None = setting(None, "private key file (PEM)", metavar="FILE")
     cors_origin: tuple[str, ...] = setting((), "origin browsers may call from; may be repeated", metavar="ORIGIN")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.errors import RequestError
-from verifypd.request import Logprob, Request, SamplingParams
+from verifypd.request import Logprob, Request, SamplingParams, check_bad_words
 from verifypd.runtime.faults import out_of_memory
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
@@ -166,6 +166,7 @@ class EngineLoop:
             raise RequestError("output cannot be constrained: this model has no tokenizer that llguidance can read")
         limit = self.engine.max_model_len
         bad_words = tuple(tuple(word) for word in message.bad_words)
+        check_bad_words(bad_words, self.engine.sampling.vocab)
         requests = []
         for prompt, seed in zip(message.prompts, message.seeds, strict=True):
             self.engine.validate(prompt)

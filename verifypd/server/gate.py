@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from verifypd.server.calls import CallError
+from verifypd.server.calls import CallError, broken
 from verifypd.server.logs import event
 
 log = logging.getLogger(__name__)
@@ -105,8 +105,7 @@ class Gate:
             log.exception("a request failed", extra={"fields": fields})
             if status:
                 raise
-            broken = CallError(500, "the server failed on this request", kind="server_error", code="internal_error")
-            for message in error_response(broken):
+            for message in error_response(broken()):
                 await sending(message)
         finally:
             self.count(_route(scope["path"]), status)

@@ -244,22 +244,17 @@ class CompletionRenderer(Renderer):
         if wanted is None:
             return None
         rows: list[tuple[int, dict[int, Logprob] | None]] = []
-        offset = 0
         if with_prompt:
             rows.append((choice.prompt[0], None))
             rows += zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)
-        else:
-            before = [*choice.prompt, *choice.request.output_ids[:start]] if self.prepared.echo is not None else []
-            before = before or choice.request.output_ids[:start]
-            offset = sum(len(_spelt(token, self.tokenizer)) for token in before)
         if not self.prepared.score_only:
             rows += zip(choice.request.output_ids[start:], (choice.request.logprobs or [])[start:], strict=False)
         tokens, values, tops, offsets = [], [], [], []
         for token, row in rows:
             text = _spelt(token, self.tokenizer)
             tokens.append(text)
-            offsets.append(offset)
-            offset += len(text)
+            offsets.append(choice.spelt)
+            choice.spelt += len(text)
             values.append(None if row is None else row[token].logprob)
             tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -1,22 +1,51 @@
-"""The bodies clients send, as OpenAI and vLLM name their fields, plus ours. Checks types and ranges only."""
+"""The bodies clients send, as OpenAI and vLLM name their fields, plus ours. Checks types and ranges only.
+
+Only the first error is told, so a list is left at its first wrong element and an object with too many keys is not
+looked into: a large wrong body must not keep the event loop from other clients.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
+T = TypeVar("T")
+MAX_FIELDS = 256  # of one object
+MAX_BIASES = 4096
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+Listed = Annotated[list[T], Field(fail_fast=True)]
 Unsupported = Annotated[Any, Field(description="accepted when it changes nothing; anything else is a 400")]
+
+
+def _few(value: Any, most: int) -> Any:
+    if isinstance(value, dict) and len(value) > most:
+        raise ValueError(f"{len(value)} keys; give at most {most}")
+    return value
 
 
 class Body(BaseModel):
     """Any request body: a field that is not known is refused by name."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def few_fields(cls, value: Any) -> Any:
+        """Refuse more fields than any body has, before each of them is an error."""
+        return _few(value, MAX_FIELDS)
 
 
 class StreamOptions(Body):
@@ -51,7 +80,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | StrictStr | None = Field(None, alias="json")
     json_object: StrictBool | None = None
     regex: StrictStr | None = None
-    choice: list[StrictStr] | None = None
+    choice: Listed[StrictStr] | None = None
     grammar: StrictStr | None = None
 
 
@@ -69,12 +98,15 @@ class GenerationBody(Body):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = 1.0
-    logit_bias: dict[StrictStr, Annotated[Number, Field(ge=-100, le=100)]] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[StrictStr] | None = None
+    logit_bias: Annotated[
+        dict[StrictStr, Annotated[Number, Field(ge=-100, le=100)]] | None,
+        BeforeValidator(lambda value: _few(value, MAX_BIASES)),
+    ] = None
+    allowed_token_ids: Listed[TokenId] | None = None
+    bad_words: Listed[StrictStr] | None = None
     min_tokens: Count | None = 0
-    stop: StrictStr | list[StrictStr] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StrictStr | Listed[StrictStr] | None = None
+    stop_token_ids: Listed[TokenId] | None = None
     ignore_eos: StrictBool | None = False
     skip_special_tokens: StrictBool | None = True
     include_stop_str_in_output: StrictBool | None = False
@@ -88,7 +120,7 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | StrictStr | None = None
     guided_regex: StrictStr | None = None
-    guided_choice: list[StrictStr] | None = None
+    guided_choice: Listed[StrictStr] | None = None
     guided_grammar: StrictStr | None = None
     # Verify-PD's own
     speculation: StrictBool | None = True
@@ -122,7 +154,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: StrictStr | list[TokenId] | list[StrictStr] | list[list[TokenId]]
+    prompt: StrictStr | Listed[TokenId] | Listed[StrictStr] | Listed[Listed[TokenId]]
     echo: StrictBool | None = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
     suffix: Unsupported = None
@@ -154,15 +186,13 @@ class ToolCall(Body):
     index: StrictInt | None = None
 
 
-class Message(BaseModel):
+class Message(Body):
     """One turn of a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: StrictStr | list[ContentPart] | None = None
+    content: StrictStr | Listed[ContentPart] | None = None
     name: StrictStr | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: StrictStr | None = None
     refusal: StrictStr | None = None
     reasoning_content: StrictStr | None = None
@@ -203,11 +233,11 @@ class NamedTool(Body):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: Positive | None = None
     logprobs: StrictBool | None = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     add_generation_prompt: StrictBool | None = True
@@ -236,20 +266,20 @@ class TokenizeBody(Body):
 
     model: StrictStr | None = None
     prompt: StrictStr | None = None
-    messages: list[Message] | None = None
+    messages: Listed[Message] | None = None
     add_special_tokens: StrictBool | None = None
     add_generation_prompt: StrictBool | None = True
     continue_final_message: StrictBool | None = False
     return_token_strs: StrictBool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
 
 
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: StrictStr | None = None
-    tokens: list[TokenId]
+    tokens: Listed[TokenId]
 
 
 class ErrorFields(BaseModel):

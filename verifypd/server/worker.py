@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import unavailable
+from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.lifeline import die_with
 from verifypd.server.logs import set_up_logs
@@ -45,21 +46,30 @@ log = logging.getLogger(__name__)
 DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
-FLOOD = 64  # messages that are taken before what they brought is passed on
+FLOOD = 64  # messages that are taken before what they brought is passed on and others have their turn
+MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+PIPELINED = 16  # requests of one connection that may wait behind another while it is read on
 SPARE_FILES = 256  # descriptors for anything but connections
 
 
-def full() -> bytes:
-    """The answer to a client for whom there is no connection left."""
-    error = unavailable(
-        "this server has as many connections open as it may have; try again later", "too_many_connections"
-    )
+def refusal(error: CallError) -> bytes:
+    """The answer to a client whose request goes no further than its connection."""
     body = json.dumps(error.body()).encode()
-    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    return f"{head}retry-after: {error.retry_after}\r\nconnection: close\r\n\r\n".encode() + body
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "content-type: application/json"]
+    lines += [f"retry-after: {error.retry_after}"] if error.retry_after else []
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""]).encode() + body
 
 
-FULL = full()
+FULL = refusal(
+    unavailable("this server has as many connections open as it may have; try again later", "too_many_connections")
+)
+LONG_HEAD = refusal(
+    CallError(431, f"the request line and headers are longer than {MAX_HEAD} bytes", code="headers_too_large")
+)
+
+
+class LongHeadError(Exception):
+    """Stops the parser: the head of a request is too long."""
 
 
 class Wire:
@@ -83,7 +93,8 @@ class Wire:
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on what a connection may hold: a time for every request's head, a number of them.
+    """uvicorn's protocol with limits on what a connection may hold: a time and a size for every request's head, a
+    number of them.
 
     A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
     not keep its socket for ever. Beyond `max_connections` a client is told to come back later.
@@ -95,7 +106,13 @@ class Protocol(HttpToolsProtocol):
     refused: Callable[[], None] = staticmethod(lambda: None)
 
     _head: asyncio.TimerHandle | None = None  # runs while the head of a request is awaited
+    _cycles: tuple[RequestResponseCycle, ...] = ()  # requests without a whole answer, oldest first
     _full = False
+    _deaf = False  # it was turned away: nothing more is read
+    _in_head = True  # what comes next belongs to the head of a request
+    _begun = False  # a request began or ended in the data at hand
+    _head_read = 0  # bytes of a head that were read, but for those that came with what was before it
+    _head_size = 0  # bytes of its lines that are whole
 
     def connection_made(self, transport: Any) -> None:
         """Set the clocks of a new connection."""
@@ -112,18 +129,54 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those that come before a request's head is whole do not set its clock back."""
-        if self._full:
+        if self._deaf:
             return
         if self.cycle is None or self.cycle.response_complete:
             self._await_head()
+        self._begun = False
         super().data_received(data)
+        if self._in_head and not self._begun and not self._deaf:
+            self._head_read += len(data)
+            if self._head_read > MAX_HEAD:
+                self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        """A request begins: count its head anew."""
+        self._begun, self._head_read, self._head_size = True, 0, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or one that follows the body."""
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        """The request is whole; another may follow."""
+        self._in_head, self._begun, self._head_read = True, True, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request; one whose head is too long is told so."""
+        if self._head_size > MAX_HEAD:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._stop_clock()
+        self._in_head = False
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
+            self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
+        if 0 < len(self.pipeline) <= PIPELINED:
+            self.flow.resume_reading()  # who does not read does not see the client leave
 
     def on_response_complete(self) -> None:
         """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
@@ -131,10 +184,15 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock, and tell every request that is not answered; uvicorn tells the newest alone."""
         self._stop_clock()
-        if not self._full:
-            super().connection_lost(exc)
+        if self._full:
+            return
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _await_head(self) -> None:
         if self._head is None:
@@ -145,14 +203,32 @@ class Protocol(HttpToolsProtocol):
             self._head.cancel()
             self._head = None
 
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > MAX_HEAD:
+            raise LongHeadError
+
+    def _refuse_head(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._turn_away(LONG_HEAD)
+        else:  # an answer is under way; another must not come into it
+            self._deaf = True
+            self.transport.close()
+
     def _refuse(self, transport: Any) -> None:
-        """Answer before anything is asked. Closing at once would take the answer from a client that still sends."""
+        """Answer before anything is asked."""
         self._full, self.transport = True, transport
-        transport.write(FULL)
-        if transport.can_write_eof():
-            transport.write_eof()
-        self._head = self.loop.call_later(LAST_WORDS, transport.close)
+        self._turn_away(FULL)
         self.refused()
+
+    def _turn_away(self, answer: bytes) -> None:
+        """Say why, and end. Closing at once would take the answer from a client that still sends."""
+        self._deaf = True
+        self._stop_clock()
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._head = self.loop.call_later(LAST_WORDS, self.transport.close)
 
 
 class Server(uvicorn.Server):
@@ -176,6 +252,8 @@ class Worker:
         self.server: Server | None = None
         self._engine: zmq.Socket | None = None
         self._parent = parent
+        self._stopped = False
+        self._again = False  # a look at the inbox is already waiting for its turn
 
     def start(self) -> None:
         """In the running loop: listen to the inbox and say that this worker serves."""
@@ -191,27 +269,38 @@ class Worker:
 
     def stop(self) -> None:
         """Close the sockets."""
+        self._stopped = True
         self.loop.remove_reader(self.inbox.fileno())
         self.context.destroy(linger=200)
 
     def _watch_parent(self) -> None:
         if os.getppid() != self._parent:  # the supervisor was killed
             os._exit(1)
+        if self._stopped:
+            return
         self.loop.call_later(PARENT_CHECK, self._watch_parent)
         self._readable()  # the descriptor fires on edges only: never miss one for long
 
     def _readable(self) -> None:
-        """Take everything that has arrived, then pass it on; a flood is passed on in parts."""
-        more = True
-        while more:
-            for _ in range(FLOOD):
-                try:
-                    data = self.inbox.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    more = False
-                    break
-                self._take(DECODER.decode(data))
-            self.bridge.flush()
+        """Take what has arrived, then pass it on. After a flood the rest waits until others have had their turn: an
+        engine that is faster than this worker must not keep it from its clients."""
+        if self._stopped:
+            return
+        for _ in range(FLOOD):
+            try:
+                data = self.inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(DECODER.decode(data))
+        else:
+            if not self._again:
+                self._again = True
+                self.loop.call_soon(self._go_on)
+        self.bridge.flush()
+
+    def _go_on(self) -> None:
+        self._again = False
+        self._readable()
 
     def _take(self, message: ToWorker) -> None:
         if isinstance(message, Quit):
