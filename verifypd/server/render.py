@@ -75,11 +75,11 @@ class Renderer:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def usage(self) -> dict[str, Any]:
-        """Tokens in and out, over all choices."""
+    def usage(self, opening: bool = False) -> dict[str, Any]:
+        """Tokens in and out, over all choices; none are out in the `opening` of a stream, whatever has come already."""
         ask, choices = self.call.ask, self.call.choices
         prompt = sum(len(ids) for ids in ask.prompts)
-        output = 0 if self.prepared.score_only else sum(choice.tokens for choice in choices)
+        output = 0 if self.prepared.score_only or opening else sum(choice.tokens for choice in choices)
         cached = sum(choice.spec[4] for choice in choices if len(choice.spec) > 4 and choice.request.choice == 0)
         return {
             "prompt_tokens": prompt,
@@ -299,7 +299,7 @@ class ChatRenderer(Renderer):
         delta = {"role": "assistant", "content": ""}
         extra: dict[str, Any] = {}
         if self.prepared.include_usage:
-            extra["usage"] = self.usage() if self.prepared.continuous_usage else None
+            extra["usage"] = self.usage(opening=True) if self.prepared.continuous_usage else None
         return b"".join(
             self._event([{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}], **extra)
             for choice in self.call.choices
