@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.control.views import VIEW
 from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, make_architecture, select_architecture
-from verifypd.control.auto import CHUNK_FACTOR
+from verifypd.control.chunks import CHUNK_FACTOR
 from verifypd.control.controller import FixedController, allowed
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
