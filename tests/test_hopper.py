@@ -45,13 +45,13 @@ build(kernels.merge_splits, {**rows, "out": "*bf16", "first_row_of_slice": "i32"
 pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
 
-from verifypd.sampling import triton_kernels as sampling
+from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 
 ints, floats = "*i64", "*fp32"
 state = {"floats": floats, "integers": ints, "drafts": ints, "lengths": ints, "x": floats, "x_row": "i32"}
 judged = {**state, "own": ints, "scores": floats, "stands": ints, "draft_q": floats, "drawn": ints, "drafts_row": "i32",
     "q_slot": "i32", "q_depth": "i32"}
-build(sampling.cut_rows, {**state, "slots": ints, "log_min_p": floats, "heat": floats},
+build(cuts.cut_rows, {**state, "slots": ints, "log_min_p": floats, "heat": floats},
     {"VOCAB": 32000, "BLOCK": 512, "HEATED": True})
 build(sampling.judge_rows, {**judged, "raw": floats, "slots": ints, "depths": ints, "row_span": ints, "raw_row": "i32",
     "widest": "i32"}, {"VOCAB": 32000, "BLOCK": 2048, "HAS_Q": True, "LISTED": True}, num_warps=8)
@@ -60,6 +60,9 @@ build(sampling.judge_spans, {**judged, "block_sums": floats, "span_slots": ints,
     "tokens_row": "i32", "stop_row": "i32", "stop_width": "i32"},
     {"VOCAB": 32000, "BLOCK": 256, "BLOCKS": 125, "BLOCKS_PADDED": 128, "GROUP": 8, "WIDTH": 5, "WIDTH_PADDED": 8,
     "STOPS": 4, "HAS_Q": True, "LISTED": True})
+build(sampling.propose_rows, {**state, "slots": ints, "draft_q": floats, "block_sums": floats, "drafts_row": "i32",
+    "q_slot": "i32", "q_depth": "i32"}, {"DEPTH": 1, "VOCAB": 32000, "ROW": 2048, "BLOCK": 256, "BLOCKS": 125,
+    "BLOCKS_PADDED": 128, "GROUP": 8}, num_warps=8)
 """
 
 

@@ -14,11 +14,11 @@ import triton.language as tl
 
 from tests.sampling.test_cuda import Cycle, same
 from verifypd.request import SamplingParams
-from verifypd.sampling import triton_kernels
+from verifypd.sampling import triton_noise, triton_state
 from verifypd.sampling.philox import Role, gumbel, uniforms
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import Rows, transform
-from verifypd.sampling.triton_kernels import gumbel_noise, uniform_pair
+from verifypd.sampling.triton_noise import gumbel_noise, uniform_pair
 from verifypd.sampling.verify import Finish, Spans, judge
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,14 +54,14 @@ def test_roles_and_columns_are_the_ones_of_the_state() -> None:
     for table, each in ((state.floats, names), (state.integers, {name: name.lower() for name in integers})):
         for constant, attribute in each.items():
             getattr(state, attribute).fill_(5)
-            assert table[0, getattr(triton_kernels, constant).value] == 5
+            assert table[0, getattr(triton_state, constant).value] == 5
             table.zero_()
-    assert state.floats.shape[1] == triton_kernels.FLOATS.value
-    assert state.integers.shape[1] == triton_kernels.INTEGERS.value
+    assert state.floats.shape[1] == triton_state.FLOATS.value
+    assert state.integers.shape[1] == triton_state.INTEGERS.value
     for role in (Role.DRAFT, Role.ACCEPT, Role.RESIDUAL, Role.GUMBEL, Role.SYNTHETIC):
-        assert getattr(triton_kernels, f"{role.name}_ROLE").value == role
+        assert getattr(triton_noise, f"{role.name}_ROLE").value == role
     for finish in (Finish.STOP, Finish.LENGTH, Finish.ERROR):
-        assert getattr(triton_kernels, finish.name).value == finish
+        assert getattr(triton_state, finish.name).value == finish
 
 
 CUTS: list[dict[str, Any]] = [

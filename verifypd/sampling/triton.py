@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.triton_kernels import cut_rows, judge_rows, judge_spans, propose_rows
+from verifypd.sampling.triton_cuts import cut_rows
+from verifypd.sampling.triton_verdicts import judge_rows, judge_spans, propose_rows
 
 if TYPE_CHECKING:
     from verifypd.sampling.verify import Case

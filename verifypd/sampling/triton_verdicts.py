@@ -1,4 +1,4 @@
-"""The Triton kernels of sampling: cuts without a sort, noise, verdicts. Know pointers; nothing of who launches them.
+"""Verdicts and draws of drafts in Triton. Know pointers; nothing of who launches them.
 
 Names in capitals are compile-time constants. Columns of the state's tables are those of `SamplingState`.
 """
@@ -8,204 +8,60 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# columns of SamplingState.floats and .integers
-TEMPERATURE: tl.constexpr = tl.constexpr(0)
-TOP_P: tl.constexpr = tl.constexpr(1)
-MIN_P: tl.constexpr = tl.constexpr(2)
-ALPHA: tl.constexpr = tl.constexpr(6)
-FLOATS: tl.constexpr = tl.constexpr(7)
-TOP_K: tl.constexpr = tl.constexpr(0)
-SEED: tl.constexpr = tl.constexpr(1)
-CHOICE: tl.constexpr = tl.constexpr(2)
-PROMPT_LEN: tl.constexpr = tl.constexpr(3)
-MAX_LEN: tl.constexpr = tl.constexpr(5)
-MODE: tl.constexpr = tl.constexpr(7)
-INTEGERS: tl.constexpr = tl.constexpr(8)
-
-GREEDY: tl.constexpr = tl.constexpr(0)
-REJECTION: tl.constexpr = tl.constexpr(1)
-COUPLED: tl.constexpr = tl.constexpr(2)
-STOP: tl.constexpr = tl.constexpr(1)  # Finish
-LENGTH: tl.constexpr = tl.constexpr(2)
-ERROR: tl.constexpr = tl.constexpr(3)
-DRAFT_ROLE: tl.constexpr = tl.constexpr(0)  # Role
-ACCEPT_ROLE: tl.constexpr = tl.constexpr(1)
-RESIDUAL_ROLE: tl.constexpr = tl.constexpr(2)
-GUMBEL_ROLE: tl.constexpr = tl.constexpr(3)
-SYNTHETIC_ROLE: tl.constexpr = tl.constexpr(4)
-
-LARGEST: tl.constexpr = tl.constexpr(1e30)
-MASS_ONE: tl.constexpr = tl.constexpr(1099511627776.0)  # 2**40, see transforms
-DIGIT: tl.constexpr = tl.constexpr(4)  # bits of a key settled by one reading of a row
-CANDIDATES: tl.constexpr = tl.constexpr(16)  # 2**DIGIT
+from verifypd.sampling.triton_cuts import LARGEST, cleaned
+from verifypd.sampling.triton_noise import (
+    ACCEPT_ROLE,
+    DRAFT_ROLE,
+    RESIDUAL_ROLE,
+    SYNTHETIC_ROLE,
+    gumbel_noise,
+    uniform_pair,
+)
+from verifypd.sampling.triton_state import (
+    ALPHA,
+    CHOICE,
+    COUPLED,
+    ERROR,
+    FLOATS,
+    INTEGERS,
+    LENGTH,
+    MAX_LEN,
+    MODE,
+    PROMPT_LEN,
+    REJECTION,
+    SEED,
+    STOP,
+)
 
 
 @triton.jit
-def philox(c0, c1, c2, c3, seed):
-    """Four words for a counter; see sampling/philox. Counters are uint32, the seed int64."""
-    k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
-    k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    a = tl.full([1], 0xD2511F53, tl.uint32)
-    b = tl.full([1], 0xCD9E8D57, tl.uint32)
-    for _ in tl.static_range(10):
-        high = tl.umulhi(b, c2)
-        low = tl.umulhi(a, c0)
-        c1, c3, c0, c2 = b * c2, a * c0, high ^ c1 ^ k0, low ^ c3 ^ k1
-        k0 = k0 + tl.full([1], 0x9E3779B9, tl.uint32)
-        k1 = k1 + tl.full([1], 0xBB67AE85, tl.uint32)
-    return c0, c1, c2, c3
+def scanned(row, seed, choice, index, noisy, CLEAN: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """One reading of a row: best score and its token, with Gumbel noise where `noisy`; maximum, and Σ exp below it.
 
-
-@triton.jit
-def uniform_pair(seed, choice, index, ROLE: tl.constexpr):
-    """Two uniforms in [0, 1), [1] each."""
-    c0 = tl.full([1], 0, tl.uint32) + (index & 0xFFFFFFFF).to(tl.uint32)
-    c1 = tl.full([1], 0, tl.uint32) + (choice & 0xFFFFFFFF).to(tl.uint32)
-    zero = tl.full([1], 0, tl.uint32)
-    r0, r1, _r2, _r3 = philox(c0, c1, zero, zero + ROLE, seed)
-    scale = 5.9604644775390625e-08  # 2**-24
-    return (r0 >> 8).to(tl.float32) * scale, (r1 >> 8).to(tl.float32) * scale
-
-
-@triton.jit
-def gumbel_noise(seed, choice, index, token):
-    """Standard Gumbel noise of tokens [BLOCK]; see philox.gumbel. Each word is made four times over: noise is cheap."""
-    group = (token // 4).to(tl.uint32)
-    zero = group * 0
-    r0, r1, r2, r3 = philox(
-        zero + (index & 0xFFFFFFFF).to(tl.uint32),
-        zero + (choice & 0xFFFFFFFF).to(tl.uint32),
-        group,
-        zero + GUMBEL_ROLE,
-        seed,
-    )
-    lane = token % 4
-    word = tl.where(lane == 0, r0, tl.where(lane == 1, r1, tl.where(lane == 2, r2, r3)))
-    w = (word.to(tl.float32) + 0.5) * -2.3283064365386963e-10  # -2**-32
-    w = tl.maximum(w, -0.99999994039535522)
-    sum_ = 1.0 + w
-    exact = sum_ == 1.0  # log1p without its own instruction: the rounding of 1 + w is taken out again
-    log1p = tl.where(exact, w, tl.log(sum_) * (w / tl.where(exact, 1.0, sum_ - 1.0)))
-    return -tl.log(-log1p)
-
-
-@triton.jit
-def ordered(x):
-    """int64 keys in 0 .. 2**32 - 1 in the order of float32 x; both zeros are one."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
-
-
-@triton.jit
-def cleaned(x):
-    """NaN is no token, +inf a very large number."""
-    x = tl.where(x != x, float("-inf"), x)
-    return tl.minimum(x, LARGEST)
-
-
-@triton.jit
-def weighed(x, top, least):
-    """Weight of tokens, 1 for the likeliest; nothing below `least`."""
-    return tl.where(x >= least, tl.exp(x - top), 0.0)
-
-
-@triton.jit
-def largest_threshold(
-    row, top, least, needed, VOCAB: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, WEIGHTS: tl.constexpr
-):
-    """Largest key t such that what has keys >= t comes to `needed` at least: tokens (COUNT) or fixed-point mass.
-
-    Keys are those of the values, or of their weights (WEIGHTS). Four bits are settled by one reading of the row.
+    A row without any token scores -inf and gives token 0.
     """
-    found = tl.full([1], 0, tl.int64)
-    digit = tl.arange(0, CANDIDATES).to(tl.int64)
-    for step in range(32 // DIGIT):
-        shift = 32 - DIGIT - step * DIGIT
-        candidate = found + (digit << shift)
-        held = tl.zeros([CANDIDATES], tl.int64)
-        for begin in range(0, VOCAB, BLOCK):
-            token = begin + tl.arange(0, BLOCK)
-            x = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-            weight = weighed(x, top, least)
-            key = ordered(weight) if WEIGHTS else ordered(x)
-            if COUNT:
-                measure = tl.where((token < VOCAB) & (x >= least), 1, 0).to(tl.int64)
-            else:
-                measure = (weight * MASS_ONE).to(tl.int64)
-            held += tl.sum(tl.where(key[None, :] >= candidate[:, None], measure[None, :], 0), 1)
-        enough = tl.sum(((held >= needed) & (digit > 0)).to(tl.int64), 0)
-        found = found + (enough << shift)
-    return found
-
-
-@triton.jit
-def cut_rows(
-    x,  # float32 [N, x_row], changed in place
-    slots,  # [N] int64
-    floats,  # [S, FLOATS]
-    integers,  # [S, INTEGERS]
-    log_min_p,  # [S]
-    heat,  # [N] float32, multiplies the temperature; read where HEATED
-    x_row,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEATED: tl.constexpr,
-):
-    """Temperature, min_p, top_k, top_p of one row, in this order; what falls is -inf. Grid: rows."""
-    row_index = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row_index)
-    if slot < 0:  # padding
-        return
-    mode = tl.load(integers + slot * INTEGERS + MODE)
-    alpha = tl.load(floats + slot * FLOATS + ALPHA)
-    if mode == GREEDY:
-        return
-    if alpha >= 0.0:
-        return
-    temperature = tl.load(floats + slot * FLOATS + TEMPERATURE)
-    if HEATED:
-        temperature = temperature * tl.load(heat + row_index)
-    min_p = tl.load(floats + slot * FLOATS + MIN_P)
-    share = tl.load(floats + slot * FLOATS + TOP_P)
-    top_k = tl.load(integers + slot * INTEGERS + TOP_K)
-    row = x + row_index * x_row
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    where = tl.zeros([BLOCK], tl.int32)
+    highest = tl.full([BLOCK], -LARGEST, tl.float32)
+    weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, VOCAB, BLOCK):
         token = begin + tl.arange(0, BLOCK)
         value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-        value = tl.div_rn(value, temperature)
-        tl.store(row + token, value, mask=token < VOCAB)
-        highest = tl.maximum(highest, value)
-    if (min_p <= 0.0) & (top_k <= 0) & (share >= 1.0):
-        return
-    tl.debug_barrier()  # what other threads of the program stored is read from here on
-    top = tl.maximum(tl.max(highest, 0), -LARGEST)
-    least = tl.full([1], float("-inf"), tl.float32)
-    if min_p > 0.0:
-        least = top + tl.load(log_min_p + slot + tl.arange(0, 1))
-    key = tl.full([1], 0, tl.int64)  # tokens with keys below it fall
-    weight_key = tl.full([1], 0, tl.int64)
-    if top_k > 0:
-        key = largest_threshold(row, top, least, top_k, VOCAB, BLOCK, True, False)
-    if share < 1.0:
-        # what is left weighs 1 and more, so a share of it is never nothing
-        total = tl.zeros([BLOCK], tl.int64)
-        for begin in range(0, VOCAB, BLOCK):
-            token = begin + tl.arange(0, BLOCK)
-            value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-            weight = tl.where(ordered(value) >= key, weighed(value, top, least), 0.0)
-            total += (weight * MASS_ONE).to(tl.int64)
-        needed = tl.ceil(tl.sum(total, 0).to(tl.float64) * share.to(tl.float64)).to(tl.int64)
-        needed = tl.maximum(needed, 1)
-        if top_k > 0:
-            key = tl.maximum(key, largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, False))
-        else:
-            weight_key = largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, True)
-    for begin in range(0, VOCAB, BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-        kept = (value >= least) & (ordered(value) >= key) & (ordered(weighed(value, top, least)) >= weight_key)
-        tl.store(row + token, tl.where(kept, value, float("-inf")), mask=token < VOCAB)
+        if CLEAN:
+            value = cleaned(value)
+        higher = tl.maximum(highest, value)
+        weight = weight * tl.exp(highest - higher) + tl.exp(value - higher)
+        highest = higher
+        if noisy:
+            value += gumbel_noise(seed, choice, index, token)
+        better = value > best
+        where = tl.where(better, token, where)
+        best = tl.where(better, value, best)
+    score = tl.max(best, 0)
+    token = tl.min(tl.where(best == score, where, VOCAB), 0)
+    token = tl.where(score == float("-inf"), 0, token)
+    top = tl.max(highest, 0)
+    return score, token, top, tl.sum(weight * tl.exp(highest - top), 0)
 
 
 @triton.jit
@@ -248,26 +104,8 @@ def judge_rows(
     row = x + n * x_row
     if synthetic:
         row = raw + n * raw_row
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = tl.zeros([BLOCK], tl.int32)
-    highest = tl.full([BLOCK], -LARGEST, tl.float32)
-    weight = tl.zeros([BLOCK], tl.float32)
-    for begin in range(0, VOCAB, BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        value = cleaned(tl.load(row + token, mask=token < VOCAB, other=float("-inf")))
-        higher = tl.maximum(highest, value)
-        weight = weight * tl.exp(highest - higher) + tl.exp(value - higher)
-        highest = higher
-        if (mode == COUPLED) & (alpha < 0.0):
-            value += gumbel_noise(seed, choice, index, token)
-        better = value > best
-        where = tl.where(better, token, where)
-        best = tl.where(better, value, best)
-    score = tl.max(best, 0)
-    token = tl.min(tl.where(best == score, where, VOCAB), 0)
-    token = tl.where(score == float("-inf"), 0, token)
-    top = tl.max(highest, 0)
-    total = tl.sum(weight * tl.exp(highest - top), 0)
+    noisy = (mode == COUPLED) & (alpha < 0.0)
+    score, token, top, total = scanned(row, seed, choice, index, noisy, True, VOCAB, BLOCK)
     draft = tl.load(drafts + slot * drafts_row + tl.minimum(depth, widest - 1), mask=widest > 0, other=0)
     draft = tl.minimum(tl.maximum(draft, 0), VOCAB - 1)
     stand = ((token == draft) & (score > float("-inf"))).to(tl.int64) + tl.zeros([1], tl.int64)
@@ -471,27 +309,11 @@ def propose_rows(
     choice = tl.load(integers + slot * INTEGERS + CHOICE)
     index = tl.load(lengths + slot) + DEPTH - tl.load(integers + slot * INTEGERS + PROMPT_LEN)
     row = x + r * x_row
-    best = tl.full([ROW], float("-inf"), tl.float32)
-    where = tl.zeros([ROW], tl.int32)
-    highest = tl.full([ROW], -LARGEST, tl.float32)
-    weight = tl.zeros([ROW], tl.float32)
-    for begin in range(0, VOCAB, ROW):
-        token = begin + tl.arange(0, ROW)
-        value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-        higher = tl.maximum(highest, value)
-        weight = weight * tl.exp(highest - higher) + tl.exp(value - higher)
-        highest = higher
-        if (mode == COUPLED) & (alpha < 0.0):
-            value += gumbel_noise(seed, choice, index, token)
-        better = value > best
-        where = tl.where(better, token, where)
-        best = tl.where(better, value, best)
-    score = tl.max(best, 0)
-    found = tl.min(tl.where(best == score, where, VOCAB), 0)
-    found = tl.where(score == float("-inf"), 0, found).to(tl.int64)
+    noisy = (mode == COUPLED) & (alpha < 0.0)
+    score, likeliest, top, total = scanned(row, seed, choice, index, noisy, False, VOCAB, ROW)
+    found = likeliest.to(tl.int64)
     if (mode == REJECTION) & (alpha < 0.0):
-        top = tl.max(highest, 0)
-        total = tl.maximum(tl.sum(weight * tl.exp(highest - top), 0), 1e-30)
+        total = tl.maximum(total, 1e-30)
         hopeless = score == float("-inf")  # then q is all on token 0
         q_base = draft_q + slot * q_slot + DEPTH * q_depth
         for block in range(0, BLOCKS, GROUP):
