@@ -104,8 +104,13 @@ def chunk_within(cost: CostModel, target: float, step: Step, most: int) -> int:
     Prefill always progresses: half as long again as the step takes without a chunk is allowed, and a quarter more than
     with the smallest one, where what a chunk costs is mostly the same for any size.
     """
-    low, high = min(SMALLEST_CHUNK, most), most
+    low = min(SMALLEST_CHUNK, most)
     budget = max(target, 1.5 * step.seconds(cost, 0), 1.25 * step.seconds(cost, low))
+    return _largest(cost, step, budget, low, most)
+
+
+def _largest(cost: CostModel, step: Step, budget: float, low: int, high: int) -> int:
+    """Most tokens of a chunk, from `low` to `high` and to within 8, with which the step fits the budget (s)."""
     if step.seconds(cost, high) <= budget:
         return high
     while high - low > 8:
@@ -117,10 +122,7 @@ def chunk_within(cost: CostModel, target: float, step: Step, most: int) -> int:
 def _even(step: Step, cost: CostModel, requests: int, chunk: int) -> int:
     """Tokens of a chunk with which a step lasts no longer than one of `plain` with a chunk as set."""
     plain = replace(step, rows=float(requests), draft_seconds=0.0).seconds(cost, chunk)
-    low = max(1, chunk // 4)
-    while chunk > low and step.seconds(cost, chunk) > plain:
-        chunk -= 16
-    return max(low, chunk)
+    return _largest(cost, step, plain, max(1, chunk // 4), chunk)
 
 
 def _in_time(waiting: Sequence[RequestView], rate: float, target: float, missed: bool) -> bool:
