@@ -28,21 +28,15 @@ import torch
 from verifypd import LLM
 from verifypd.bench.device import copy_tb_s, product_tflop_s
 from verifypd.bench.drive import Drive
+from verifypd.bench.dummy import dummy_model, parsed
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival, read
 from verifypd.engine.measure import Point, time_points
-from verifypd.models.builtin import find
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 ALPHA = 0.8
 TARGETS = {"tpot_ms_p95": 15.0, "ttft_ms_p95": 200.0}  # of max_rate
 MIXED = ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")
-TINY = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 400, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}  # fmt: skip
 
 
 class Bench:
@@ -52,22 +46,11 @@ class Bench:
         self.args = args
         self.tiny = args.tiny
         self.levels = [int(level) for level in args.levels.split(",")]
-        self.settings = {name: _value(text) for name, _, text in (pair.partition("=") for pair in args.set)}
+        self.settings = parsed(args.set)
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.draft = (self._shape(folder, name) for name in args.pair.split(","))
-
-    def _shape(self, folder: Path, name: str) -> str:
-        """A folder with a config alone, for random weights; room for prompts of 4,096 tokens and what follows."""
-        known = find(name)
-        if known is None:
-            raise SystemExit(f"--pair: {name} is no built-in model; `verifypd models` lists them")
-        config = TINY if self.tiny else {**known.raw, "max_position_embeddings": 8192}
-        path = folder / name
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(config))
-        return str(path)
+        self.model, self.draft = (dummy_model(name, folder, self.tiny) for name in args.pair.split(","))
 
     @contextmanager
     def engine(self, batch: int, alpha: float = ALPHA, **changes: Any) -> Iterator[LLM]:
@@ -178,14 +161,6 @@ class Bench:
 PARTS: dict[str, Callable[[Bench], None]] = {
     name: getattr(Bench, name) for name in ("floors", "steps", "closed", "mixed", "burst", "auto")
 }
-
-
-def _value(text: str) -> Any:
-    """A setting's value as typed on the command line."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -94,7 +94,11 @@ class EngineConfig:
     graphs: bool = setting(
         False, "replay passes and draft loops as CUDA graphs (not yet the default; needs --attention triton)"
     )
-    kernels: str = setting("auto", "CPU kernels: native needs a C compiler once", choices=("auto", "torch", "native"))
+    kernels: str = setting(
+        "auto",
+        "a layer's operations: native (CPU, needs a C compiler once), triton (CUDA) or torch",
+        choices=("auto", "torch", "native", "triton"),
+    )
     seed: int | None = setting(None, "makes requests without a seed repeatable from run to run")
     hf_token: str | None = setting(None, "token for gated hub models (default: $HF_TOKEN or .env)", secret=True)
     revision: str | None = setting(None, "hub revision of the verifier")

@@ -50,7 +50,7 @@ def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
 def test_what_it_refuses(h200: Any) -> None:
     with pytest.raises(SystemExit):
         h200.main(["--tiny", "--parts", "nothing"])
-    with pytest.raises(SystemExit, match="no built-in model"):
+    with pytest.raises(ConfigError, match="no built-in model"):
         h200.main(["--tiny", "--parts", "steps", "--pair", "nothing,tinyllama-1.1b"])
 
 

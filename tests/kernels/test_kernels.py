@@ -152,7 +152,7 @@ def test_activation_dtype() -> None:
 
 
 def test_unknown_kernels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use auto, native or torch"):
+    with pytest.raises(ConfigError, match="use auto, native, triton or torch"):
         select("cpu", "fast")
     with pytest.raises(ConfigError, match="run on the CPU"):
         select("meta", "native")

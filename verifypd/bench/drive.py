@@ -55,7 +55,7 @@ class Drive:
     def closed(self, concurrency: int, requests: int, prompt: int, output: int, cap: float = 60.0) -> dict[str, Any]:
         """As many clients as `concurrency`; each sends its next request when its last one has ended."""
         ids = iter(prompts([prompt] * requests, self.engine.sampling.vocab, self.seed))
-        run = _Run(self.engine)
+        run = Run(self.engine)
         waiting = requests
         while (waiting or run.active) and run.elapsed < cap:
             while waiting and len(run.active) < concurrency:
@@ -64,11 +64,20 @@ class Drive:
             run.step()
         return run.end(requests)
 
+    def steady(self, concurrency: int, prompt: int, output: int) -> Run:
+        """Requests that have begun to decode and are kept running by the caller's own steps."""
+        run = Run(self.engine)
+        for ids in prompts([prompt] * concurrency, self.engine.sampling.vocab, self.seed):
+            run.send(ids, output, self.engine.clock())
+        while any(not sent.outputs for sent in run.sent.values()):
+            run.step()
+        return run
+
     def arriving(self, arrivals: Sequence[Arrival], beside: int = 0, cap: float = 120.0) -> dict[str, Any]:
         """Requests as they arrive, in real time; `beside` more run all along and are counted apart."""
         longest = self.engine.max_model_len
         ids = prompts([a.prompt_tokens for a in arrivals], self.engine.sampling.vocab, self.seed)
-        run, background = _Run(self.engine), _Run(self.engine)
+        run, background = Run(self.engine), Run(self.engine)
         for tokens in prompts([64] * beside, self.engine.sampling.vocab, self.seed + 1):
             background.send(tokens, longest - 65, self.engine.clock())
         todo = list(zip(arrivals, ids, strict=True))[::-1]
@@ -86,7 +95,7 @@ class Drive:
         return {**run.end(len(arrivals)), **{f"beside_{name}": value for name, value in beside_figures.items()}}
 
 
-class _Run:
+class Run:
     """What was sent since the start of a run."""
 
     def __init__(self, engine: Engine) -> None:
@@ -99,9 +108,11 @@ class _Run:
 
     @property
     def elapsed(self) -> float:
+        """s since it began."""
         return self.engine.clock() - self.began
 
     def send(self, ids: list[int], output: int, arrival: float) -> None:
+        """A request of `output` tokens, counted from `arrival`."""
         order = next(_orders)
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         request = Request(
@@ -112,11 +123,13 @@ class _Run:
         self.active.add(order)
 
     def step(self) -> list[Request]:
+        """One step of the engine; what it brought is noted."""
         changed = self.engine.step()
         self.note(changed)
         return changed
 
     def note(self, changed: list[Request]) -> None:
+        """Keep when outputs came."""
         now = self.engine.clock()
         for request in changed:
             sent = self.sent.get(request.order)
@@ -129,11 +142,13 @@ class _Run:
                 self.active.discard(request.order)
 
     def stop(self) -> None:
+        """End what still runs."""
         for order in self.active:
             self.engine.finish(self.sent[order].request)
         self.engine.drain()
 
     def end(self, wanted: int) -> dict[str, Any]:
+        """The figures; then nothing runs any more."""
         figures = self.figures(wanted)
         self.stop()
         self.engine.check()

@@ -69,10 +69,11 @@ def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
     device = pick_device(config.device)
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
-    native = kernels.name == "native" and backend(config.attention, device).name == "native"
-    if config.batch_invariant and not native:
+    attends = backend(config.attention, device).name
+    if config.batch_invariant and (kernels.name == "torch" or attends == "torch"):
         raise ConfigError(
-            "--batch-invariant needs native kernels and attention: --device cpu, and gcc or clang installed"
+            "--batch-invariant needs kernels and attention of one kind, native (--device cpu, and gcc or clang"
+            f" installed) or triton (CUDA); these are {kernels.name} and {attends}"
         )
     if config.sampler == "triton" and not kernel_sets.triton_runs_on(device):
         raise ConfigError(

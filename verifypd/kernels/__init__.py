@@ -17,18 +17,24 @@ __all__ = ["Int8Weight", "Kernels", "select", "triton_runs_on"]
 
 
 def select(device: torch.device | str = "cpu", name: str = "auto", *, batch_invariant: bool = False) -> Kernels:
-    """The kernels for `device`: "native" (compiled C, CPU only), "torch", or "auto", the best there is.
+    """The kernels for `device`: "native" (compiled C, CPU only), "triton" (CUDA), "torch", or "auto", the best of them.
 
-    batch_invariant: a row's result never depends on how many rows come with it (native only; dearer for many rows).
+    batch_invariant: a row's result never depends on how many rows come with it ("native" and "triton"; it costs time).
     """
     import torch
 
     from verifypd.kernels import build
     from verifypd.kernels.torch import TorchKernels
 
-    if name not in ("auto", "native", "torch"):
-        raise ConfigError(f"kernels={name!r} is not known; use auto, native or torch")
+    if name not in ("auto", "native", "triton", "torch"):
+        raise ConfigError(f"kernels={name!r} is not known; use auto, native, triton or torch")
     on_cpu = torch.device(device).type == "cpu"
+    if name == "triton" and not triton_runs_on(device):
+        raise ConfigError(f"kernels=triton cannot be used on {device}: they need CUDA and Triton; use auto or torch")
+    if name == "triton" or (name == "auto" and torch.device(device).type == "cuda" and triton_runs_on(device)):
+        from verifypd.kernels.triton import TritonKernels
+
+        return TritonKernels(batch_invariant=batch_invariant)
     if name != "torch" and on_cpu and build.library() is not None:
         from verifypd.kernels.native import NativeKernels
 

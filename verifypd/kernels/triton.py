@@ -1,0 +1,162 @@
+"""A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
+
+Products are torch's, unless a row may not feel its neighbours (`batch_invariant`): then they are tiles of one size
+whose sums have one order. Same results as the torch kernels up to the order of a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from verifypd.kernels.base import Activation, Int8Weight
+from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, norm_rows, product_tile, rotate_rows
+
+GATE_ELEMENTS = 1024  # of a program
+ROTATED_ELEMENTS = 512  # of a program, in each half
+WIDE_ROW = 2048  # elements from which a row takes eight warps
+
+# Triton's interpreter gets products of bfloat16 wrong.
+INTERPRETED = not isinstance(product_tile, triton.JITFunction)
+
+
+def _padded(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _warps(width: int) -> int:
+    return 8 if width >= WIDE_ROW else 4
+
+
+class TritonKernels(TorchKernels):
+    """Activations in the weights' dtype, like torch's."""
+
+    name = "triton"
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self.batch_invariant = batch_invariant
+
+    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+        """See Kernels.linear."""
+        if not self.batch_invariant:
+            return super().linear(x, weight, bias)
+        if isinstance(weight, Int8Weight):
+            scaled = self._product(x, weight.values.to(x.dtype), None) * weight.scale.to(x.dtype)
+            return scaled if bias is None else scaled + bias
+        return self._product(x, weight.to(x.dtype), bias)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Tiles of one size: 16 rows is what a matrix instruction takes at least."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        rows, depth = x.shape
+        outputs = weight.shape[0]
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+        if not rows:
+            return out
+        full = x.dtype == torch.float32
+        block_m, block_n, block_k = (16, 32, 32) if full else (64, 32, 128)
+        product_tile[(-(-rows // block_m), -(-outputs // block_n))](
+            x,
+            weight.contiguous(),
+            x if bias is None else bias,
+            out,
+            rows,
+            outputs,
+            x.stride(0),
+            DEPTH=depth,
+            BIASED=bias is not None,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            num_warps=4,
+            num_stages=2 if full else 4,
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+        """See Kernels.rms_norm."""
+        width = x.shape[-1]
+        if x.dim() not in (2, 3) or x.stride(-1) != 1:
+            x = x.reshape(-1, width).contiguous().view(x.shape)
+        wide = x if x.dim() == 3 else x[..., None, :] if x.dim() == 2 else x.reshape(-1, 1, width)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows, group, _ = wide.shape
+        if rows * group:
+            norm_rows[(rows * group,)](
+                wide,
+                weight,
+                out,
+                wide.stride(0),
+                wide.stride(1),
+                eps,
+                GROUP=group,
+                WIDTH=width,
+                BLOCK=_padded(width),
+                UNIT=unit_offset,
+                num_warps=_warps(width),
+            )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.add_rms_norm."""
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        rows, width = x.shape
+        if rows:
+            add_norm_rows[(rows,)](
+                x,
+                residual,
+                weight,
+                out,
+                total,
+                eps,
+                WIDTH=width,
+                BLOCK=_padded(width),
+                UNIT=unit_offset,
+                num_warps=_warps(width),
+            )
+        return out, total
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See Kernels.gated."""
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+        block = min(GATE_ELEMENTS, _padded(width))
+        if rows:
+            gate_rows[(rows, -(-width // block))](
+                gate_up, out, WIDTH=width, BLOCK=block, SILU=activation == "silu", num_warps=4
+            )
+        return out
+
+    def rotate_(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See Kernels.rotate_."""
+        rows, heads, width = q.shape
+        if any(x.stride(1) != width or x.stride(2) != 1 for x in (q, k)):
+            super().rotate_(q, k, positions, cos, sin)
+            return
+        if not rows:
+            return
+        kv_heads, half = k.shape[1], cos.shape[1]
+        block_d = _padded(half)
+        block_h = max(1, ROTATED_ELEMENTS // block_d)
+        rotate_rows[(rows, -(-heads // block_h) - (-kv_heads // block_h))](
+            q,
+            k,
+            positions,
+            cos,
+            sin,
+            q.stride(0),
+            k.stride(0),
+            Q_HEADS=heads,
+            K_HEADS=kv_heads,
+            WIDTH=width,
+            HALF=half,
+            BLOCK_H=block_h,
+            BLOCK_D=block_d,
+            num_warps=2,
+        )

@@ -1,0 +1,166 @@
+"""The Triton kernels of a layer's small operations. Know pointers, strides and tiles; nothing of who launches them.
+
+Names in capitals are compile-time constants. One program takes whole rows, so that a row's result never depends on its
+neighbours; sums are in float32 and rounded where the torch kernels round.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def normed(wide, weight, column, inside, eps, WIDTH: tl.constexpr, UNIT: tl.constexpr, kind: tl.constexpr):
+    """A float32 row over its root mean square, times the weight, in `kind`."""
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    by = tl.load(weight + column, mask=inside, other=0.0)
+    if UNIT:
+        return (wide * (1.0 + by.to(tl.float32))).to(kind)
+    return (wide.to(kind).to(tl.float32) * by.to(kind).to(tl.float32)).to(kind)
+
+
+@triton.jit
+def norm_rows(
+    x,  # [N, GROUP, WIDTH], rows x_row apart, groups x_group apart
+    weight,  # [WIDTH]
+    out,  # [N, GROUP, WIDTH], contiguous
+    x_row,
+    x_group,
+    eps,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # WIDTH padded to a power of two
+    UNIT: tl.constexpr,
+):
+    """Grid: rows times groups."""
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    begin = x + program // GROUP * x_row + program % GROUP * x_group
+    wide = tl.load(begin + column, mask=inside, other=0.0).to(tl.float32)
+    result = normed(wide, weight, column, inside, eps, WIDTH, UNIT, out.dtype.element_ty)
+    tl.store(out + program * WIDTH + column, result, mask=inside)
+
+
+@triton.jit
+def add_norm_rows(
+    x,  # [N, WIDTH], contiguous, as the others
+    residual,
+    weight,
+    out,
+    total,  # out: x + residual
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Grid: rows."""
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    added = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+    added += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    rounded = added.to(kind)
+    tl.store(total + row + column, rounded, mask=inside)
+    result = normed(rounded.to(tl.float32), weight, column, inside, eps, WIDTH, UNIT, kind)
+    tl.store(out + row + column, result, mask=inside)
+
+
+@triton.jit
+def gate_rows(
+    gate_up,  # [N, 2 WIDTH], contiguous
+    out,  # [N, WIDTH], contiguous
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SILU: tl.constexpr,  # else GELU by tanh
+):
+    """activation(gate) * up. Grid: rows, parts of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
+    if SILU:
+        small = tl.exp(-tl.abs(gate))
+        acted = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        small = tl.exp(-2.0 * tl.abs(inner))
+        acted = gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)  # (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y))
+    kind = out.dtype.element_ty
+    tl.store(out + row * WIDTH + column, (acted.to(kind).to(tl.float32) * up.to(tl.float32)).to(kind), mask=inside)
+
+
+@triton.jit
+def rotate_rows(
+    q,  # [N, Q_HEADS, D], rows q_row apart, heads WIDTH apart
+    k,  # [N, K_HEADS, D]
+    positions,  # [N] int64
+    cos,  # float32 [T, HALF]
+    sin,
+    q_row,
+    k_row,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr,  # heads of a program
+    BLOCK_D: tl.constexpr,  # HALF padded to a power of two
+):
+    """Half-rotation in place. Grid: rows, parts of the query heads and then of the key heads."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    q_parts: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
+    base = q + row * q_row
+    heads = Q_HEADS
+    if part >= q_parts:
+        base = k + row * k_row
+        heads = K_HEADS
+        part -= q_parts
+    d = tl.arange(0, BLOCK_D)
+    head = part * BLOCK_H + tl.arange(0, BLOCK_H)
+    held = (head < heads)[:, None] & (d < HALF)[None, :]
+    position = tl.load(positions + row)
+    c = tl.load(cos + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
+    s = tl.load(sin + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
+    place = base + head[:, None] * WIDTH + d[None, :]
+    low = tl.load(place, mask=held, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=held, other=0.0).to(tl.float32)
+    kind = q.dtype.element_ty
+    tl.store(place, (low * c - high * s).to(kind), mask=held)
+    tl.store(place + HALF, (high * c + low * s).to(kind), mask=held)
+
+
+@triton.jit
+def product_tile(
+    x,  # [N, DEPTH], rows x_row apart
+    weight,  # [OUT, DEPTH], contiguous
+    bias,  # [OUT]; not read unless BIASED
+    out,  # [N, OUT], contiguous
+    rows,
+    outputs,
+    x_row,
+    DEPTH: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """x times weight transposed; sums have one order whatever the number of rows. Grid: tiles of rows, of outputs."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    left = x + m[:, None].to(tl.int64) * x_row + k[None, :]
+    right = weight + n[None, :].to(tl.int64) * DEPTH + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for begin in range(0, DEPTH, BLOCK_K):
+        inside = k < DEPTH - begin
+        a = tl.load(left + begin, mask=(m < rows)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right + begin, mask=(n < outputs)[None, :] & inside[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    if BIASED:
+        total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    place = out + m[:, None].to(tl.int64) * outputs + n[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < outputs)[None, :])
