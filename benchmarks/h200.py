@@ -1,25 +1,26 @@
-"""The engine on one GPU: floors, step times, closed loop, mixed traffic, bursts, and `auto` against `plain`.
+"""The engine on one GPU: exactness, floors, step times, closed loop, mixed traffic, bursts, and `auto` against `plain`.
 
     python benchmarks/h200.py --json benchmarks/results/h200.json          # all parts
     python benchmarks/h200.py --parts floors,steps,closed --levels 1,32
     python benchmarks/h200.py --tiny --parts steps,closed,mixed,burst,auto # small model on a CPU: a test of this script
 
 Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B with synthetic acceptance 0.8; prompts of random tokens,
-temperature 0, no end of text. Every part has an engine of its own, closed at its end. `--set NAME=VALUE` gives a
-setting to every engine, e.g. `--set attention=triton --set sampler=triton --set graphs=true`.
+temperature 0, no end of text. All parts but `exact` and `invariant` run on one engine, in one configuration: `plain` is
+that engine told to speculate no more. `--set NAME=VALUE` gives a setting to every engine, e.g. `--set graphs=off`.
 
 Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
-named as in docs/gpu.md. Exactness is checked elsewhere: `make test-gpu`.
+named as in docs/gpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,15 @@ from verifypd import LLM
 from verifypd.bench.device import copy_tb_s, product_tflop_s
 from verifypd.bench.drive import Drive
 from verifypd.bench.dummy import dummy_model, parsed
+from verifypd.bench.exact import check_all
+from verifypd.bench.profile import look
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival, read
+from verifypd.control.cost import CostModel
+from verifypd.engine.build import policies
+from verifypd.engine.engine import Engine
 from verifypd.engine.measure import Point, time_points
+from verifypd.engine.synthetic import SyntheticAcceptance
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 ALPHA = 0.8
@@ -45,30 +52,67 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
         self.tiny = args.tiny
+        self.folder = folder
         self.levels = [int(level) for level in args.levels.split(",")]
         self.settings = parsed(args.set)
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.draft = (dummy_model(name, folder, self.tiny) for name in args.pair.split(","))
+        self._llm: LLM | None = None
 
-    @contextmanager
-    def engine(self, batch: int, alpha: float = ALPHA, **changes: Any) -> Iterator[LLM]:
-        """The pair behind one set of settings."""
+    def options(self, **changes: Any) -> dict[str, Any]:
+        """Settings of an engine of the pair."""
         options: dict[str, Any] = {
-            "load_format": "dummy", "batch_size": batch, "synthetic_acceptance": alpha, "prefix_cache": False,
-            "max_draft": 4, "arch": "auto", "measure_costs": not self.tiny or None,
+            "draft": self.draft, "load_format": "dummy", "batch_size": 4 if self.tiny else 128, "max_draft": 4,
+            "synthetic_acceptance": ALPHA, "prefix_cache": False, "measure_costs": not self.tiny,
         }  # fmt: skip
         if self.tiny:
-            options |= {"kv_memory": "32MB", "measure_costs": False, "dtype": "float32"}
-        options |= {**changes, **self.settings}
-        draft = None if options["arch"] == "plain" else self.draft
-        if options["arch"] == "plain":
-            options.pop("synthetic_acceptance")
-        with LLM(self.model, draft=draft, **options) as llm:
-            yield llm
+            options |= {"kv_memory": "32MB", "dtype": "float32"}
+        return {**options, **changes, **self.settings}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine all parts share, made when it is first asked for."""
+        if self._llm is None:
+            begun = time.perf_counter()
+            self._llm = LLM(self.model, **self.options())
+            self.details["start_seconds"] = time.perf_counter() - begun
+            if self.device.type == "cuda":
+                free, total = torch.cuda.mem_get_info()
+                self.details["device_gib"] = {"used": (total - free) / 2**30, "free": free / 2**30}
+            drive = Drive(self._llm.engine)
+            for arm in ("plain", "auto"):
+                self._llm.engine.switch(arm)
+                drive.closed(4, 8, 20, 8)  # warm-up
+        return self._llm.engine
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._llm is not None:
+            self._llm.engine.shutdown()
+            self._llm = None
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def told(self, arm: str, alpha: float = ALPHA) -> Drive:
+        """The engine under one architecture, with beliefs of its own, at an acceptance."""
+        engine = self.engine
+        engine.synthetic = SyntheticAcceptance((alpha,))
+        engine.architectures = policies(engine.config, engine.cost or CostModel())
+        engine.architecture = engine.architectures(arm)
+        return Drive(engine)
 
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def exact(self) -> None:
+        """Texts are the verifier's own, on a small checkpoint: see verifypd/bench/exact.py."""
+        draws, tokens = (300, 12) if self.tiny else (4000, 60)
+        graphs = {"graphs": "lazy"} if self.device.type == "cuda" else {}  # few passes come: no need for all of them
+        found = check_all(self.folder / "exact", draws, tokens, **graphs, **self.settings)
+        self.details["exact"] = found
+        failed = [name for name, result in found.items() if not result["passed"]]
+        print("exact: " + ("all passed" if not failed else f"FAILED {failed}: {found}"), flush=True)
 
     def floors(self) -> None:
         """What the device can do at most."""
@@ -80,10 +124,9 @@ class Bench:
     def steps(self) -> None:
         """Device time of single steps at 512 tokens of context."""
         context, most = (64, 4) if self.tiny else (512, 128)
-        wanted = sorted({min(n, most) for n in (1, 32, 128)})
+        wanted = sorted({min(n, most) for n in (1, 8, 32, 128)})
         points = [Point(n, drafts, context) for n in wanted for drafts in range(5)]
-        with self.engine(most, arch="unified", controller="fixed", measure_costs=False) as llm:
-            found = dict(zip(points, time_points(llm.engine, points), strict=True))
+        found = dict(zip(points, time_points(self.engine, points), strict=True))
         rows = {(p.requests, p.drafts): t for p, t in found.items() if t is not None}
         self.details["steps"] = {
             f"{n}x{drafts + 1}": {"draft_ms": 1e3 * t.draft_seconds, "verify_ms": 1e3 * t.verify_seconds}
@@ -104,31 +147,34 @@ class Bench:
         prompt, output = (20, 8) if self.tiny else (384, 256)
         for level in self.levels:
             for arm, prefix in (("plain", "plain_"), ("auto", "")):
-                with self.engine(level, arch=arm) as llm:
-                    drive = Drive(llm.engine)
-                    drive.closed(level, level, prompt, min(output, 16))  # warm-up
-                    found = drive.closed(level, max(2 * level, 4), prompt, output)
+                drive = self.told(arm)
+                drive.closed(level, level, prompt, min(output, 16))  # warm-up
+                found = drive.closed(level, max(2 * level, 4), prompt, output)
                 self.details[f"closed_{arm}_{level}"] = found
                 self.figures[f"{prefix}tpot_ms_p50_{level}"] = found["tpot_ms_p50"]
                 self.figures[f"{prefix}tok_s_{level}"] = found["tok_s"]
-                if arm == "auto":
-                    self.figures["idle_fraction"] = max(self.figures.get("idle_fraction", 0.0), found["idle_fraction"])
+
+    def idle(self) -> None:
+        """Share of a steady batch's time in which the device had nothing to do, by its own account."""
+        if self.device.type != "cuda":
+            raise SystemExit("idle time is measured on a GPU: leave it out with --parts")
+        for level in [n for n in self.levels if n in (1, 32, 128)]:
+            engine = self.told("auto").engine
+            found = look(engine, level, 24)
+            self.details[f"idle_{level}"] = {name: found[name] for name in ("cycle_ms", "idle", "gaps", "host_ms")}
+            self.figures["idle_fraction"] = max(self.figures.get("idle_fraction", 0.0), found["idle"])
 
     def mixed(self) -> None:
         """Mixed traffic as it arrives, and the highest rate that meets the targets."""
-        rates = [int(rate) for rate in self.args.rates.split(",")]
         meets = [0]
-        with self.engine(4 if self.tiny else 128) as llm:
-            drive = Drive(llm.engine)
-            drive.closed(2, 4, 20, 8)  # warm-up
-            for rate in rates:
-                workload = read(WORKLOADS / f"mixed-{rate}.json")
-                found = drive.arriving((workload.scaled(60, 8) if self.tiny else workload).arrivals)
-                self.details[f"mixed_{rate}"] = found
-                if rate in (4, 8, 16):
-                    self.figures.update({f"mixed_{rate}_{name}": found[name] for name in MIXED})
-                if not found["unfinished"] and all(found[name] <= limit for name, limit in TARGETS.items()):
-                    meets.append(rate)
+        for rate in [int(rate) for rate in self.args.rates.split(",")]:
+            workload = read(WORKLOADS / f"mixed-{rate}.json")
+            found = self.told("auto").arriving((workload.scaled(60, 8) if self.tiny else workload).arrivals)
+            self.details[f"mixed_{rate}"] = found
+            if rate in (4, 8, 16):
+                self.figures.update({f"mixed_{rate}_{name}": found[name] for name in MIXED})
+            if not found["unfinished"] and all(found[name] <= limit for name, limit in TARGETS.items()):
+                meets.append(rate)
         self.figures["max_rate"] = max(meets)
 
     def burst(self) -> None:
@@ -136,30 +182,49 @@ class Bench:
         beside, length, count = (2, 60, 3) if self.tiny else (8, 4096, 12)
         long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
         quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
-        with self.engine(4 if self.tiny else 16) as llm:
-            drive = Drive(llm.engine)
-            drive.closed(2, 4, 20, 8)
-            alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
+        drive = self.told("auto")
+        alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
         self.details["burst"] = {"quiet": alone, "burst": found}
         self.figures["burst_gap_ratio"] = found["beside_gap_ms_p99"] / max(alone["beside_gap_ms_p99"], 1e-9)
         self.figures["burst_ttft_ms_p95"] = found["ttft_ms_p95"]
 
     def auto(self) -> None:
-        """Tokens/s of `auto` over `plain`, by acceptance and concurrency."""
+        """Tokens/s of `auto` over `plain`, by acceptance and concurrency; `plain` before and after."""
         prompt, output = (20, 8) if self.tiny else (384, 128)
+        arms = (("plain", ALPHA), ("auto", 0.3), ("auto", 0.5), ("auto", 0.8), ("plain", ALPHA))
         for level in [n for n in self.levels if n in (1, 32, 128)]:
-            rates = {}
-            for arm, alpha in (("plain", 0.0), ("auto", 0.3), ("auto", 0.5), ("auto", 0.8)):
-                with self.engine(level, alpha, arch=arm) as llm:
-                    drive = Drive(llm.engine)
-                    drive.closed(level, level, prompt, min(output, 16))
-                    rates[alpha] = drive.closed(level, max(2 * level, 4), prompt, output)["tok_s"]
+            rates: dict[tuple[str, float], list[float]] = {}
+            for arm, alpha in arms:
+                drive = self.told(arm, alpha)
+                drive.closed(level, level, prompt, min(output, 16))
+                found = drive.closed(level, max(2 * level, 4), prompt, output)
+                rates.setdefault((arm, alpha), []).append(found["tok_s"])
+            plain = statistics.mean(rates["plain", ALPHA])
+            self.details[f"auto_{level}"] = {f"{arm} {alpha}": found for (arm, alpha), found in rates.items()}
             for alpha in (0.3, 0.5, 0.8):
-                self.figures[f"auto_over_plain_{alpha}_{level}"] = rates[alpha] / rates[0.0]
+                self.figures[f"auto_over_plain_{alpha}_{level}"] = rates["auto", alpha][0] / plain
+
+    def invariant(self) -> None:
+        """What a fixed order of sums costs: plain and verify steps with `batch_invariant` over those without."""
+        context, most = (64, 4) if self.tiny else (512, 32)
+        points = [Point(n, drafts, context) for n in (1, most) for drafts in (0, 4)]
+        found = {}
+        for fixed in (False, True):
+            options = self.options(batch_invariant=fixed, batch_size=most, measure_costs=False, graphs="lazy")
+            if self.device.type == "cpu":
+                options.pop("graphs")
+            with LLM(self.model, **options) as llm:
+                found[fixed] = time_points(llm.engine, points)
+        self.details["invariant"] = {
+            f"{point.requests}x{point.drafts + 1}": {"ms": 1e3 * a.verify_seconds, "fixed_ms": 1e3 * b.verify_seconds}
+            for point, a, b in zip(points, found[False], found[True], strict=True)
+            if a is not None and b is not None
+        }
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    name: getattr(Bench, name) for name in ("floors", "steps", "closed", "mixed", "burst", "auto")
+    name: getattr(Bench, name)
+    for name in ("exact", "floors", "steps", "closed", "idle", "burst", "auto", "mixed", "invariant")
 }
 
 
@@ -187,9 +252,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         seconds = {}
         for name in args.parts.split(","):
             begun = time.perf_counter()
+            if name == "invariant":
+                bench.close()  # its engines need the memory
             PARTS[name](bench)
             seconds[name] = time.perf_counter() - begun
             print(f"{name}: {seconds[name]:.1f} s", flush=True)
+        bench.close()
     report = {**provenance(args.commit), "tiny": args.tiny, "pair": args.pair, "settings": bench.settings,
               "seconds": seconds, "figures": bench.figures, "details": bench.details}  # fmt: skip
     print("\n".join(f"{name:32} {value:10.3f}" for name, value in sorted(bench.figures.items())))

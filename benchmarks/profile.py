@@ -1,7 +1,7 @@
 """Where a cycle's time goes on a GPU, kernel by kernel, against the bytes and FLOPs each kind must move and do.
 
     python benchmarks/profile.py --json benchmarks/results/profile-h200.json
-    python benchmarks/profile.py --levels 32 --drafts 2 --set graphs=true
+    python benchmarks/profile.py --levels 32 --drafts 2 --set graphs=off
 
 Random weights in the shapes of a pair; requests that decode at one draft length. `idle` is the share of the window in
 which the device had nothing to do: gaps between two kernels longer than 8 µs, which is more than the next kernel of a

@@ -86,13 +86,16 @@ class EngineConfig:
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
     attention: str = setting(
-        "auto", "attention backend (triton: CUDA, not yet the default)", choices=("auto", "torch", "native", "triton")
+        "auto", "attention backend (auto: the best of the device)", choices=("auto", "torch", "native", "triton")
     )
     sampler: str = setting(
-        "torch", "cuts and verdicts (triton: CUDA, not yet the default)", choices=("torch", "triton")
+        "auto", "cuts and verdicts (auto: triton on CUDA, else torch)", choices=("auto", "torch", "triton")
     )
-    graphs: bool = setting(
-        False, "replay passes and draft loops as CUDA graphs (not yet the default; needs --attention triton)"
+    graphs: str = setting(
+        "auto",
+        "CUDA graphs of passes and draft loops: captured at start, when a shape first comes (lazy), or off"
+        " (auto: at start, on CUDA with triton attention)",
+        choices=("auto", "off", "lazy", "start"),
     )
     kernels: str = setting(
         "auto",
@@ -125,6 +128,7 @@ class EngineConfig:
             "attention",
             "kernels",
             "sampler",
+            "graphs",
             "wait",
         ):
             self._check_choice(name)
@@ -152,8 +156,8 @@ class EngineConfig:
         if self.workers is not None:
             self._check_range("workers", 1, self.slots)
         self.weights, self.placements  # noqa: B018  # parsed at birth, so that a bad value is refused at once
-        if self.graphs and set(self.placements.values()) != {"fused"}:  # captured passes share memory
-            raise ConfigError(f"--graphs runs lanes in line; leave out --placement {self.placement}")
+        if self.graphs in ("lazy", "start") and not self.in_line:  # captured passes share memory
+            raise ConfigError(f"--graphs {self.graphs} runs lanes in line; leave out --placement {self.placement}")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory, "kv_memory")
         self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once
@@ -183,6 +187,11 @@ class EngineConfig:
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
             chosen.update({lane: where} if lane else dict.fromkeys(LANES, where))
         return chosen
+
+    @property
+    def in_line(self) -> bool:
+        """Whether every lane runs after the other, on one stream."""
+        return set(self.placements.values()) == {"fused"}
 
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:

@@ -30,18 +30,20 @@ def h200() -> Any:
 
 def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     out = tmp_path / "h200.json"
-    parts = "steps,closed,mixed,burst,auto"
+    parts = "exact,steps,closed,mixed,burst,auto,invariant"
     h200.main(
         ["--tiny", "--parts", parts, "--levels", "1,8", "--rates", "16", "--json", str(out), "--set", "device=cpu"]
     )
     report = json.loads(out.read_text())
-    expected = {"plain_step_ms_1", "draft_step_ms_1", "cycle_ms_1", "cycle_ms_32", "token_ms_128", "idle_fraction"}
+    expected = {"plain_step_ms_1", "draft_step_ms_1", "cycle_ms_1", "cycle_ms_32", "token_ms_128"}
     expected |= {f"{arm}{name}_{n}" for arm in ("", "plain_") for name in ("tpot_ms_p50", "tok_s") for n in (1, 8)}
     expected |= {f"mixed_16_{name}" for name in ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")}
     expected |= {"max_rate", "burst_gap_ratio", "burst_ttft_ms_p95"}
     expected |= {f"auto_over_plain_{alpha}_1" for alpha in (0.3, 0.5, 0.8)}
     assert set(report["figures"]) == expected
     assert all(value >= 0 for value in report["figures"].values())
+    assert all(result["passed"] for result in report["details"]["exact"].values())
+    assert set(report["details"]["invariant"]) == {"1x1", "1x5", "4x1", "4x5"}
     assert report["details"]["closed_auto_8"]["unfinished"] == 0
     assert report["details"]["closed_plain_8"]["requests"] == 16
     assert report["tiny"] and report["settings"] == {"device": "cpu"} and report["commit"]

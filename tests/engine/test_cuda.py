@@ -11,10 +11,12 @@ import torch
 from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, tiny
 from verifypd import LLM, SamplingParams
+from verifypd.bench.exact import same_in_any_company, write_pair
 from verifypd.config import WAITS
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
 from verifypd.engine.measure import measure
+from verifypd.runtime.streams import HostCopy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -45,10 +47,11 @@ def check_family(family: str, folder: Path, **changes: Any) -> None:
             assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
-TRITON = {"attention": "triton", "sampler": "triton"}
+PLAIN = {"attention": "torch", "sampler": "torch", "kernels": "torch"}
+TRITON = {"attention": "triton", "sampler": "triton", "kernels": "triton"}
 
 
-@pytest.mark.parametrize("changes", [{}, TRITON, {**TRITON, "graphs": True}])
+@pytest.mark.parametrize("changes", [PLAIN, {**TRITON, "graphs": "off"}, {**TRITON, "graphs": "lazy"}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_on_the_device(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     check_family(family, tmp_path, **changes)
@@ -108,3 +111,41 @@ def check_costs(placement: str, folder: Path) -> None:
 @pytest.mark.parametrize("placement", ["fused", "stream"])
 def test_costs_are_measured_on_the_device(placement: str, tmp_path: Path) -> None:
     check_costs(placement, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["plain", "unified", "auto"])
+def test_nothing_waits_for_the_device_but_the_ticket(arch: str, tmp_path: Path) -> None:
+    """Steps with drafts, verdicts and prompt chunks never make the host wait; torch itself raises where one does.
+
+    What does wait is the event behind the one copy of a step, and that is not asked before the step after it.
+    """
+    verifier = tiny("llama", tmp_path / "verifier")
+    draft = None if arch == "plain" else str(noisy_copy(verifier, tmp_path / "draft", 0.05))
+    settings: dict[str, Any] = {**OPTIONS, "prefill_chunk": 16, "graphs": "lazy"}
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with LLM(str(verifier), draft=draft, arch=arch, device="cuda", **settings) as llm:
+        expected = llm.generate(PROMPTS, params)  # compiles and captures
+        copies = 0
+        original = HostCopy.__init__
+
+        def counted(copy: HostCopy, *given: Any, **named: Any) -> None:
+            nonlocal copies
+            copies += 1
+            original(copy, *given, **named)
+
+        HostCopy.__init__ = counted  # type: ignore[method-assign]
+        passes = llm.engine.stats.passes
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = llm.generate(PROMPTS, params)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            HostCopy.__init__ = original  # type: ignore[method-assign]
+        assert copies == llm.engine.stats.passes - passes
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_batch_invariant_on_the_device(tmp_path: Path) -> None:
+    """bfloat16 by kernels whose sums have one order: the same text alone and among others, to the token."""
+    found = same_in_any_company(write_pair(tmp_path), graphs="lazy")
+    assert found["passed"], found

@@ -148,7 +148,7 @@ def available_backends(device: torch.device | str = "cpu") -> list[str]:
     if kind == "cpu" and build.library() is not None:
         return ["native", "torch"]
     if kind == "cuda" and triton_runs_on(device):
-        return ["torch", "triton"]
+        return ["triton", "torch"]
     return ["torch"]
 
 

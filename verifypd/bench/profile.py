@@ -15,7 +15,7 @@ import torch
 from verifypd.bench.device import SHAPES
 from verifypd.bench.drive import Drive
 from verifypd.engine.engine import Engine
-from verifypd.runtime.streams import synchronize
+from verifypd.runtime.streams import HostCopy, synchronize
 
 GRAPH_GAP_US = 8.0
 TFLOP_S = 790.0  # bf16 products on random numbers
@@ -94,8 +94,26 @@ def look(engine: Engine, requests: int, steps: int) -> dict[str, Any]:
     by_kind: dict[str, float] = defaultdict(float)
     for name, times in by_name.items():
         by_kind[kind_of(name)] += sum(times) / steps / 1e3
+    waited, began = 0.0, engine.clock()
+    original = HostCopy.wait
+
+    def wait(copy: HostCopy) -> Any:
+        nonlocal waited
+        begun = engine.clock()
+        found = original(copy)
+        waited += engine.clock() - begun
+        return found
+
+    HostCopy.wait = wait  # type: ignore[assignment, method-assign]
+    try:
+        for _ in range(steps):
+            run.step()
+    finally:
+        HostCopy.wait = original  # type: ignore[method-assign]
+    host = (engine.clock() - began - waited) / steps
     run.stop()
     return {
+        "host_ms": 1e3 * host,
         "cycle_ms": window / steps / 1e3,
         "tokens": (engine.stats.emitted - emitted) / steps,
         "gaps": gaps / window,

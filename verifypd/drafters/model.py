@@ -10,7 +10,7 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
-from verifypd.runtime.graphs import ModelGraphs
+from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
@@ -50,9 +50,7 @@ class ModelDrafter:
         """Catch up with the confirmed tokens, then draft: each step reads the token the step before wrote."""
         catching = [span for span in batch.spans if span.rows]
         if self.graphs is not None and self.graphs.takes_drafts(catching, self.sampling):
-            index = host_tensor([span.slot for span in catching], self.slots.device)
-            self.slots.draft_lens[index] = host_tensor([span.drafts for span in catching], self.slots.device)
-            self.graphs.draft(catching, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
+            self._replay(self.graphs, catching)
             return
         layout = catch_up_layout(catching, self.slots, self.runner.tables)
         ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
@@ -79,6 +77,18 @@ class ModelDrafter:
             layout = draft_layout(drafting, index, depth, self.slots, self.runner.tables)
             hidden, carried = self._step(self.slots.drafts[index, depth - 1], carried[:count], layout)
             self._draw(hidden, drafting, index, depth, noise)
+
+    def _replay(self, graphs: ModelGraphs, catching: Sequence[DraftSpan]) -> None:
+        """The same by graphs: who is far behind catches up in a pass of its own, then one loop drafts for all."""
+        behind = [span for span in catching if span.rows > CAUGHT_UP or not span.drafts]
+        if behind and not graphs.catch_up(behind):
+            layout = catch_up_layout(behind, self.slots, self.runner.tables)
+            self._catch_up(self.slots.tokens[layout.slots[layout.row_span], layout.positions], layout)
+        drafting = [span for span in catching if span.drafts]
+        if drafting:
+            index = host_tensor([span.slot for span in drafting], self.slots.device)
+            self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
+            graphs.draft(drafting, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
 
     def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Read confirmed tokens: hidden states [N, H] for the logits, and what the next step reads beside its token."""

@@ -43,8 +43,9 @@ from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_head, load_model
-from verifypd.runtime.graphs import Graphs, ModelGraphs
+from verifypd.runtime.graphs import Graphs, ModelGraphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.runtime.passes import bucket, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 from verifypd.tokenizer import Tokenizer
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 DEFAULT_MAX_LEN = 8192
 DEFAULT_CPU_KV = 1 << 30  # bytes
 GPU_SHARE = 0.9  # of the device's memory
+CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
+GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,8 @@ def build(config: EngineConfig) -> Built:
             "--batch-invariant needs kernels and attention of one kind, native (--device cpu, and gcc or clang"
             f" installed) or triton (CUDA); these are {kernels.name} and {attends}"
         )
-    if config.sampler == "triton" and not kernel_sets.triton_runs_on(device):
-        raise ConfigError(
-            f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
-        )
+    sampler = pick_sampler(config.sampler, device)
+    replayed = pick_graphs(config, device, attends)
     dtype = pick_dtype(config.dtype, device, kernels)
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     drafts = drafts_for(config)
@@ -107,7 +108,7 @@ def build(config: EngineConfig) -> Built:
         draft = load_head(draft_source, model, load_format=config.load_format, int8=int8)
     elif draft_source is not None:
         draft = _load(config, draft_source, dtype, device, kernels, max_len)
-    budget = make_budget(config, model, draft, base, max_len, capacity)
+    budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off")
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
         source.name,
@@ -120,7 +121,8 @@ def build(config: EngineConfig) -> Built:
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
     lookup = "ngram" in drafts
     cost = CostModel()
-    engine = _wire(config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
+    wired = (config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
+    engine = _wire(*wired, sampler, replayed)
     if config.wants_costs:
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)
@@ -162,14 +164,19 @@ def _wire(
     max_len: int,
     capacity: int,
     cost: CostModel,
+    sampler: str,
+    replayed: str,
 ) -> Engine:
     device = model.device
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
     slots = Slots(config.slots, capacity, config.max_draft, device)
-    sampling = SamplingState(config.slots, vocab, config.max_draft, device, config.sampler)
+    sampling = SamplingState(config.slots, vocab, config.max_draft, device, sampler)
     runner, pool = _paged(config, model, budget, capacity, attention)
-    captured = Graphs(device) if config.graphs else None
-    graphs = ModelGraphs(captured, runner, slots, config.max_draft + 1) if captured else None
+    graphs = Graphs(device) if replayed != "off" else None
+    spans, chunk_rows = min(config.slots, CAPTURED_SPANS), _chunk_rows(config)
+    shape = (slots, config.max_draft + 1, chunk_rows + spans * (config.max_draft + 1))
+    passes = ModelGraphs(graphs, runner, *shape) if graphs is not None and not isinstance(draft, DraftHead) else None
+    work = passes.verify_work(spans, chunk_rows) if passes else []
     drafters: dict[str, Drafter] = {}
     draft_pool, draft_q, temperatures = None, None, None
     if config.arch != "plain" and config.max_draft:
@@ -181,11 +188,16 @@ def _wire(
                 head = _beside(draft, draft_runner, budget, config.block_size)
                 drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
             else:
-                loops = ModelGraphs(captured, draft_runner, slots, config.max_draft + 1) if captured else None
+                loops = ModelGraphs(graphs, draft_runner, *shape) if graphs is not None else None
                 drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures, loops)
+                if loops and sampler == "triton":
+                    drawing = (sampling, draft_q, vocab_map, temperatures)
+                    work += loops.draft_work(spans, CHUNK_FACTOR * config.draft_chunk, config.max_draft, *drawing)
         if lookup:
             always = config.alphas is not None and draft is None
             drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    if graphs is not None and replayed == "start":
+        capture(graphs, work)
     choice = None
     if len(drafters) > 1:
         model_name = next(iter(drafters))
@@ -196,7 +208,7 @@ def _wire(
         memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, graphs),
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, passes),
         decode=DecodeLane(drafters, temperatures),
         placements=Placements(config.placements, device),
         eos_ids=eos_ids,
@@ -240,7 +252,13 @@ def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: in
 
 
 def make_budget(
-    config: EngineConfig, model: Model, draft: Model | None, base: int, max_len: int, capacity: int
+    config: EngineConfig,
+    model: Model,
+    draft: Model | None,
+    base: int,
+    max_len: int,
+    capacity: int,
+    replayed: bool = False,
 ) -> Budget:
     """Count everything that will be allocated, then give the rest, or what was asked for, to KV blocks."""
     vocab = model.config.vocab_size
@@ -251,9 +269,13 @@ def make_budget(
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
-    rows = spans + config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
+    rows = spans + _chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
     parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
+    if replayed:
+        loops = len({bucket(n) for n in range(1, min(config.slots, CAPTURED_SPANS) + 1)}) * config.max_draft
+        passes = len(reachable(min(config.slots, CAPTURED_SPANS), config.max_draft + 1, _chunk_rows(config)))
+        parts.append(("graphs", GRAPH_BYTES * (passes + (loops if draft else 0))))
     verifier_block = _block_bytes(model, config.block_size)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
@@ -279,6 +301,11 @@ def make_budget(
         max_model_len=max_len,
         most_tokens=config.slots * (capacity + config.block_size),
     )
+
+
+def _chunk_rows(config: EngineConfig) -> int:
+    """Most prompt rows of one pass."""
+    return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
 
 
 def _block_bytes(model: Model, block_size: int) -> int:
@@ -336,6 +363,23 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     return device
+
+
+def pick_sampler(name: str, device: torch.device) -> str:
+    """What cuts and judges. auto: Triton on CUDA, torch elsewhere."""
+    runs = kernel_sets.triton_runs_on(device)
+    if name == "triton" and not runs:
+        raise ConfigError(
+            f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
+        )
+    return name if name != "auto" else "triton" if runs and device.type == "cuda" else "torch"
+
+
+def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str:
+    """When passes are captured. auto: at start, where there are graphs and lanes run in line."""
+    if config.graphs != "auto":
+        return config.graphs
+    return "start" if device.type == "cuda" and attends == "triton" and config.in_line else "off"
 
 
 def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype:

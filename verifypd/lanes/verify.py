@@ -59,12 +59,19 @@ class VerifyLane:
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
 
+    @property
+    def captured(self) -> int:
+        """Graphs captured so far, of all lanes."""
+        return len(self.graphs.graphs) if self.graphs is not None else 0
+
     @torch.inference_mode()
     def launch(self, batch: VerifyBatch) -> Ticket:
         """Forward pass, then verdict; both are queued on the device and nothing is waited for.
 
         Except for the drafts of constrained requests: the host reads them, while the forward pass runs, to make masks.
+        Prompt chunks go last, whatever order the batch has them in.
         """
+        batch = VerifyBatch(tuple(sorted(batch.spans, key=lambda span: span.start is not None)))
         emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
         spans = [span for _, span in emitting]
         constrained = self._read_constrained(spans)

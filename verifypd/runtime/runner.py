@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,9 +24,12 @@ class ModelRunner:
         self.tables = tables
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, layout: PassLayout) -> Tensor:
-        """Hidden states [N, hidden] of one pass; keys and values of its rows are in the cache afterwards."""
-        return self.model.forward(ids, layout, self.attention, self.cache)
+    def forward(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> Tensor:
+        """Hidden states [N, hidden] of one pass; keys and values of its rows are in the cache afterwards.
+
+        prepared: what attention.prepare gave for such a pass, where it must not run here (a graph is being captured).
+        """
+        return self.model.forward(ids, layout, self.attention, self.cache, prepared)
 
     @torch.inference_mode()
     def forward_capturing(

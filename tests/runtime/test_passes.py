@@ -1,0 +1,111 @@
+"""Shapes of padded passes: buckets, what fills them, and that the keys captured at start are those that passes have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifypd.runtime.passes import (
+    CHUNKS,
+    PassInputs,
+    bucket,
+    chunk_bucket,
+    padding,
+    pass_key,
+    reachable,
+    span_bucket,
+)
+
+
+def test_buckets() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 5, 9, 12, 13, 17, 24, 25, 33, 49, 100, 129)] == [
+        1, 2, 4, 8, 12, 12, 16, 24, 24, 32, 48, 64, 128, 192,
+    ]  # fmt: skip
+    assert [chunk_bucket(n) for n in (1, 64, 65, 500, 513, 1000, 1025, 2049)] == [
+        64,
+        64,
+        128,
+        512,
+        640,
+        1024,
+        1280,
+        2560,
+    ]
+    assert [span_bucket(n) for n in (0, 8, 9, 33, 129)] == [8, 8, 32, 128, 512]
+    for rounded in (bucket, chunk_bucket, span_bucket):
+        assert all(rounded(rounded(n)) == rounded(n) >= n for n in range(1, 600))
+    assert len({bucket(n) for n in range(1, 1025)}) < 20  # each is a graph
+    assert len({chunk_bucket(n) for n in range(1, 2049)}) < 20
+
+
+short_rows = st.integers(1, 9).flatmap(
+    lambda widest: st.tuples(st.just(widest), st.lists(st.integers(1, widest), max_size=70))
+)
+chunk_rows = st.lists(st.integers(1, 300), max_size=CHUNKS)
+
+
+@settings(max_examples=80, deadline=None)
+@given(short_rows, chunk_rows)
+def test_padding_fills_the_pass(case: tuple[int, list[int]], chunks: list[int]) -> None:
+    widest, rows = case
+    if not rows and not chunks:
+        return
+    key = pass_key(rows, widest, chunks)
+    void, behind = padding(rows, key, chunks)
+    assert len(rows) + len(void) == key.spans
+    assert len(rows) + len(void) + len(chunks) + len(behind) == key.all_spans
+    assert sum(rows) + sum(void) + sum(chunks) + sum(behind) == key.rows
+    assert all(0 <= count <= widest for count in void)
+    if not chunks:
+        assert key.rows < 2 * sum(rows) + 1 and key.spans <= 2 * (len(rows) + -(-key.rows // widest))
+
+
+@pytest.mark.parametrize(("spans", "widest", "most"), [(6, 3, 100), (12, 5, 0), (20, 5, 300), (0, 2, 200)])
+def test_what_is_captured_at_start_is_what_passes_need(spans: int, widest: int, most: int) -> None:
+    totals = [(n, rows) for n in range(spans + 1) for rows in range(n, n * widest + 1)]
+    plain = {pass_key([1] * (n - 1) + [rows - n + 1], widest) for n, rows in totals if n}
+    mixed = {
+        pass_key([1] * (n - 1) + [rows - n + 1] if n else [], widest, [chunk])
+        for n, rows in totals
+        for chunk in range(1, most + 1)
+    }
+    keys = reachable(spans, widest, most)
+    assert set(keys) == plain | mixed and len(keys) == len(set(keys))
+    assert [key.rows for key in keys] == sorted((key.rows for key in keys), reverse=True)
+
+
+def inputs_of(short: list[int], slots: list[int], chunks: list[int], starts: list[int]) -> PassInputs:
+    inputs = PassInputs(pass_key(short, 3, chunks), torch.device("cpu"))
+    inputs.fill(short, slots, [1] * len(slots), True, chunks, starts)
+    return inputs
+
+
+def test_inputs() -> None:
+    inputs = inputs_of([3, 1, 2, 3], [5, 0, 2, 7], [], [])
+    assert (inputs.key.rows, inputs.key.spans) == (12, 8)
+    assert inputs.own.tolist() == [5, 0, 2, 7, -1, -1, -1, -1]
+    assert inputs.offsets.tolist() == [0, 3, 4, 6, 9, 12, 12, 12, 12]
+    assert inputs.depth.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 2, 0, 0, 0]
+    layout = inputs.layout(torch.full((8,), 40), torch.ones(8, 4, dtype=torch.int32), 16, 64)
+    assert (layout.starts[:4] == 39).all() and (layout.starts[4:] < 0).all()
+    assert (layout.write_index[9:] == 0).all()  # the null block
+    assert (layout.write_index[:9] > 0).all()
+    with pytest.raises(ValueError, match="do not fit"):
+        padding([3, 3], pass_key([1], 3))
+
+
+def test_inputs_with_chunks() -> None:
+    """Chunks begin where the host says, behind the short spans and their padding; the last span takes what is left."""
+    inputs = inputs_of([2, 1], [5, 0, 6, 7], [20, 4], [16, 0])
+    key = inputs.key
+    assert (key.spans, key.rows, key.all_spans) == (8, 64, 8 + CHUNKS + 1)
+    assert inputs.own.tolist() == [5, 0, *[-1] * 6, 6, 7, *[-1] * (CHUNKS - 1)]
+    assert inputs.offsets.tolist() == [0, 2, *[3] * 7, 23, *[27] * (CHUNKS - 1), 64]
+    assert inputs.depth.tolist() == [0, 1, 0, *[0] * 61]
+    layout = inputs.layout(torch.full((8,), 40), torch.ones(8, 4, dtype=torch.int32), 16, 64)
+    assert layout.positions[:27].tolist() == [39, 40, 39, *range(16, 36), *range(4)]
+    assert (layout.write_index[27:] == 0).all() and (layout.write_index[:27] > 0).all()
+    with pytest.raises(ValueError, match="do not fit"):
+        padding([], key, [1] * (CHUNKS + 1))
