@@ -27,7 +27,8 @@ def build(kernel, types, constants, **options):
     assert done.metadata.shared <= 227 * 1024, done.metadata.shared
     return done.asm["ptx"]
 
-rows = {"row_offsets": "*i64", "members": "*i32", "slice_rows": "i32", "partial": "*fp32", "summary": "*fp32"}
+rows = {"row_offsets": "*i64", "members": "*i32", "slice_rows": "i32", "splits": "i32", "partial": "*fp32",
+    "summary": "*fp32"}
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "out": "*bf16", "slots": "*i64", "starts": "*i64",
     "block_table": "*i32", "q_row": "i32", "table_row": "i32", "first_tile": "i32", "scale": "fp32",
     "cap": "fp32", **rows}
@@ -35,8 +36,9 @@ shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (12, 4, 96, 4, 5, 4096, Tr
 for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     cut = tiling(spans=spans, rows=count, context=2048, heads=heads, kv_heads=kv_heads, width=width, itemsize=2,
         window=window, processors=132)
-    shared = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True, "SPLITS": cut.splits}
-    constants = {**shared, "KV_HEADS": kv_heads, "BLOCK_SIZE": 16, "WINDOW": window or 0, "CAPPED": capped,
+    shared = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True}
+    constants = {**shared, "KV_HEADS": kv_heads, "SPLIT": cut.splits > 1, "BLOCK_SIZE": 16,
+        "WINDOW": window or 0, "CAPPED": capped,
         "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
         "SPLIT_TOKENS": cut.split_tokens}
     ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)

@@ -81,7 +81,9 @@ class EngineConfig:
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
     block_size: int = setting(16, "tokens in a KV block")
-    prefill_chunk: int = setting(256, "prompt tokens one pass takes beside the running requests")
+    prefill_chunk: int = setting(
+        0, "prompt tokens one pass takes beside the running requests (0: 256 on a CPU, 512 on a GPU)"
+    )
     draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
@@ -138,7 +140,7 @@ class EngineConfig:
         self._check_range("batch_size", 1, 4096)
         self._check_range("queue_factor", 1.0, 2.0)
         self._check_range("block_size", 1, 1024)
-        self._check_range("prefill_chunk", 1, 1 << 20)
+        self._check_range("prefill_chunk", 0, 1 << 20)
         self._check_range("draft_chunk", 2, 1 << 20)
         self._check_range("slo_ttft", 0.0, math.inf)
         self._check_range("slo_tpot", 0.0, math.inf)

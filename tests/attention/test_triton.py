@@ -194,7 +194,7 @@ def test_batch_invariant(window: int | None, softcap: float | None, monkeypatch:
 
 
 def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert available_backends("cuda") == ["torch", "triton"]  # not the default before it has been measured
+    assert available_backends("cuda") == ["triton", "torch"]
     assert backend("triton", DEVICE).name == "triton"
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="does not run on cpu here"):

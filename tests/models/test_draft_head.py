@@ -66,6 +66,8 @@ def test_paged_drafting_is_unrolling(tmp_path: Path, family: str, kernels: str) 
     for slot in range(2):
         tables.write(slot, range(1 + slot * 6, 7 + slot * 6))
         own.write(slot, range(12 - slot * 6, 6 - slot * 6, -1))  # the head's blocks are other ones
+    tables.flush()
+    own.flush()
     cache = KVCache(config.layers, 13, BLOCK, config.kv_heads, config.head_dim, torch.float32, CPU)
     runner = ModelRunner(model, attention, cache, tables)
     head_cache = KVCache(2, 13, BLOCK, draft.config.kv_heads, draft.config.head_dim, torch.float32, CPU)

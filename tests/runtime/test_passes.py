@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifypd.runtime.inputs import BlockTables
 from verifypd.runtime.passes import (
     CHUNKS,
     PassInputs,
@@ -109,3 +110,19 @@ def test_inputs_with_chunks() -> None:
     assert (layout.write_index[27:] == 0).all() and (layout.write_index[:27] > 0).all()
     with pytest.raises(ValueError, match="do not fit"):
         padding([], key, [1] * (CHUNKS + 1))
+
+
+def test_block_tables_bring_over_what_changed() -> None:
+    """Rows grow, change hands and shrink; entries past a row's blocks are the null block again."""
+    tables = BlockTables(3, 80, 16, torch.device("cpu"))
+    tables.write(1, [7, 8])
+    assert not tables.data.any()  # until it is flushed
+    tables.flush()
+    tables.write(1, [7, 8, 9])
+    tables.write(2, [4])
+    tables.flush()
+    assert tables.data.tolist() == [[0] * 5, [7, 8, 9, 0, 0], [4, 0, 0, 0, 0]]
+    tables.write(1, [5])
+    tables.write(2, [3, 2, 1, 6, 5])
+    tables.flush()
+    assert tables.data.tolist() == [[0] * 5, [5, 0, 0, 0, 0], [3, 2, 1, 6, 5]]

@@ -35,14 +35,14 @@ def write_cache(
     tl.store(cache_v + place * ELEMENTS + column, value.to(cache_v.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_tile", "slice_rows"])
+@triton.jit(do_not_specialize=["first_tile", "slice_rows", "splits"])
 def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
     out,  # [N, HEADS, WIDTH]; written when there is one split
-    partial,  # float32 [members, slice rows, HEADS, SPLITS, WIDTH]: not normalised
-    summary,  # float32 [members, slice rows, HEADS, SPLITS, 2]: highest score and sum of weights
+    partial,  # float32 [members, slice rows, HEADS, splits, WIDTH]: not normalised
+    summary,  # float32 [members, slice rows, HEADS, splits, 2]: highest score and sum of weights
     members,  # [members] int32, spans of this launch; not read unless LISTED
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
@@ -52,6 +52,7 @@ def attend_tile(
     table_row,
     first_tile,  # of the slice
     slice_rows,  # rows of a span in the slice
+    splits,  # programs that share a context: a number, not a constant, for each constant is compiled
     scale,  # of the scores, in base 2; without the cap where there is one
     cap,  # of the scores, in base 2
     HEADS: tl.constexpr,
@@ -66,7 +67,7 @@ def attend_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether splits > 1
     SPLIT_TOKENS: tl.constexpr,
 ):
     """Attention of one tile over one split of its context. Grid: tiles, key heads times splits, members."""
@@ -80,8 +81,8 @@ def attend_tile(
     tile_row = (first_tile + tl.program_id(0)) * BLOCK_Q  # first of the tile, within the span
     if tile_row >= rows:
         return
-    head = tl.program_id(1) // SPLITS
-    split = tl.program_id(1) % SPLITS
+    head = tl.program_id(1) // splits
+    split = tl.program_id(1) % splits
     slot = tl.load(slots + span)
     start = tl.load(starts + span).to(tl.int32)
 
@@ -101,8 +102,8 @@ def attend_tile(
     if SPLIT_TOKENS > 0:
         low = tl.maximum(low, split * SPLIT_TOKENS)
         high = tl.minimum(high, (split + 1) * SPLIT_TOKENS)
-    elif SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), SPLITS) * BLOCK_N
+    elif SPLIT:
+        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
         low += split * share
         high = tl.minimum(high, low + share)
 
@@ -139,19 +140,19 @@ def attend_tile(
         mixed = mixed * fade[:, None]
         mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
 
-    if SPLITS == 1:
+    if not SPLIT:
         o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
         result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
         tl.store(out + o_place, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
     else:
         slice_row = row - first_tile * BLOCK_Q
-        at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + query_head) * SPLITS + split
+        at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + query_head) * splits + split
         tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=real[:, None] & inside[None, :])
         tl.store(summary + at * 2, top, mask=real)
         tl.store(summary + at * 2 + 1, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["first_row_of_slice", "slice_rows"])
+@triton.jit(do_not_specialize=["first_row_of_slice", "slice_rows", "splits"])
 def merge_splits(
     partial,
     summary,
@@ -160,11 +161,11 @@ def merge_splits(
     row_offsets,
     first_row_of_slice,
     slice_rows,
+    splits,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LISTED: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
     """One row and head from its splits. Grid: members times rows of the slice, query heads."""
     member = tl.program_id(0) // slice_rows
@@ -179,13 +180,13 @@ def merge_splits(
         return
     d = tl.arange(0, BLOCK_D)
     inside = d < WIDTH
-    at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + head) * SPLITS
+    at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + head) * splits
     best = FLOOR
     total = 0.0
     mixed = tl.zeros([BLOCK_D], tl.float32)
-    for begin in range(0, SPLITS, MERGED):
+    for begin in range(0, splits, MERGED):
         split = begin + tl.arange(0, MERGED)
-        there = split < SPLITS
+        there = split < splits
         top = tl.load(summary + (at + split) * 2, mask=there, other=FLOOR)
         sums = tl.load(summary + (at + split) * 2 + 1, mask=there, other=0.0)
         parts = tl.load(

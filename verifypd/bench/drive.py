@@ -188,4 +188,5 @@ class Run:
             "unfinished": wanted - len(ended),
             "acceptance_rate": accepted / drafted if drafted else 0.0,
             "idle_fraction": max(0.0, 1.0 - busy / seconds),
+            "e2e_s": [s.outputs[-1] - s.request.metrics.arrival_time for s in ended],
         }

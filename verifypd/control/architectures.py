@@ -94,6 +94,8 @@ class Policy:
             if not drafts:
                 continue
             lag = view.draft_lag if snapshot.drafter_has_cache else 0
+            if lag > routine and budget <= 0:
+                continue
             rows = min(lag, budget + routine)
             if rows < lag:
                 drafts = 0

@@ -79,16 +79,16 @@ class ModelDrafter:
             self._draw(hidden, drafting, index, depth, noise)
 
     def _replay(self, graphs: ModelGraphs, catching: Sequence[DraftSpan]) -> None:
-        """The same by graphs: who is far behind catches up in a pass of its own, then one loop drafts for all."""
-        behind = [span for span in catching if span.rows > CAUGHT_UP or not span.drafts]
-        if behind and not graphs.catch_up(behind):
-            layout = catch_up_layout(behind, self.slots, self.runner.tables)
+        """The same by graphs: who is far behind catches up in a pass before the loop that drafts for all who may."""
+        left = graphs.catch_up([span for span in catching if span.rows > CAUGHT_UP or span.rows < span.lag])
+        if left:
+            layout = catch_up_layout(left, self.slots, self.runner.tables)
             self._catch_up(self.slots.tokens[layout.slots[layout.row_span], layout.positions], layout)
-        drafting = [span for span in catching if span.drafts]
-        if drafting:
-            index = host_tensor([span.slot for span in drafting], self.slots.device)
-            self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
-            graphs.draft(drafting, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
+        level = [span for span in catching if span.drafts or span.rows == span.lag <= CAUGHT_UP]
+        if level:
+            index = host_tensor([span.slot for span in level], self.slots.device)
+            self.slots.draft_lens[index] = host_tensor([span.drafts for span in level], self.slots.device)
+            graphs.draft(level, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
 
     def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Read confirmed tokens: hidden states [N, H] for the logits, and what the next step reads beside its token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MAX_LEN = 8192
 DEFAULT_CPU_KV = 1 << 30  # bytes
+PREFILL_CHUNK = {"cpu": 256, "cuda": 512}  # tokens
 GPU_SHARE = 0.9  # of the device's memory
 CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
@@ -71,6 +72,8 @@ class Built:
 def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
     device = pick_device(config.device)
+    if not config.prefill_chunk:
+        config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
     if config.batch_invariant and (kernels.name == "torch" or attends == "torch"):

@@ -66,6 +66,8 @@ def describe(engine: Engine) -> dict[str, Any]:
         "device": device_name(runner.model.device),
         "threads": torch.get_num_threads() if runner.model.device.type == "cpu" else 0,
         "attention": runner.attention.name,
+        "sampler": engine.sampling.kernels,
+        "graphs": engine.verify.graphs is not None,
         "model": _model(runner.model),
         "drafter": drafter.name if drafter else None,
         "draft": _model(draft.model) if draft is not None else None,

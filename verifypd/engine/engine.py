@@ -252,6 +252,7 @@ class Engine:
             request = self.waiting[0]
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 return
+            self.memory.publish()
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
             for drafter in self.decode.drafters.values():
@@ -348,6 +349,7 @@ class Engine:
             return
         timed = TimedPlan(self.stats.steps, self.architecture.name, plan, self._begun)
         captured = self.verify.captured
+        self.memory.publish()
         try:
             if plan.draft:
                 slots = [span.slot for span in plan.draft.spans]

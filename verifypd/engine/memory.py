@@ -66,6 +66,11 @@ class RequestMemory:
                 pool.tables.write(request.slot, pool.blocks.held[request.order])
         return True
 
+    def publish(self) -> None:
+        """Bring new blocks to the device: passes launched from now on find them."""
+        for pool in self._pools:
+            pool.tables.flush()
+
     def commit(self, request: Request, computed: int) -> None:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
         self._commit(self.verifier, request, computed)

@@ -40,4 +40,4 @@ class DecodeLane:
                 changed.setdefault(span.temperature, []).append(span.slot)
                 self._set[span.slot] = span.temperature
         for value, slots in changed.items():
-            temperatures[host_tensor(slots, temperatures.device)] = value
+            temperatures.index_fill_(0, host_tensor(slots, temperatures.device), value)

@@ -118,15 +118,19 @@ class ModelGraphs:
         return sampling.kernels == "triton" and sampling.needs(drafting).plain
 
     @torch.inference_mode()
-    def catch_up(self, spans: Sequence[DraftSpan]) -> bool:
-        """Read confirmed tokens and draft nothing. False: they are too many for a bucket, and nothing was done."""
-        rows = [span.rows for span in spans]
-        if not self._fits(len(spans), sum(rows)):
-            return False
-        inputs = self._of("catch up", pass_key([], self.widest, rows))
-        inputs.fill([], [span.slot for span in spans], [span.lag for span in spans], False, rows)
-        self._catch_up(inputs)
-        return True
+    def catch_up(self, spans: Sequence[DraftSpan]) -> list[DraftSpan]:
+        """Read confirmed tokens and draft nothing, a few spans a pass. Returns those that are too long for a bucket."""
+        left: list[DraftSpan] = []
+        for first in range(0, len(spans), CHUNKS):
+            some = spans[first : first + CHUNKS]
+            rows = [span.rows for span in some]
+            if not self._fits(len(some), sum(rows)):
+                left += some
+                continue
+            inputs = self._of("catch up", pass_key([], self.widest, rows))
+            inputs.fill([], [span.slot for span in some], [span.lag for span in some], False, rows)
+            self._catch_up(inputs)
+        return left
 
     @torch.inference_mode()
     def draft(

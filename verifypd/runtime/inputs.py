@@ -25,22 +25,41 @@ class Slots:
     def assign(self, slot: int, tokens: Sequence[int]) -> None:
         """Start a request in `slot` with the tokens the host knows."""
         self.tokens[slot, : len(tokens)] = host_tensor(tokens, self.device)
-        self.lengths[slot] = len(tokens)
-        self.draft_lens[slot] = 0
+        self.lengths[slot].fill_(len(tokens))  # an assignment would wait for the device
+        self.draft_lens[slot].fill_(0)
 
 
 class BlockTables:
-    """Which block holds which tokens of a slot, for one pool: [slots, blocks a row], int32."""
+    """Which block holds which tokens of a slot, for one pool: [slots, blocks a row], int32.
+
+    Changes are kept on the host until `flush` brings them over, all in one copy: before the launch that reads them.
+    """
 
     def __init__(self, slots: int, capacity: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
-        self.data = torch.zeros(slots, -(-capacity // block_size), dtype=torch.int32, device=device)
+        self.width = -(-capacity // block_size)
+        self.data = torch.zeros(slots, self.width, dtype=torch.int32, device=device)
+        self._rows: list[list[int]] = [[] for _ in range(slots)]  # what `data` holds once it is flushed
+        self._changed: dict[int, int] = {}  # place in `data` -> block
 
     def write(self, slot: int, blocks: Sequence[int]) -> None:
         """Set the row of `slot`; entries past its blocks point at the null block."""
-        row = torch.zeros(self.data.shape[1], dtype=torch.int32)
-        row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        self.data[slot].copy_(row, non_blocking=True)
+        row, first = self._rows[slot], slot * self.width
+        same = 0
+        if len(blocks) < len(row) or list(blocks[: len(row)]) != row:
+            self._changed.update((first + i, 0) for i in range(len(row)))
+        else:
+            same = len(row)
+        self._changed.update((first + i, blocks[i]) for i in range(same, len(blocks)))
+        self._rows[slot] = list(blocks)
+
+    def flush(self) -> None:
+        """Bring what has changed to the device, without waiting for it."""
+        if self._changed:
+            places = host_tensor(list(self._changed), self.data.device)
+            blocks = host_tensor(list(self._changed.values()), self.data.device)
+            self.data.view(-1).index_copy_(0, places, blocks.to(torch.int32))
+            self._changed.clear()
 
 
 def host_tensor(values: Sequence[int], device: torch.device) -> Tensor:

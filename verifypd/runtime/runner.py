@@ -75,7 +75,7 @@ class HeadRunner:
         """Positions start..stop − 1 of a slot have no features: the verifier found them in its prefix cache."""
         positions = torch.arange(start, stop, device=self.tables.data.device)
         places = self.features.place(self.tables.data, torch.full_like(positions, slot), positions)
-        self.features.data[places] = 0
+        self.features.data.index_fill_(0, places, 0.0)
 
     @torch.inference_mode()
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
