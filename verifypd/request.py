@@ -314,8 +314,9 @@ class Request:
         self.slot: int | None = None
         self.computed = 0  # tokens in the verifier's cache, while prefilling
         self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
-        self.lag_unsure = 0  # of those, how many the verdict in flight may yet emit, where all of them were counted
         self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
+        self.counted: list[int] = []  # for each of those, tokens that `draft_lag` allows for it; 0: it is exact
+        self.unread = False  # whether the verifier passed over tokens of it whose states no draft head got
         self.temperatures: list[float] = []  # of the drafter, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None

@@ -269,6 +269,27 @@ def test_probes_are_bounded() -> None:
     assert not any(means), "no share, no probes"
 
 
+def test_look_ups_do_not_take_the_probes_of_a_model() -> None:
+    """Look-ups cost next to nothing to try and a model with a lag much: both are tried, and neither for more than its
+    share. What look-ups teach is not held against the model."""
+    cost = CostModel(Coefficients(base=0.0, floor=1e-6, row=5e-3, context=0.0, draft_step=5e-3, draft_row=2e-4))
+    controller = ThroughputController(cost, probe_share=0.005)
+    copying = [view(i, proposer="ngram", draft_lag=0) for i in range(4)]
+    drafting = [view(i, draft_lag=100) for i in range(4, 16)]
+    tried = {"ngram": 0, "model": 0}
+    for _ in range(6000):
+        lengths = controller.draft_lengths([*copying, *drafting], snapshot([*copying, *drafting]))
+        controller.observe_step(StepTiming(verify_requests=16, verify_rows=16, step_seconds=8e-2))
+        names = {"ngram" if i < 4 else "model" for i in lengths}
+        for name in names:
+            tried[name] += 1
+        assert len(names) <= 1 or controller.speculating
+        for i in lengths:
+            controller.observe(Observation(i, 1, 0, 1, False, False, 1.0, "ngram" if i < 4 else "model"))
+    assert tried["model"] >= 3 and tried["ngram"] >= tried["model"]
+    assert controller.probe_seconds / (6000 * 8e-2) <= 0.0051 + 0.01  # what was there at first included
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
 def test_probes_are_bounded_where_they_stand_and_drafting_still_never_pays(alpha: float) -> None:
     """A probe that stands earns its price back, but only as much again as the share: a row costs all it can bring."""

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
 from verifypd.cli import main
 from verifypd.distil import run as stages
-from verifypd.distil import text
+from verifypd.distil import text, train
 from verifypd.distil.prompts import Prompt, evaluation_prompts, plain, read_prompts, training_prompts
 from verifypd.distil.recipe import TINY
 from verifypd.errors import ConfigError
@@ -85,9 +87,90 @@ def test_a_stopped_run_goes_on(verifier: Path, whole: Path, tmp_path: Path, monk
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_text_of_another_recipe_is_not_mixed_in(verifier: Path, whole: Path) -> None:
-    with pytest.raises(ConfigError, match="max_new differ"):
-        make(verifier, whole, recipe={"max_new": 11})
+def test_a_stop_between_pilots_loses_none(verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that may do one step at a time comes to the same draft: pilots go on where they were, scores are kept."""
+    out, done = tmp_path / "out", tmp_path / "done"
+    settings = {"pilot_steps": 2, "steps": 3, "losses": ("kl", "kl+tv")}
+    expected = make(verifier, done, recipe=settings)
+    left = [100]
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise text.Deadline
+
+    monkeypatch.setattr(stages, "_until", lambda deadline: check)
+    found: dict[str, Any] = {}
+    for calls in range(8):
+        found = make(verifier, out, recipe=settings)
+        left[0] = 1
+        if calls == 0:
+            (out / "work" / "checkpoint.pt").unlink()  # as if it had been stopped before its first step
+    assert found["finished"] and found["pilots"] == expected["pilots"] and found["loss"] == expected["loss"]
+    first, second = (load_file(folder / "draft" / "model.safetensors") for folder in (out, done))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_checkpoints_are_written_along_the_way(
+    verifier: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed without a word between two steps: the next run goes on from the last checkpoint."""
+    monkeypatch.setattr(train, "SAVE", 2)
+    monkeypatch.setattr(train.Trainer, "_train", train.Trainer._steps)  # nothing is kept on the way out
+    real, steps = train.Trainer.train_step, [0]
+
+    def step(self: Any, batch: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 4:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(train.Trainer, "train_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        make(verifier, tmp_path, recipe={"losses": ("kl",)})
+    assert torch.load(tmp_path / "work" / "checkpoint.pt", weights_only=True)["step"] == 2
+    assert make(verifier, tmp_path, recipe={"losses": ("kl",)})["steps"] == 4 and steps[0] == 6
+
+
+def test_a_checkpoint_of_other_settings_is_refused(verifier: Path, whole: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint.pt was made with other settings \(--steps\)"):
+        make(verifier, whole, recipe={"steps": 5})
+
+
+@pytest.mark.parametrize("what", ["max_new", "verifier", "prompts", "held_out"])
+def test_text_made_otherwise_is_not_mixed_in(verifier: Path, whole: Path, tmp_path: Path, what: str) -> None:
+    model, recipe, given, held_out = verifier, RECIPE, PROMPTS, HELD_OUT
+    if what == "max_new":
+        recipe = replace(RECIPE, max_new=11)
+    elif what == "verifier":
+        model = noisy_copy(verifier, tmp_path / "other", 0.1)
+    elif what == "prompts":
+        given = PROMPTS[1:]
+    else:
+        held_out = [*HELD_OUT, PROMPTS[0]]  # what it was trained on would be what it is judged by
+    with pytest.raises(ConfigError, match=f"\\({what} differ\\)"):
+        stages.distil(str(model), whole, recipe, prompts=given, held_out=held_out, device="cpu")
+
+
+def test_the_same_verifier_by_another_path_goes_on(verifier: Path, whole: Path, tmp_path: Path) -> None:
+    assert make(noisy_copy(verifier, tmp_path / "copy", 0.0), whole)["finished"]
+
+
+def test_nothing_held_out_is_nothing_evaluated(verifier: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, losses=("kl",), steps=1, self_prompts=0)
+    made = stages.distil(str(verifier), tmp_path, recipe, prompts=PROMPTS, held_out=[], device="cpu")
+    assert made["finished"] and made["evaluation"] == {}
+
+
+def test_texts_the_verifier_cannot_read_are_refused(verifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lower --max-prompt or --max-new"):
+        make(verifier, tmp_path, recipe={"max_prompt": 250, "max_new": 50, "window": 400})
+
+
+def test_tokens_that_are_always_in_cover_only_what_is_written() -> None:
+    written = [text.Text(np.array([1, 1, 1, 2, 2, 3], np.int32), 0, 0.0)]
+    ids, coverage = stages.choose_vocab(written, 2, 8, always=[7])
+    assert ids.tolist() == [1, 7] and coverage["covered"]["2"] == 0.5
 
 
 def test_training_learns(verifier: Path, tmp_path: Path) -> None:
@@ -126,7 +209,10 @@ def test_the_command_makes_a_draft(verifier: Path, tmp_path: Path, capsys: pytes
     [
         ("--losses", "mse", "'mse' is not known"),
         ("--steps", "many", "not of the kind"),
-        ("--max-new", "4000", "window"),
+        ("--max-new", "4000", "raise --window"),
+        ("--pilot-steps", "-1", "--pilot-steps"),
+        ("--batch-tokens", "0", "--batch-tokens is 0"),
+        ("--temperatures", "-1", "--temperatures"),
     ],
 )
 def test_bad_settings_are_refused(

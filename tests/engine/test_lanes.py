@@ -214,7 +214,7 @@ class Listener:
     """Stands before an architecture and keeps what it is told."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.name, self.curious = inner, inner.name, True
+        self.inner, self.name, self.curious, self.speculative = inner, inner.name, True, True
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []

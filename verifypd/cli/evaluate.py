@@ -46,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
     from verifypd.distil.evaluate import Trial, draw, evaluate
     from verifypd.distil.export import commit_here, write_json
 
+    heated = _numbers(args.tau_temperatures, "--tau-temperatures")
+    if any(temperature <= 0 for temperature in heated):
+        raise ConfigError("--tau-temperatures must be above 0: a greedy request draws nothing that could be heated")
     if args.tokens < 1 or args.max_draft < 1 or args.timed < 1 or (args.count is not None and args.count < 1):
         raise ConfigError("--tokens, --max-draft, --timed and --count must be positive")
     given = prompts.read_prompts(args.prompts) if args.prompts else prompts.evaluation_prompts()
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             draft=args.draft,
             prompts=tuple(given),
             temperatures=_numbers(args.temperatures, "--temperatures"),
-            tau_temperatures=_numbers(args.tau_temperatures, "--tau-temperatures"),
+            tau_temperatures=heated,
             tokens=args.tokens,
             length=args.max_draft,
             timed=args.timed,

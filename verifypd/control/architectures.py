@@ -22,6 +22,7 @@ class Architecture(Protocol):
     """Makes plans, and is told what came of them."""
 
     name: str
+    speculative: bool  # whether its plans may ever draft
 
     @property
     def curious(self) -> bool:
@@ -53,6 +54,7 @@ class Policy:
     """What architectures share: drafting as the controller says, and passing on to it what happened."""
 
     name: str
+    speculative = True
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -142,6 +144,7 @@ class Plain(Unified):
     """Continuous batching without speculation: the arm every claim is held against."""
 
     name = "plain"
+    speculative = False
 
     def __init__(self) -> None:
         super().__init__(FixedController(0))

@@ -45,6 +45,7 @@ class Auto:
     """
 
     name = "auto"
+    speculative = True
 
     def __init__(
         self,

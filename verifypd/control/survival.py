@@ -165,9 +165,9 @@ class Survival:
         self._everyone.learn(accepted, trials, POPULATION)
         trace.curve = None
 
-    def fade(self, keep: float) -> None:
-        """Trust the evidence about whole kinds less, down to a few trials."""
-        for population in (*self._kinds.values(), self._everyone):
+    def fade(self, keep: float, kind: Kind) -> None:
+        """Trust the evidence about a kind less, and that about everyone, down to a few trials."""
+        for population in (self._population(kind), self._everyone):
             if population.trials > 16.0:
                 population.accepted *= keep
                 population.trials *= keep

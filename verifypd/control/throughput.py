@@ -13,6 +13,7 @@ from verifypd.control.allocation import Allocation, Load, allocations, reach
 from verifypd.control.controller import allowed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.probing import REST, Purse
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.survival import Kind, Survival, kind_of
 from verifypd.control.temperature import TemperatureSearch
@@ -23,8 +24,7 @@ FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PROBED = 16  # requests in one probe at most
-PATIENT = 16  # probes in a row that changed nothing, after which they come half as often; then half of that, …
-RAREST = 0.125  # … down to this part of their share
+LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
 LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
@@ -63,13 +63,9 @@ class ThroughputController:
         self.stretch = 1.0  # how much longer its drafts make a step
         self.probes = 0
         self.probe_seconds = 0.0  # spent on probes, foretold
-        self._price = 0.0  # of the last probe, for each request in it
-        self._asked = 0.0  # s, what the next probe will cost, as far as is known
-        self._credit = 1.0  # s that may be spent on probes; at first enough for a few
-        self._refunds = 1.0  # s that probes which stand may earn back, so that a change is soon believed
+        self._purses: dict[str | None, Purse] = {}  # by drafter
         self._longest = 0  # of the model's drafts, when there last were any
         self._drafted = 0  # longest draft of the last step that might have drafted
-        self._fruitless = 0  # probes in a row that changed nothing
         self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
         self._scatter = 0.0  # mean absolute size of it
         self._idle = 0  # steps since the choice was looked at while not drafting
@@ -80,7 +76,7 @@ class ThroughputController:
     @property
     def curious(self) -> bool:
         """Drafting, or about to look again whether to, or with enough saved up for a probe."""
-        return self.speculating or self._look_due or self._credit >= self._asked
+        return self.speculating or self._look_due or not self._purses or any(p.full for p in self._purses.values())
 
     @property
     def margin(self) -> float:
@@ -163,7 +159,8 @@ class ThroughputController:
         entering = not self.speculating
         self.speculating = self.gain > 1.0 + margin
         if entering and self.speculating:
-            self._fruitless = 0
+            for purse in self._purses.values():
+                purse.fruitless = 0
         self._longest = best.longest
         self.stretch = best.seconds / plain.seconds if self.speculating else 1.0
         return best if self.speculating else plain
@@ -267,29 +264,43 @@ class ThroughputController:
     # -- probing ------------------------------------------------------------------------------------------------------
 
     def _probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
-        """A draft of one token for a few, once enough time has been saved up for it."""
+        """A draft of one token for a few, once enough time has been saved up for it; drafters take turns."""
+        groups: dict[str | None, list[RequestView]] = {}
+        for view, _ in candidates:
+            groups.setdefault(view.proposer or snapshot.drafter, []).append(view)
+        for name in groups:
+            self._purses.setdefault(name, Purse())
+        for name, purse in self._purses.items():
+            if name not in groups or not self.probe_share:
+                purse.rest = REST
+        for name in sorted(groups, key=lambda name: self._purses[name].turn):
+            purse, views = self._purses[name], groups[name]
+            slots, price = self._few(views, load, snapshot)
+            if self.probe_share and purse.pay(price, len(slots)):
+                self.probes += 1
+                self.probe_seconds += price
+                purse.turn = self.probes
+                return slots
+        return {}
+
+    def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
+        """Those who are cheapest to try, and what it costs in seconds. They have one drafter."""
         c = self.cost.coefficients
-        cached = snapshot.drafter_has_cache
-        lags = sorted(((view.draft_lag if cached else 0, view.slot) for view, _ in candidates), key=lambda p: p[0])
-        free = c.knee - load.rows
-        price = c.draft_start + c.draft_step
+        model = views[0].proposer is None
+        lags = [(view.draft_lag if model and snapshot.drafter_has_cache else 0, view.slot) for view in views]
+        lags.sort(key=lambda pair: pair[0])
+        launch = (
+            c.draft_start + c.draft_step if model else LOOKED_UP * self.cost.verify_seconds(load.rows, load.context)
+        )
+        free, price = c.knee - load.rows, launch
         slots: dict[int, int] = {}
         for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
             more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
-            if slots and more > 0.5 * (c.draft_start + c.draft_step):
+            if slots and more > 0.5 * launch:
                 break
             price += more
             slots[slot] = 1
-        self._asked = price
-        self._credit, self._refunds = min(self._credit, 2.0 * price), min(self._refunds, 32.0 * price)
-        if self._credit < price or not self.probe_share:
-            return {}
-        self._credit -= price
-        self.probes += 1
-        self._fruitless += 1
-        self.probe_seconds += price
-        self._price = price / len(slots)
-        return slots
+        return slots, price
 
     def state(self) -> dict[str, float]:
         """What it foretells, and how far its forecasts have been off."""
@@ -314,11 +325,10 @@ class ThroughputController:
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
         if not self.speculating and seen.drafted:
-            # a probe that stands has earned its keep: the next may follow at once, and a change is soon believed
-            earned = min(self._price, self._refunds) if seen.accepted == seen.drafted else 0.0
-            self._credit += earned
-            self._refunds -= earned
-            self.survival.fade(FORGET)
+            purse = self._purses.get(seen.drafter)
+            if purse is not None and seen.accepted == seen.drafted:
+                purse.stood()
+            self.survival.fade(FORGET, kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter))
         self.survival.observe(seen)
         self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped
         self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
@@ -330,9 +340,8 @@ class ThroughputController:
     def _save_up(self, seconds: float) -> None:
         """A step without drafts has passed: a share of its time may go to probes."""
         self._idle += 1
-        earned = seconds * self.probe_share * max(RAREST, 0.5 ** (self._fruitless // PATIENT))
-        self._credit += earned
-        self._refunds += earned
+        for purse in self._purses.values():
+            purse.save(seconds * self.probe_share / len(self._purses))
 
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""

@@ -95,7 +95,7 @@ def evaluate(trial: Trial, progress: bool = True) -> dict[str, Any]:
     total = len(trial.temperatures) + len(trial.tau_temperatures) + 2
     with tqdm(total=total, desc="evaluating", disable=None if progress else True) as bar:
         found, taus = _acceptance(trial, bar)
-        speed = _speed(trial, found, bar)
+        speed = _speed(trial, bar)
         calibration = _calibration(trial, bar)
     return {
         "verifier": trial.model,
@@ -161,8 +161,9 @@ def _count(acceptance: Acceptance, seen: Observation) -> None:
         acceptance.accepted[position] += position < seen.accepted
 
 
-def _speed(trial: Trial, found: dict[float, dict[str, Acceptance]], bar: Any) -> dict[str, Any]:
-    """One greedy request at a time, with and without drafts in turn; what the costs foretell and what was measured."""
+def _speed(trial: Trial, bar: Any) -> dict[str, Any]:
+    """One greedy request at a time, with and without drafts in turn; what was measured, and what costs and acceptance
+    of the same requests foretell."""
     params = SamplingParams(temperature=0.0, max_tokens=trial.tokens)
     seconds: dict[str, list[float]] = {"plain": [], "draft": []}
     same = 0
@@ -176,6 +177,7 @@ def _speed(trial: Trial, found: dict[float, dict[str, Acceptance]], bar: Any) ->
         for llm, listener in arms.values():
             llm.generate([chosen[0]], params)  # warm
             listener.steps.clear()
+            listener.seen.clear()
         for prompt in chosen:
             texts = []
             for name, (llm, _) in arms.items():
@@ -190,15 +192,18 @@ def _speed(trial: Trial, found: dict[float, dict[str, Acceptance]], bar: Any) ->
         ]
         several = _median(t.verify_seconds for t in whole)
         step = _median(t.draft_seconds / t.draft_steps for t in whole)
+        greedy = Acceptance(trial.length)
+        for seen in arms["draft"][1].seen:
+            _count(greedy, seen)
     bar.update()
-    greedy = found.get(0.0, {}).get("all")
-    length = greedy.mean_accepted_length if greedy else 1.0
+    length = greedy.mean_accepted_length
     spent = several + trial.length * step
     return {
         "verifier_step_ms": round(1e3 * one, 3),
         "verify_span_ms": round(1e3 * several, 3),
         "draft_step_ms": round(1e3 * step, 3),
         "cost_ratio": round(step / one, 4) if one else None,
+        "mean_accepted_length": round(length, 4),
         "predicted_speedup": round(length * one / spent, 3) if spent else None,
         "measured_speedup": round(sum(seconds["plain"]) / sum(seconds["draft"]), 3),
         "prompts": len(seconds["plain"]),

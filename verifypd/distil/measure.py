@@ -130,16 +130,34 @@ def _walk(count: Acceptance, text: Text, overlap: Any, stands: Any) -> None:
 
 
 def _expect(count: Acceptance, text: Text, overlap: Any, stands: Any) -> None:
-    """Every row is the start of a span."""
+    """Every row weighs as much as it is likely to be the start of a span, as long as a whole draft fits."""
     rows = len(text.ids) - count.depth - text.prompt
     if rows <= 0:
         return
-    weight = np.ones(rows)
+    weight = starts(stands[:, text.prompt :], rows)
     for depth in range(count.depth):
         at = slice(text.prompt + depth, text.prompt + depth + rows)
         count.drafted[depth] += float(weight.sum())
         count.accepted[depth] += float((weight * overlap[depth, at]).sum())
         weight = weight * stands[depth, at]
+
+
+def starts(stands: Any, rows: int) -> Any:
+    """The chance that a span starts at each of the first rows, [rows]. The first does; the next one follows what stood.
+
+    stands [depth, T]: the chance that the token drafted at a depth and row is the one that was written.
+    """
+    depth = len(stands)
+    chances = np.zeros(rows + depth + 1)
+    chances[0] = 1.0
+    for row in range(rows):
+        alive = chances[row]
+        for stood in range(depth):
+            stays = alive * stands[stood, row + stood]
+            chances[row + stood + 1] += alive - stays
+            alive = stays
+        chances[row + depth + 1] += alive
+    return chances[:rows]
 
 
 def report(found: dict[str, dict[str, Acceptance]]) -> dict[str, Any]:

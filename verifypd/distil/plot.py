@@ -31,7 +31,8 @@ def draw_curve(curve: list[dict[str, Any]], path: Path) -> bool:
     right.set(xlabel="step", ylabel="chance to stand", title="held-out prompts")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if curve:  # stopped before its first measurement
+            axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return True

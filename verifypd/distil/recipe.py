@@ -45,16 +45,19 @@ class Recipe:
         whole = ("responses", "max_prompt", "max_new", "generate_batch", "validation", "layers", "vocab", "window")
         for name in (*whole, "depth", "steps", "batch_tokens"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be positive")
+        for name in ("self_prompts", "pilot_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be 0 or more")
         unknown = next((name for name in self.losses if name not in LOSSES), None)
         if unknown is not None or not self.losses:
-            raise ConfigError(f"loss {unknown!r} is not known; choose from {', '.join(LOSSES)}")
+            raise ConfigError(f"--losses: {unknown!r} is not known; choose from {', '.join(LOSSES)}")
         if not self.temperatures or min(self.temperatures) < 0:
-            raise ConfigError("temperatures must be zero or more, and at least one")
+            raise ConfigError("--temperatures must be zero or more, and at least one")
         if self.window < self.max_prompt + self.max_new:
             raise ConfigError(
-                f"the window of {self.window} tokens must hold a training text of"
-                f" {self.max_prompt + self.max_new}: raise window, or lower max_prompt or max_new"
+                f"a window of {self.window} tokens must hold a training text of"
+                f" {self.max_prompt + self.max_new}: raise --window, or lower --max-prompt or --max-new"
             )
         if not 0.0 <= self.raw_share < 1.0:
             raise ConfigError(f"raw_share {self.raw_share} must lie in 0..1")

@@ -108,13 +108,19 @@ def load_verifier(model: str, device: torch.device, recipe: Recipe) -> tuple[Mod
     tokenizer = read_tokenizer(source)
     if tokenizer is None:
         raise ConfigError(f"{model} has no tokenizer here, and a draft is made from text: give a folder that has one")
+    longest = recipe.max_prompt + recipe.max_new
+    if longest > source.config.max_position:
+        raise ConfigError(
+            f"texts of {longest} tokens are past the {source.config.max_position} that {model} can read:"
+            " lower --max-prompt or --max-new"
+        )
     cuda = device.type == "cuda"
     verifier = load_model(
         source,
         dtype=torch.bfloat16 if cuda else torch.float32,
         device=device,
         kernels=BatchKernels(device) if cuda else TorchKernels(),
-        max_model_len=min(source.config.max_position, recipe.max_prompt + recipe.max_new + 64),
+        max_model_len=min(source.config.max_position, longest + 64),
     )
     stop_ids = tuple(dict.fromkeys((*source.config.eos_ids, *tokenizer.eos_ids)))
     if not stop_ids:
@@ -127,8 +133,9 @@ def choose_vocab(texts: Sequence[Text], size: int, vocab: int, always: Sequence[
     counts = np.zeros(vocab, np.int64)
     for text in texts:
         np.add.at(counts, text.ids[text.prompt :], 1)
-    counts[list(always)] = counts.max() + 1
-    ranked = np.argsort(-counts, kind="stable")
+    rank = counts.copy()
+    rank[list(always)] = counts.max() + 1  # always among them, but they cover no more than what is written
+    ranked = np.argsort(-rank, kind="stable")
     share = np.cumsum(counts[ranked]) / max(1, counts.sum())
     size = min(size, vocab)
     sizes = sorted({n for n in (1024, 2048, 4096, 6144, 8192, 12288, 16384, size) if n <= vocab})

@@ -5,6 +5,7 @@ Every shard is made from its own seed and written whole, so a run that was stopp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,6 @@ class Writer:
         self.check = check
         self._generator: Generator | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._claim()
 
     @property
     def generator(self) -> Generator:
@@ -83,6 +83,7 @@ class Writer:
 
     def write(self, given: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
         """Everything that is not there yet."""
+        self._claim(given, held_out)
         prompts = self._prompts(given, held_out)
         self._held_out("evaluation", [(self.chat(p.text), p.kind) for p in held_out])
         self._held_out("validation", [(ids, "validation") for ids in prompts[: self.recipe.validation]])
@@ -202,17 +203,32 @@ class Writer:
     def _seed(self, name: str, number: int) -> int:
         return random.Random(f"{self.recipe.seed} {name} {number}").getrandbits(40)
 
-    def _claim(self) -> None:
-        """The folder belongs to one recipe: text of another is not mixed in."""
+    def _claim(self, given: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
+        """The folder belongs to one recipe, verifier and division of prompts: text of another is not mixed in."""
         path = self.folder / "text.json"
-        key = json.loads(json.dumps(self.recipe.text_key))
+        sources = {"verifier": fingerprint(self.model), "prompts": _digest(given), "held_out": _digest(held_out)}
+        key = json.loads(json.dumps({**self.recipe.text_key, **sources}))
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             if found != key:
                 names = ", ".join(name for name in key if found.get(name) != key[name])
-                raise ConfigError(f"{self.folder} holds text of another recipe ({names} differ): give another --out")
+                raise ConfigError(f"{self.folder} holds text made otherwise ({names} differ): give another --out")
             return
         path.write_text(json.dumps(key, indent=1) + "\n", encoding="utf-8")
+
+
+def fingerprint(model: Model) -> str:
+    """What tells one verifier from another, whatever it was loaded by: its shape and some of its weights."""
+    found = hashlib.sha256(repr(model.config).encode())
+    rows = model.embed(torch.arange(0, model.config.vocab_size, 97, device=model.device))
+    for values in (rows, *(layer.input_norm for layer in model.layers)):
+        found.update(values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """What tells one set of prompts from another."""
+    return hashlib.sha256(json.dumps([[p.kind, p.text] for p in prompts]).encode()).hexdigest()[:16]
 
 
 def load(path: Path) -> list[Text]:
@@ -233,16 +249,16 @@ def load_all(folder: Path) -> list[Text]:
 
 
 def _save(path: Path, texts: Sequence[Text]) -> None:
-    flat = np.concatenate([text.ids for text in texts])
+    flat = np.concatenate([np.zeros(0, np.int32), *(text.ids for text in texts)])
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         np.savez(
             file,
-            ids=flat.astype(np.uint16 if flat.max() < 1 << 16 else np.int32),
+            ids=flat.astype(np.uint16 if flat.max(initial=0) < 1 << 16 else np.int32),
             lengths=np.array([len(text.ids) for text in texts], np.int32),
             prompts=np.array([text.prompt for text in texts], np.int32),
             temperatures=np.array([text.temperature for text in texts], np.float32),
-            kinds=np.array([text.kind for text in texts]),
+            kinds=np.array([text.kind for text in texts], np.str_),
         )
     temporary.rename(path)
 

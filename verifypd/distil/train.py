@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from verifypd.distil.measure import measure, report, score
 from verifypd.distil.progress import bar
 from verifypd.distil.recipe import Recipe
 from verifypd.distil.teacher import Teacher
-from verifypd.distil.text import Batch, Deadline, Text, batches
+from verifypd.distil.text import Batch, Text, batches
+from verifypd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 FLOOR = 0.02  # of the learning rate, at the end
 LOOKS = 24  # measurements along a run
 CLIP = 1.0
+SAVE = 250  # steps between two checkpoints
 
 
 class Trainer:
@@ -76,29 +79,43 @@ class Trainer:
         """Pilots unless one loss is given, then every step that is left. Raises Deadline with a checkpoint written."""
         if not self._resume() and len(self.recipe.losses) > 1 and self.recipe.pilot_steps:
             self._choose()
-        try:
-            self._train(self.recipe.steps)
-        except Deadline:
-            self.save()
-            raise
-        self.save()
+        self._train(self.recipe.steps, self.save)
 
     def _choose(self) -> None:
         """Each loss from the same start for the same steps; the one that gets most tokens accepted goes on."""
-        best: tuple[float, dict[str, Any]] | None = None
+        path = self.folder / "pilots.pt"
+        kept = self._read(path) or {"scores": {}, "best": None, "running": None}
+        self.pilots = dict(kept["scores"])
+
+        def keep() -> None:
+            kept.update(scores=dict(self.pilots), running=self._state())
+            self._write(path, kept)
+
         for name in self.recipe.losses:
+            if name in self.pilots:
+                continue
             self._start()
             self.loss = name
-            self._train(self.recipe.pilot_steps)
+            if kept["running"] is not None and kept["running"]["loss"] == name:
+                self._restore(kept["running"])
+            self._train(self.recipe.pilot_steps, keep)
             self.pilots[name] = round(score(self._measure()), 4)
             log.info("loss %s: mean accepted length %.3f after %d steps", name, self.pilots[name], self.step)
-            if best is None or self.pilots[name] > best[0]:
-                best = self.pilots[name], self._state()
-        assert best is not None
-        self._restore(best[1])
+            if self.pilots[name] >= max(self.pilots.values()):
+                kept["best"] = self._state()
+            keep()
+        self._restore(kept["best"])
         self.save()
+        path.unlink()
 
-    def _train(self, until: int) -> None:
+    def _train(self, until: int, keep: Callable[[], None]) -> None:
+        """Steps up to `until`. What was done is kept at the end, every so many steps, and when time is up."""
+        try:
+            self._steps(until, keep)
+        finally:
+            keep()
+
+    def _steps(self, until: int, keep: Callable[[], None]) -> None:
         feed = batches(self.texts, self.recipe.batch_tokens, self.recipe.seed, self.step)
         look = max(1, self.recipe.steps // LOOKS)
         shown = bar(total=until, initial=self.step, desc=f"training, {self.loss}", unit="step")
@@ -114,6 +131,8 @@ class Trainer:
                     shown.set_postfix_str(
                         f"α {last['alpha'][0]:.3f}, accepted {last['mean_accepted_length']:.2f}", refresh=False
                     )
+                if self.step % SAVE == 0:
+                    keep()
 
     def train_step(self, batch: Batch) -> Tensor:
         """One update; returns the loss at each depth, [depth]."""
@@ -174,14 +193,36 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint whole, or not at all."""
-        temporary = self._path.with_suffix(".tmp")
-        torch.save(self._state(), temporary)
-        temporary.rename(self._path)
+        self._write(self._path, self._state())
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
+        temporary = path.with_suffix(".tmp")
+        torch.save({"recipe": self._recipe, **state}, temporary)
+        temporary.rename(path)
+
+    @property
+    def _recipe(self) -> str:
+        return json.dumps(asdict(self.recipe))
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """What was kept there, if it was made with the same settings."""
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
+        found, own = json.loads(state.get("recipe", "{}")), json.loads(self._recipe)
+        if found != own:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in own if found.get(name) != own[name])
+            raise ConfigError(
+                f"{path} was made with other settings ({names}): give the same ones to go on,"
+                " another --out to start anew, or delete that file to train again on the same text"
+            )
+        return state
 
     def _resume(self) -> bool:
-        if not self._path.exists():
+        state = self._read(self._path)
+        if state is None:
             return False
-        self._restore(torch.load(self._path, map_location=self.device, weights_only=True))
+        self._restore(state)
         log.info("going on from step %d", self.step)
         return True
 

@@ -42,10 +42,6 @@ class Drafter(Protocol):
         """Hidden states [N, hidden] of a verifier pass and the streams asked for, for drafters that read them."""
         ...
 
-    def admit(self, slot: int, computed: int, cached: int) -> None:
-        """A request got a slot. Prefix caches hold `computed` tokens of it for the verifier, `cached` for the draft."""
-        ...
-
     def forget(self, request: Request) -> None:
         """The request has left."""
         ...

@@ -106,16 +106,16 @@ class Choice:
         self._everyone = Chance(0.6)
         self._requests: dict[int, _Known] = {}  # by order
 
-    def pick(self, request: Request, limit: int) -> tuple[str, int]:
-        """Who proposes next, and how many tokens at most."""
+    def pick(self, request: Request, limit: int, able: bool = True) -> tuple[str, int]:
+        """Who proposes next, and how many tokens at most. `able`: whether the model can draft for it."""
         known = self._requests.get(request.order)
         if known is None:
             known = self._requests[request.order] = _Known(Copying(*self._sizes), Chance(self._everyone.mean))
         known.copying.extend(request.tokens, request.prompt_len)
-        name, longest = self.model, limit
+        name, longest = self.model, limit if able else 0
         chance = known.copying.chance
         if chance is not None:
-            own, _ = gain(known.drafting.mean, limit, self.row + self.step)
+            own, _ = gain(known.drafting.mean, longest, self.row + self.step)
             copied, length = gain(chance, limit, self.row)
             if length and copied >= own:
                 name, longest = self.copier, length

@@ -39,9 +39,3 @@ class HeadDrafter(ModelDrafter):
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Keep the features of every row: confirmed ones are read later, rejected ones are written over."""
         self.head.keep(captured, hidden, layout)
-
-    def admit(self, slot: int, computed: int, cached: int) -> None:
-        """The verifier makes no states for tokens it found in its prefix cache: where the head has none kept either,
-        it reads zeros."""
-        if computed > cached:
-            self.head.blank(slot, cached, computed)

@@ -132,8 +132,5 @@ class ModelDrafter:
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
 
-    def admit(self, slot: int, computed: int, cached: int) -> None:
-        """Nothing depends on it."""
-
     def forget(self, request: Request) -> None:
         """Nothing is kept by request."""

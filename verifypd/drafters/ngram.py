@@ -73,9 +73,6 @@ class NgramDrafter:
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
 
-    def admit(self, slot: int, computed: int, cached: int) -> None:
-        """Nothing depends on it."""
-
     def forget(self, request: Request) -> None:
         """Drop its index."""
         self._indexes.pop(request.order, None)

@@ -65,6 +65,7 @@ class Engine:
         self.slots = slots
         self.sampling = sampling
         self.verify = verify
+        self.verify.keeps = self.architecture.speculative
         self.decode = decode
         self.placements = placements
         self.eos_ids = eos_ids
@@ -124,6 +125,7 @@ class Engine:
         if name != self.architecture.name:
             self.architecture = self.architectures(name)
             self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
+            self.verify.keeps = self.architecture.speculative
             self.stats.switches += 1
 
     def skip_prefill(self, request: Request) -> None:
@@ -211,10 +213,11 @@ class Engine:
         assert request.slot is not None
         proposer, promise, lag = None, 0, request.draft_lag
         if drafting and self.drafter is not None and limit:
+            able = not (request.unread and self.drafter.reads_hidden)
             if self.choice is None:
-                promise = self.drafter.promise(request)
+                promise = self.drafter.promise(request) if able else 0
             else:
-                name, promise = self.choice.pick(request, limit)
+                name, promise = self.choice.pick(request, limit, able)
                 if name != self.drafter.name:
                     proposer, lag = name, lag if self.decode.drafters[name].has_cache else 0
         return RequestView(
@@ -250,13 +253,11 @@ class Engine:
         """Give waiting requests a slot and blocks, in order of rank, as long as both last."""
         while self.waiting and self.free_slots and len(self.running) < self.admit_limit:
             request = self.waiting[0]
+            request.unread = not self.verify.keeps
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 return
-            self.memory.publish()
             self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
-            for drafter in self.decode.drafters.values():
-                drafter.admit(request.slot, request.computed, len(request.tokens) - request.draft_lag)
             self._enter(request, State.PREFILL)
             self.running[request.slot] = request
             self.slots.assign(request.slot, request.tokens)
@@ -391,7 +392,7 @@ class Engine:
         for span in batch.spans:
             request = self.running[span.slot]
             request.draft_lag -= span.rows
-            request.lag_unsure = 0
+            request.counted = [0] * len(request.inflight)  # the device started from what there really was
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
@@ -421,6 +422,7 @@ class Engine:
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1
         request.served = self.stats.steps
+        request.unread = request.unread or not self.verify.keeps
         if span.start is not None:
             request.computed += span.rows
             self.stats.prompt_tokens += span.rows
@@ -432,9 +434,10 @@ class Engine:
             # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
             # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
             request.draft_lag = 2
+            request.counted = [0] * (len(request.inflight) + 1)
         else:
             request.draft_lag += span.drafts + 1
-            request.lag_unsure = span.drafts + 1
+            request.counted.append(span.drafts + 1)
         request.inflight.append(span.drafts)
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
@@ -488,10 +491,11 @@ class Engine:
             if verdict is not None:
                 request.inflight.pop(0)
                 tau = request.temperatures.pop(0)
+                counted = request.counted.pop(0)
+                request.draft_lag -= max(0, counted - len(verdict.tokens))  # now it is known how many there are
             if not request.finished:
                 self._take_prompt_logprobs(request, span, result)
                 if verdict is not None:
-                    self._settle_lag(request, verdict)
                     self._confirm(request, verdict)
                     self._observe(request, span, verdict, tau)
                     news.append(request)
@@ -502,13 +506,6 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
-
-    @staticmethod
-    def _settle_lag(request: Request, verdict: Verdict) -> None:
-        """Now it is known how many of the tokens that the lag allows for there really are."""
-        if request.lag_unsure and not request.inflight:
-            request.draft_lag -= request.lag_unsure - len(verdict.tokens)
-            request.lag_unsure = 0
 
     def _confirm(self, request: Request, verdict: Verdict) -> None:
         metrics = request.metrics

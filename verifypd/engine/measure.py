@@ -162,6 +162,7 @@ class _Probe:
     """A policy that plans what it is told to and keeps the times."""
 
     name = "measure"
+    speculative = True
     curious = False  # it has its plan already
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.prefix import PrefixDigests
@@ -32,6 +33,8 @@ class RequestMemory:
         self.capacity = capacity  # tokens one request may reserve
         self._pools = [verifier] if draft is None else [verifier, draft]
         self._digests: dict[int, PrefixDigests] = {}
+        self._read: set[int] = set()  # blocks of a draft head whose keys and values are written, not only its features
+        self._marked: dict[int, int] = {}  # owner -> how many of its first blocks are among them
 
     def admit(self, request: Request, slot: int, spare: int) -> bool:
         """Give a waiting request room for its known tokens and the next one, keeping `spare` blocks for those running.
@@ -40,28 +43,37 @@ class RequestMemory:
         """
         known = len(request.tokens)
         digests = self._prefix(request, known - 1)
-        for pool in self._pools:
-            shared, idle = pool.blocks.matching(self._usable(request, pool, digests))
+        usable = [self._usable(request, pool, digests) for pool in self._pools]
+        for pool, wanted in zip(self._pools, usable, strict=True):
+            shared, idle = pool.blocks.matching(wanted)
             if pool.blocks.blocks_for(known + 1) - shared + spare > pool.blocks.available - idle:
                 return False
         cached = []
-        for pool in self._pools:
-            shared = pool.blocks.adopt(request.order, self._usable(request, pool, digests))
-            pool.blocks.reserve(request.order, known + 1)
+        for pool, wanted in zip(self._pools, usable, strict=True):
+            shared = pool.blocks.adopt(request.order, wanted)
+            self._reserve(pool, request.order, known + 1)
             pool.tables.write(slot, pool.blocks.held[request.order])
             cached.append(shared * pool.blocks.block_size)
         request.computed = cached[0]
         request.metrics.cached_tokens = max(request.metrics.cached_tokens, cached[0])
         request.draft_lag = known - cached[-1] if self.draft else 0
+        if self.draft is not None and self.draft_reads_hidden:
+            adopted = self.draft.blocks.held[request.order][: cached[-1] // self.draft.blocks.block_size]
+            read = len(list(takewhile(self._read.__contains__, adopted)))
+            self._marked[request.order] = read
+            request.draft_lag = known - read * self.draft.blocks.block_size
         return True
 
     def reserve(self, request: Request, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
         tokens = min(tokens, self.capacity)
-        if not all(pool.blocks.can_reserve(request.order, tokens) for pool in self._pools):
+        missing = [pool.blocks.missing(request.order, tokens) for pool in self._pools]
+        if not any(missing):  # most steps
+            return True
+        if any(count > pool.blocks.available for count, pool in zip(missing, self._pools, strict=True)):
             return False
         for pool in self._pools:
-            if pool.blocks.reserve(request.order, tokens):
+            if self._reserve(pool, request.order, tokens):
                 assert request.slot is not None
                 pool.tables.write(request.slot, pool.blocks.held[request.order])
         return True
@@ -74,10 +86,26 @@ class RequestMemory:
     def commit(self, request: Request, computed: int) -> None:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
         self._commit(self.verifier, request, computed)
-        if self.draft is not None:
-            # what a draft head reads of the last confirmed token comes with the verifier's next pass
-            known = len(request.tokens) - (1 if self.draft_reads_hidden else 0)
-            self._commit(self.draft, request, min(known, request.length_floor - request.draft_lag))
+        if self.draft is None:
+            return
+        read = min(len(request.tokens), request.length_floor - request.draft_lag)
+        if not self.draft_reads_hidden:
+            self._commit(self.draft, request, read)
+        elif not request.unread:  # features come with the verifier's own passes, keys and values when it drafts
+            self._commit(self.draft, request, computed)
+            blocks = self.draft.blocks
+            full, marked = min(read, computed) // blocks.block_size, self._marked.get(request.order, 0)
+            if full > marked:
+                self._read.update(blocks.held[request.order][marked:full])
+                self._marked[request.order] = full
+
+    def _reserve(self, pool: PagedPool, owner: int, tokens: int) -> bool:
+        """Give `owner` blocks for `tokens` tokens in all; returns whether its table changed."""
+        before = len(pool.blocks.held.get(owner, ()))
+        changed = pool.blocks.reserve(owner, tokens)
+        if changed and pool is self.draft:
+            self._read.difference_update(pool.blocks.held[owner][before:])
+        return changed
 
     def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
         full = tokens // pool.blocks.block_size
@@ -104,6 +132,7 @@ class RequestMemory:
 
     def release(self, request: Request) -> None:
         """Return everything; the request may come back later."""
+        self._marked.pop(request.order, None)
         for pool in self._pools:
             pool.blocks.release(request.order)
 
@@ -129,5 +158,15 @@ class RequestMemory:
         return digests.upto(request.tokens, max(0, tokens) // blocks.block_size)
 
     def _usable(self, request: Request, pool: PagedPool, digests: list[bytes]) -> list[bytes]:
-        """Prompt logprobs need every row of the verifier, so such a request takes no prefix from its cache."""
-        return [] if pool is self.verifier and request.prompt_logprobs is not None else digests
+        """Prompt logprobs need every row of the verifier, so such a request takes no prefix from its cache.
+
+        For what it finds there the verifier makes no features: it takes no more than a draft head has them of, unless
+        that head will not draft for the request anyway.
+        """
+        if pool is not self.verifier:
+            return digests
+        if request.prompt_logprobs is not None:
+            return []
+        if self.draft is not None and self.draft_reads_hidden and not request.unread:
+            return digests[: self.draft.blocks.matching(digests)[0]]
+        return digests

@@ -692,6 +692,10 @@ static float soften(float *p, ptrdiff_t from, ptrdiff_t to, float softcap, float
     return rescale;
 }
 
+INLINE void fetch(const void *at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)at + i, 0, 2);
+}
+
 /* Rows [j0, j1) of a span and the query heads of key head h. scratch: see vpd_attend. */
 #define DEFINE_ATTEND(T, WT)                                                                                        \
     static void attend_##T(const attend_args *a, ptrdiff_t span, ptrdiff_t j0, ptrdiff_t j1, ptrdiff_t h,           \
@@ -718,7 +722,15 @@ static float soften(float *p, ptrdiff_t from, ptrdiff_t to, float softcap, float
                 ptrdiff_t line0 = ((ptrdiff_t)blocks[(base + j) / bs] * bs + at) * line;                            \
                 const WT *keys = kc + line0;                                                                        \
                 const char *near = (const char *)keys;                                                              \
-                for (ptrdiff_t i = 0; i < run; i++) values[j + i] = vc + line0 + i * line;                          \
+                for (ptrdiff_t i = 0; i < run; i++) {                                                               \
+                    values[j + i] = vc + line0 + i * line;                                                          \
+                    fetch(values[j + i], (size_t)D * sizeof(WT));                                                   \
+                }                                                                                                   \
+                if (base + j + run <= last) { /* keys of the next block: it may lie anywhere */                     \
+                    const WT *next = kc + (ptrdiff_t)blocks[(base + j + run) / bs] * bs * line;                     \
+                    for (ptrdiff_t i = 0; i < bs && base + j + run + i <= last; i++)                                \
+                        fetch(next + i * line, (size_t)D * sizeof(WT));                                             \
+                }                                                                                                   \
                 ptrdiff_t i = 0;                                                                                    \
                 for (; i + 4 <= run; i += 4)                                                                        \
                     four_##T(nq, q, D, keys + i * line, line, D, near, p + j + i, KEYS);                            \

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 
 class BlockPool:
@@ -16,7 +17,7 @@ class BlockPool:
         self.block_size = block_size
         self.total = blocks - 1  # block 0 is the null block
         self.prefix_cache = prefix_cache
-        self.free: deque[int] = deque(range(1, blocks))
+        self.free = list(range(1, blocks))  # a heap: blocks that lie close together are read faster
         self.cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self.owners: dict[int, int] = {}  # block -> how many requests hold it
         self.held: dict[int, list[int]] = {}  # owner -> its blocks in order
@@ -111,11 +112,11 @@ class BlockPool:
             if block in self.digest_of:
                 self.cached[block] = None
             else:
-                self.free.append(block)
+                heappush(self.free, block)
 
     def _take(self) -> int:
         if self.free:
-            return self.free.popleft()
+            return heappop(self.free)
         block, _ = self.cached.popitem(last=False)
         del self.by_digest[self.digest_of.pop(block)]
         return block

@@ -59,5 +59,5 @@ class FeatureCache:
 
     def place(self, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Rows [N] of `data` that hold these positions of these slots; the null block where nothing is reserved."""
-        blocks = block_table[slots, positions // self.block_size].to(torch.int64)
-        return blocks * self.block_size + positions % self.block_size
+        index = positions // self.block_size
+        return torch.add(positions, block_table[slots, index] - index, alpha=self.block_size)

@@ -58,6 +58,7 @@ class VerifyLane:
         self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
+        self.keeps = True  # whether drafters that read hidden states get them: not while nobody can draft
 
     @property
     def captured(self) -> int:
@@ -89,7 +90,7 @@ class VerifyLane:
 
     def forward(self, batch: VerifyBatch) -> Tensor:
         """Stage one: hidden states of every row."""
-        reader = next((drafter for drafter in self.drafters.values() if drafter.reads_hidden), None)
+        reader = next((d for d in self.drafters.values() if d.reads_hidden), None) if self.keeps else None
         if self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
             return self.graphs.verify(batch.spans)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
@@ -202,6 +203,8 @@ def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassRe
             verdicts.append(None)
             continue
         count, accepted, drafted, finish, _, *tokens = rows[index]
+        if count <= accepted:  # it ended inside the accepted drafts: the others were never judged
+            drafted = accepted
         logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
         verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs))
         index += 1
