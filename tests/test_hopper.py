@@ -46,6 +46,22 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
 build(kernels.merge_splits, {**rows, "out": "*bf16", "first_row_of_slice": "i32"}, shared, num_warps=1)
 pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
+build(kernels.rotate_and_write, {**pair, "v_row": "i32", "q": "*bf16", "q_row": "i32", "positions": "*i64",
+    "cos": "*fp32", "sin": "*fp32"}, {"Q_HEADS": 32, "KV_HEADS": 4, "WIDTH": 64, "HALF": 32, "BLOCK_H": 16,
+    "BLOCK_D": 32, "BLOCK_W": 64})
+
+from verifypd.kernels import triton_kernels as layer
+
+rows = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32", "x_row": "i32"}
+build(layer.norm_rows, {**rows, "x_group": "i32"}, {"GROUP": 1, "WIDTH": 4096, "BLOCK": 4096, "UNIT": False})
+build(layer.add_norm_rows, {**rows, "residual": "*bf16", "total": "*bf16"},
+    {"WIDTH": 4096, "BLOCK": 4096, "UNIT": True}, num_warps=8)
+build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 11008, "BLOCK": 1024, "SILU": True})
+build(layer.rotate_rows, {"q": "*bf16", "k": "*bf16", "positions": "*i64", "cos": "*fp32", "sin": "*fp32",
+    "q_row": "i32", "k_row": "i32"}, {"Q_HEADS": 32, "K_HEADS": 4, "WIDTH": 64, "HALF": 32, "BLOCK_H": 16,
+    "BLOCK_D": 32})
+assert "wgmma" in build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
+    {"DEPTH": 4096, "BIASED": True, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128}, num_stages=4)
 
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 
@@ -63,7 +79,7 @@ build(sampling.judge_spans, {**judged, "block_sums": floats, "span_slots": ints,
     {"VOCAB": 32000, "BLOCK": 256, "BLOCKS": 125, "BLOCKS_PADDED": 128, "GROUP": 8, "WIDTH": 5, "WIDTH_PADDED": 8,
     "STOPS": 4, "HAS_Q": True, "LISTED": True})
 build(sampling.propose_rows, {**state, "slots": ints, "draft_q": floats, "block_sums": floats, "drafts_row": "i32",
-    "q_slot": "i32", "q_depth": "i32"}, {"DEPTH": 1, "VOCAB": 32000, "ROW": 2048, "BLOCK": 256, "BLOCKS": 125,
+    "q_slot": "i32", "q_depth": "i32", "depth": "i32"}, {"VOCAB": 32000, "ROW": 2048, "BLOCK": 256, "BLOCKS": 125,
     "BLOCKS_PADDED": 128, "GROUP": 8}, num_warps=8)
 """
 

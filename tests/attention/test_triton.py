@@ -22,6 +22,7 @@ from verifypd.attention import PassLayout, available_backends, backend, tiling
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
+from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import LayerCache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,6 +192,27 @@ def test_batch_invariant(window: int | None, softcap: float | None, monkeypatch:
             one = Case(layout, case.cache, [start + j], case.q[row], case.k[row], case.v[row], [])
             alone, _ = attend(one, window=window, softcap=softcap, fixed=True)
             assert torch.equal(alone, together[row])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "half"), [(4, 2, 64, 32), (6, 1, 80, 40), (3, 3, 96, 20)])
+def test_rotating_on_the_way(heads: int, kv_heads: int, width: int, half: int) -> None:
+    """Rotation and writing in one launch give what they give one after the other."""
+    case, twin = (on_device(make_case([(70, 4), (0, 18), (-1, 2)], heads, kv_heads, width)) for _ in range(2))
+    generator = torch.Generator().manual_seed(3)
+    angles = torch.randn(200, half, generator=generator).to(DEVICE)
+    rotary = (angles.cos(), angles.sin())
+    TorchKernels().rotate_(twin.q, twin.k, twin.layout.positions, *rotary)
+    found = []
+    for one, given in ((case, rotary), (twin, None)):
+        chosen = TritonAttention()
+        prepared = chosen.prepare(one.layout)
+        q, k, v = one.q, one.k, one.v
+        found.append(
+            chosen.attend(q, k, v, one.cache, one.layout, prepared, scale=0.1, window=None, softcap=None, rotary=given)
+        )
+    assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert_close(case.cache.k[1:], twin.cache.k[1:])  # void rows meet in the null block
+    assert torch.equal(case.cache.v[1:], twin.cache.v[1:])
 
 
 def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:

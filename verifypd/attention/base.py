@@ -16,6 +16,8 @@ from verifypd.errors import ConfigError
 from verifypd.kernels import triton_runs_on
 from verifypd.kv.pool import LayerCache
 
+Rotary = tuple[Tensor, Tensor]  # cos and sin, [T, R / 2] float32, for the first R dimensions of a head
+
 
 @dataclass(frozen=True, slots=True)
 class PassLayout:
@@ -114,6 +116,7 @@ class AttentionBackend(Protocol):
     """Attention of ragged spans over a paged cache."""
 
     name: str
+    rotates: bool  # whether `attend` rotates queries and keys itself, by the tables in `rotary`
 
     def prepare(self, layout: PassLayout) -> Any:
         """What all layers of one pass share; called once per pass."""
@@ -131,8 +134,9 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
-        """q [N, Hq, D], k and v [N, Hkv, D], q and k already rotated -> [N, Hq, D].
+        """q [N, Hq, D], k and v [N, Hkv, D] -> [N, Hq, D]; q and k already rotated, unless there is a `rotary`.
 
         Writes k and v at write_index, then attends each row to the positions <= its own (and > its own - window).
         Void rows come out finite and mean nothing.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import PassLayout, Rotary
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.kv.pool import LayerCache
@@ -20,6 +20,7 @@ class NativeAttention:
     """float32 queries over a float32, bfloat16 or float16 cache; sums and softmax in float32."""
 
     name = "native"
+    rotates = False
 
     def __init__(self) -> None:
         loaded = build.library()
@@ -51,6 +52,7 @@ class NativeAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend. The heads of a row must lie one after another, as in a fused qkv."""
         dtype = q.dtype

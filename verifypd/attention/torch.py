@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import PassLayout, Rotary
 from verifypd.kv.pool import LayerCache
 
 SHORT_ROWS = 16  # spans up to this many rows share the flat pair list
@@ -115,6 +115,7 @@ class TorchAttention:
     """Every device, every dtype; softmax in float32."""
 
     name = "torch"
+    rotates = False
 
     def prepare(self, layout: PassLayout) -> list[Group]:
         """Split the spans into short and long ones."""
@@ -134,6 +135,7 @@ class TorchAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend."""
         cache.k.view(-1, *cache.k.shape[2:]).index_copy_(0, layout.write_index, k.to(cache.k.dtype))

@@ -16,12 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, power_of_two, tiling
-from verifypd.attention.triton_kernels import attend_tile, merge_splits, write_cache
+from verifypd.attention.triton_kernels import attend_tile, merge_splits, rotate_and_write, write_cache
 from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
+ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
 INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
@@ -54,6 +55,7 @@ class TritonAttention:
     """
 
     name = "triton"
+    rotates = True
 
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self.batch_invariant = batch_invariant
@@ -76,6 +78,7 @@ class TritonAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend. Views of a fused qkv are read in place."""
         rows, heads, width = q.shape
@@ -83,7 +86,10 @@ class TritonAttention:
         out = torch.empty(rows, heads, width, dtype=q.dtype, device=q.device)
         if not rows:
             return out
-        _write(k, v, cache, layout)
+        if rotary is None:
+            _write(k, v, cache, layout)
+        else:
+            q = _rotate_and_write(q, k, v, cache, layout, rotary)
         for spans in prepared:
             cut = self._tiling(spans, q, k.shape[1], window)
             _launch(q, cache, layout, spans, cut, out, scale, window, softcap)
@@ -131,6 +137,36 @@ def _write(k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout) -> None:
     write_cache[(rows, -(-elements // block))](
         k, v, cache.k, cache.v, layout.write_index, k.stride(0), v.stride(0), ELEMENTS=elements, BLOCK=block
     )
+
+
+def _rotate_and_write(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout, rotary: Rotary) -> Tensor:
+    """As `_write`, with keys rotated on the way and queries in place; returns those."""
+    rows, heads, width = q.shape
+    kv_heads, half = k.shape[1], rotary[0].shape[1]
+    block_h = max(1, ROTATED_ELEMENTS // power_of_two(half))
+    q_parts, kv_parts = -(-heads // block_h), -(-kv_heads // block_h)
+    rotate_and_write[(rows, q_parts + 2 * kv_parts)](
+        q,
+        k,
+        v,
+        cache.k,
+        cache.v,
+        layout.write_index,
+        layout.positions,
+        *rotary,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        Q_HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        HALF=half,
+        BLOCK_H=block_h,
+        BLOCK_D=power_of_two(half),
+        BLOCK_W=power_of_two(width),
+        num_warps=2,
+    )
+    return q
 
 
 def _scales(scale: float, softcap: float | None) -> tuple[float, float]:

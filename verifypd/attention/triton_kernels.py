@@ -35,7 +35,78 @@ def write_cache(
     tl.store(cache_v + place * ELEMENTS + column, value.to(cache_v.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_tile", "slice_rows", "splits"])
+@triton.jit
+def rotate_and_write(
+    q,  # [N, Q_HEADS, WIDTH], rows q_row apart; rotated in place
+    k,  # [N, KV_HEADS, WIDTH], rows k_row apart
+    v,
+    cache_k,  # [places, KV_HEADS, WIDTH]
+    cache_v,
+    write_index,  # [N] int64
+    positions,  # [N] int64
+    cos,  # float32 [T, HALF]
+    sin,
+    q_row,
+    k_row,
+    v_row,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,  # dimensions past 2 HALF are not rotated
+    BLOCK_H: tl.constexpr,  # heads of a program
+    BLOCK_D: tl.constexpr,  # HALF padded to a power of two
+    BLOCK_W: tl.constexpr,  # WIDTH padded
+):
+    """Queries rotate in place, keys on their way to the cache. Grid: rows, parts of the query, key and value heads."""
+    q_parts: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
+    kv_parts: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    target = tl.load(write_index + row) * KV_HEADS * WIDTH
+    if part >= q_parts + kv_parts:
+        head = (part - q_parts - kv_parts) * BLOCK_H + tl.arange(0, BLOCK_H)
+        w = tl.arange(0, BLOCK_W)
+        held = (head < KV_HEADS)[:, None] & (w < WIDTH)[None, :]
+        place = head[:, None] * WIDTH + w[None, :]
+        value = tl.load(v + row * v_row + place, mask=held)
+        tl.store(cache_v + target + place, value.to(cache_v.dtype.element_ty), mask=held)
+        return
+    d = tl.arange(0, BLOCK_D)
+    position = tl.load(positions + row)
+    c = tl.load(cos + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
+    s = tl.load(sin + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
+    if part < q_parts:
+        head = part * BLOCK_H + tl.arange(0, BLOCK_H)
+        held = (head < Q_HEADS)[:, None] & (d < HALF)[None, :]
+        place = head[:, None] * WIDTH + d[None, :]
+        source = q + row * q_row + place
+        low = tl.load(source, mask=held, other=0.0).to(tl.float32)
+        high = tl.load(source + HALF, mask=held, other=0.0).to(tl.float32)
+        tl.store(source, (low * c - high * s).to(q.dtype.element_ty), mask=held)
+        tl.store(source + HALF, (high * c + low * s).to(q.dtype.element_ty), mask=held)
+    else:
+        head = (part - q_parts) * BLOCK_H + tl.arange(0, BLOCK_H)
+        held = (head < KV_HEADS)[:, None] & (d < HALF)[None, :]
+        place = head[:, None] * WIDTH + d[None, :]
+        source = k + row * k_row + place
+        low = tl.load(source, mask=held, other=0.0).to(tl.float32)
+        high = tl.load(source + HALF, mask=held, other=0.0).to(tl.float32)
+        # rounded to the queries' type first: the cache may be wider
+        kind = k.dtype.element_ty
+        narrow = cache_k.dtype.element_ty
+        tl.store(cache_k + target + place, (low * c - high * s).to(kind).to(narrow), mask=held)
+        tl.store(cache_k + target + place + HALF, (high * c + low * s).to(kind).to(narrow), mask=held)
+        if WIDTH > 2 * HALF:
+            w = tl.arange(0, BLOCK_W)
+            rest = (head < KV_HEADS)[:, None] & ((w >= 2 * HALF) & (w < WIDTH))[None, :]
+            tail = head[:, None] * WIDTH + w[None, :]
+            tl.store(cache_k + target + tail, tl.load(k + row * k_row + tail, mask=rest).to(narrow), mask=rest)
+
+
+@triton.jit(
+    do_not_specialize=["first_tile", "slice_rows", "splits"],
+    do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts"],  # parts of one tensor
+)
 def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
     cache_k,  # [places, KV_HEADS, WIDTH]
@@ -152,7 +223,10 @@ def attend_tile(
         tl.store(summary + at * 2 + 1, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["first_row_of_slice", "slice_rows", "splits"])
+@triton.jit(
+    do_not_specialize=["first_row_of_slice", "slice_rows", "splits"],
+    do_not_specialize_on_alignment=["members", "row_offsets"],
+)
 def merge_splits(
     partial,
     summary,

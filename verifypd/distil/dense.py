@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verifypd.attention.base import Rotary
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import LayerCache
 from verifypd.models.base import Model
@@ -80,6 +81,7 @@ class DenseAttention:
     """Causal attention within B sequences of T rows each. Rows before `first` [B] are padding."""
 
     name = "dense"
+    rotates = False
 
     def __init__(self, sequences: int, length: int, first: Tensor | None = None) -> None:
         self.sequences = sequences
@@ -101,6 +103,7 @@ class DenseAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend; a cache, where given, gets the keys and values in its first T columns."""
         shape = (self.sequences, self.length)
@@ -134,6 +137,7 @@ class StepAttention:
     """Attention of one new token per sequence over a cache that all sequences fill in step."""
 
     name = "step"
+    rotates = False
 
     def __init__(self, column: Tensor, width: int, first: Tensor) -> None:
         self.column = column  # [1] int64, where the new tokens stand
@@ -168,6 +172,7 @@ class StepAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend. Heads that share keys are rows of one query: keys are never repeated."""
         cache.k.index_copy_(2, self.column, k.unsqueeze(2))

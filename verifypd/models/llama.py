@@ -50,7 +50,9 @@ class Llama(Model):
         if layer.q_norm is not None and layer.k_norm is not None:
             q = kernels.rms_norm(q, layer.q_norm, self._eps, self._unit)
             k = kernels.rms_norm(k, layer.k_norm, self._eps, self._unit)
-        kernels.rotate_(q, k, layout.positions, layer.cos, layer.sin)
+        rotary = (layer.cos, layer.sin) if attention.rotates else None
+        if rotary is None:
+            kernels.rotate_(q, k, layout.positions, layer.cos, layer.sin)
         mixed = attention.attend(
             q,
             k,
@@ -61,6 +63,7 @@ class Llama(Model):
             scale=config.scale,
             window=layer.window,
             softcap=config.attention_softcap,
+            rotary=rotary,
         )
         return kernels.linear(mixed.reshape(rows, -1), layer.output, layer.output_bias)
 

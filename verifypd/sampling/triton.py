@@ -64,7 +64,7 @@ def propose_(
         drafts.stride(0),
         draft_q.stride(0),
         draft_q.stride(1),
-        DEPTH=depth,
+        depth,
         VOCAB=vocab,
         ROW=min(ROW_TOKENS, _padded(vocab)),
         BLOCK=_padded(block),
@@ -85,14 +85,17 @@ def _blocks(vocab: int) -> tuple[int, int, int]:
 
 
 def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Tensor:
-    """Verdicts as they are packed for the host, int64 [R, W + 5]; tokens, lengths and life are written."""
+    """Verdicts as they are packed for the host, int64 [R, W + 5]; tokens, lengths and life are written.
+
+    W is that of the longest draft there may be, not of this batch: every width would be compiled by itself.
+    """
     spans, state, rows = case.spans, case.state, case.rows
     device, count, vocab = case.x.device, len(spans.slot_ids), state.vocab
     number = case.x.shape[0]
     own = torch.empty(number, dtype=torch.int64, device=device)
     stands = torch.empty(number, dtype=torch.int64, device=device)
     scores = torch.empty(number, 3, device=device)
-    width = spans.widest + 1
+    width = drafts.shape[1] + 1
     packed = torch.empty(count, width + 5, dtype=torch.int64, device=device)
     if not count:
         return packed

@@ -65,7 +65,7 @@ def largest_threshold(
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def cut_rows(
     x,  # float32 [N, x_row], changed in place
     slots,  # [N] int64

@@ -64,7 +64,8 @@ def scanned(row, seed, choice, index, noisy, CLEAN: tl.constexpr, VOCAB: tl.cons
     return score, token, top, tl.sum(weight * tl.exp(highest - top), 0)
 
 
-@triton.jit
+# Indices come as parts of one tensor: whether one begins on a 16-byte border must not make another kernel.
+@triton.jit(do_not_specialize=["widest"], do_not_specialize_on_alignment=["slots", "depths", "row_span", "drawn"])
 def judge_rows(
     x,  # float32 [N, x_row], transformed
     raw,  # float32 [N, raw_row], as the model gave it: synthetic rows look here
@@ -158,7 +159,10 @@ def leftover(
     return tl.where((token < VOCAB) & (token != given), p, 0.0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["stop_width"],
+    do_not_specialize_on_alignment=["span_slots", "first_rows", "span_depths", "drawn"],
+)
 def judge_spans(
     x,
     own,
@@ -276,7 +280,7 @@ def judge_spans(
     tl.store(alive + slot, (living & (finish == 0)).to(alive.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"], do_not_specialize_on_alignment=["slots"])
 def propose_rows(
     x,  # float32 [R, x_row], cut
     slots,  # [R] int64; a negative one is padding
@@ -290,7 +294,7 @@ def propose_rows(
     drafts_row,
     q_slot,
     q_depth,
-    DEPTH: tl.constexpr,
+    depth,  # place of the draft token
     VOCAB: tl.constexpr,
     ROW: tl.constexpr,  # tokens read at once
     BLOCK: tl.constexpr,
@@ -307,7 +311,7 @@ def propose_rows(
     alpha = tl.load(floats + slot * FLOATS + ALPHA)
     seed = tl.load(integers + slot * INTEGERS + SEED)
     choice = tl.load(integers + slot * INTEGERS + CHOICE)
-    index = tl.load(lengths + slot) + DEPTH - tl.load(integers + slot * INTEGERS + PROMPT_LEN)
+    index = tl.load(lengths + slot) + depth - tl.load(integers + slot * INTEGERS + PROMPT_LEN)
     row = x + r * x_row
     noisy = (mode == COUPLED) & (alpha < 0.0)
     score, likeliest, top, total = scanned(row, seed, choice, index, noisy, False, VOCAB, ROW)
@@ -315,7 +319,7 @@ def propose_rows(
     if (mode == REJECTION) & (alpha < 0.0):
         total = tl.maximum(total, 1e-30)
         hopeless = score == float("-inf")  # then q is all on token 0
-        q_base = draft_q + slot * q_slot + DEPTH * q_depth
+        q_base = draft_q + slot * q_slot + depth * q_depth
         for block in range(0, BLOCKS, GROUP):
             token = block * BLOCK + tl.arange(0, GROUP * BLOCK)
             value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
@@ -333,4 +337,4 @@ def propose_rows(
         token = chosen * BLOCK + tl.arange(0, BLOCK)
         inside = tl.load(q_base + token, mask=token < VOCAB, other=0.0)
         found = (chosen * BLOCK + picked(inside, tl.sum(u1, 0), 0)).to(tl.int64)
-    tl.store(drafts + slot * drafts_row + DEPTH, found)
+    tl.store(drafts + slot * drafts_row + depth, found)

@@ -82,9 +82,12 @@ class Verdicts:
     finish: Tensor  # [R] int64, a Finish
     stop_token: Tensor  # [R] int64, the id that ended it, or -1
     logprobs: Logprobs | None = None  # [R, W]; rows of requests that asked for none are 0
+    whole: Tensor | None = None  # what `packed` gives, where it was made so; its tokens may have more columns
 
     def packed(self) -> Tensor:
         """int64 [R, W + 5] for one copy to the host: counts, accepted, drafted, finish, stop_token, tokens."""
+        if self.whole is not None:
+            return self.whole
         columns = (self.counts, self.accepted, self.drafted, self.finish, self.stop_token)
         return torch.cat([torch.stack(columns, dim=1), self.tokens], dim=1)
 
@@ -167,7 +170,8 @@ def judge(
 
         packed = triton.judge(case, tokens, lengths, drafts, draft_lens)
         counts, accepted, drafted, finish, stop_token = packed[:, :5].unbind(1)
-        verdicts = Verdicts(packed[:, 5:], counts, accepted, drafted, finish, stop_token)
+        tokens_ = packed[:, 5 : 6 + spans.widest]
+        verdicts = Verdicts(tokens_, counts, accepted, drafted, finish, stop_token, whole=packed)
         return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
     own, top = _own_choice(case)
     noise = _noise(case)
