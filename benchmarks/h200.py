@@ -189,8 +189,8 @@ class Bench:
         self.figures["burst_ttft_ms_p95"] = found["ttft_ms_p95"]
 
     def auto(self) -> None:
-        """Tokens/s of `auto` over `plain`, by acceptance and concurrency; `plain` before and after."""
-        prompt, output = (20, 8) if self.tiny else (384, 128)
+        """Tokens/s of `auto` over `plain` in the same closed loop, by acceptance; `plain` before and after."""
+        prompt, output = (20, 8) if self.tiny else (384, 256)
         arms = (("plain", ALPHA), ("auto", 0.3), ("auto", 0.5), ("auto", 0.8), ("plain", ALPHA))
         for level in [n for n in self.levels if n in (1, 32, 128)]:
             rates: dict[tuple[str, float], list[float]] = {}

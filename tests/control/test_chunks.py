@@ -54,13 +54,36 @@ def test_a_step_with_drafts_and_a_chunk_lasts_no_longer_than_one_of_plain() -> N
     cost, running = h200(), [view(i, slo_tpot=100.0) for i in range(20)]
     waiting = view(30, prefill_left=1200, since_output=0.08)
     views = snapshot([*running, waiting], prefill_chunk=512)
-    drafting = prefill_chunk(views, running, cost, DRAFTS, 1.3, False)
+    drafting, pressed = prefill_chunk(views, running, cost, DRAFTS, 1.3, False)
+    assert not pressed
     assert 256 < drafting < 512
     context = sum(each.length_bound for each in running)
     longer = Step(20 + DRAFTS.rows, context, DRAFTS.draft_seconds).seconds(cost, drafting)
     assert longer <= Step(20.0, context).seconds(cost, 512) < 1.05 * longer
     crowd = prefill_chunk(replace(views, waiting=9), running, cost, DRAFTS, 1.3, False)
-    assert crowd == 512, "with requests waiting for a slot the pace of prompts comes first"
+    assert crowd.tokens == 512, "with requests waiting for a slot the pace of prompts comes first"
+
+
+def test_a_late_prompt_presses() -> None:
+    """A long prompt beside few requests: its chunk is as large as the inter-token target allows, and drafts give way."""
+    cost, running = h200(), [view(i, slo_tpot=15.0) for i in range(8)]
+    long = snapshot([*running, view(30, prefill_left=4096, since_output=0.0)], prefill_chunk=512)
+    calm = snapshot([*running, view(30, prefill_left=200, since_output=0.0)], prefill_chunk=512)
+    assert not prefill_chunk(calm, running, cost, DRAFTS, 2.0, False).pressed
+    chunk = prefill_chunk(long, running, cost, DRAFTS, 2.0, False)
+    step = Step(8 + DRAFTS.rows, float(sum(v.length_bound for v in running)), DRAFTS.draft_seconds)
+    assert chunk.pressed
+    assert chunk.tokens > prefill_chunk(calm, running, cost, DRAFTS, 2.0, False).tokens
+    assert step.seconds(cost, chunk.tokens) <= max(15e-3, 2.5 * step.seconds(cost, 0))
+
+
+def test_where_more_wait_than_decode_prompts_come_first() -> None:
+    """Past saving or not: a batch that is half empty gains more from prompts than its few lose by a longer step."""
+    cost, running = h200(), [view(i, slo_tpot=15.0) for i in range(8)]
+    late = [view(30 + i, prefill_left=384, since_output=0.4) for i in range(20)]
+    many = prefill_chunk(snapshot([*running, *late], prefill_chunk=512), running, cost, DRAFTS, 2.0, False)
+    few = prefill_chunk(snapshot([*running, *late[:3]], prefill_chunk=512), running, cost, DRAFTS, 2.0, False)
+    assert many.tokens > few.tokens and many.pressed and not few.pressed
 
 
 def test_a_draft_catches_up_in_a_share_of_the_step() -> None:

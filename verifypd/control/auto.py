@@ -74,6 +74,7 @@ class Auto:
         self.predicted: dict[str, float] = {}  # tokens a second, smoothed
         self.queue_factor: float | None = None  # None: the setting
         self.prefill_chunk: int | None = None
+        self._pressed = False  # whether prompts that wait are late, or were when they were last looked at
         self._fidelity: dict[str, float] = {}  # architecture → measured / foretold tokens a second
         self._scatter = 0.0
         self._looks = 0
@@ -283,7 +284,10 @@ class Auto:
         chosen = self._throughput.chosen if self._throughput else None
         stretch = self._throughput.stretch if self._throughput else 1.0
         drafting = chosen if self.label != "plain" else None
-        self.prefill_chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified")
+        chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified")
+        self.prefill_chunk = chunk.tokens
+        waiting = any(view.prefill_left for view in snapshot.requests)
+        self._pressed = waiting and (chunk.pressed or self._pressed)  # until the prompts are done: it would flap
         verify_batch = snapshot.verify_batch
         if self.running == "pdv":
             verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)
@@ -293,6 +297,7 @@ class Auto:
             draft_chunk=draft_chunk(snapshot, self.cost, chosen),
             queue_factor=self.queue_factor,
             verify_batch=verify_batch,
+            pressed=self._pressed,
         )
 
     def _next_queue_factor(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from verifypd.control.allocation import Allocation
 from verifypd.control.cost import CostModel
@@ -45,6 +46,13 @@ class Step:
         return int(knee if self.apart else knee - self.rows)
 
 
+class Chunk(NamedTuple):
+    """What prompts get of a step."""
+
+    tokens: int
+    pressed: bool = False  # prompts would be late: drafts should leave them more of the step
+
+
 def prefill_chunk(
     snapshot: Snapshot,
     ready: Sequence[RequestView],
@@ -52,19 +60,20 @@ def prefill_chunk(
     drafting: Allocation | None,
     stretch: float,
     apart: bool,
-) -> int:
+) -> Chunk:
     """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
 
     Where the prompts would not be done in time at that pace, as many as make the step as long as one of `plain` with
     its chunk, or the whole chunk where requests wait for a slot; then as many as `plain`, whose steps are shorter,
-    computes in the same time; where that is not enough, as many as fit the tightest inter-token target in flight.
+    computes in the same time; where that is not enough, or where more have waited too long than decode, as many as fit
+    the tightest inter-token target in flight.
     `drafting`: what the step drafts; `stretch`: how much longer that makes it; `apart`: chunks get a pass of their own.
     """
     waiting = [view for view in snapshot.requests if view.prefill_left]
     if not waiting or not cost.known:
-        return snapshot.prefill_chunk
+        return Chunk(snapshot.prefill_chunk)
     if not ready:
-        return CHUNK_FACTOR * snapshot.prefill_chunk
+        return Chunk(CHUNK_FACTOR * snapshot.prefill_chunk)
     served = ready[: snapshot.batch_size]
     step = Step(
         rows=len(served) + (drafting.rows if drafting else 0.0),
@@ -74,17 +83,24 @@ def prefill_chunk(
         apart=apart,
     )
     pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
-    target = min([view.slo_tpot for view in served]) * 1e-3
-    free = max(1, min(pace, step.free(cost)), snapshot.prefill_chunk // 2)
-    even = snapshot.prefill_chunk if snapshot.waiting else _even(step, cost, len(served), snapshot.prefill_chunk)
-    for most, share, missed in ((free, EARLY, True), (even, EARLY, False), (pace, LATE, False)):
-        chunk = chunk_within(cost, target, step, most)
-        if _in_time(waiting, chunk / step.seconds(cost, chunk), share * snapshot.slo_ttft * 1e-3, missed):
-            return chunk
+    target, first = min([view.slo_tpot for view in served]) * 1e-3, snapshot.slo_ttft * 1e-3
+    free = chunk_within(cost, target, step, max(1, min(pace, step.free(cost)), snapshot.prefill_chunk // 2))
+    if _in_time(waiting, free / step.seconds(cost, free), EARLY * first, missed=True):
+        return Chunk(free)
+    even = snapshot.prefill_chunk
+    if not snapshot.waiting:
+        even = _even(step, cost, len(served), snapshot.prefill_chunk)
+    crowd = sum(view.since_output >= LATE * first for view in waiting) >= len(served)
+    if not crowd and _in_time(waiting, even / step.seconds(cost, even), EARLY * first, missed=False):
+        return Chunk(even)
+    paced = chunk_within(cost, target, step, pace)
+    if not crowd and _in_time(waiting, paced / step.seconds(cost, paced), LATE * first, missed=False):
+        return Chunk(paced, pressed=True)
     # late: a step that emits several tokens for each request may last as many times the target of one
     tokens = drafting.tokens / max(1, len(served)) if drafting else 1.0
     longer = min(target * tokens, HURRY * step.seconds(cost, 0))
-    return chunk_within(cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
+    hurried = chunk_within(cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
+    return Chunk(max(even, hurried), pressed=True)
 
 
 def draft_chunk(snapshot: Snapshot, cost: CostModel, chosen: Allocation | None) -> int:

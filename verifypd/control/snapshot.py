@@ -68,6 +68,7 @@ class Snapshot:
     slo_ttft: float = 500.0  # ms, target for the first token
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
+    pressed: bool = False  # prompts are late: drafts leave them more of a step
     routine_lag: int = 2  # tokens a draft's cache lacks after a verdict, at most, that followed a draft
 
 

@@ -23,6 +23,7 @@ FEW = 0.1  # part of the requests that may do worse than without drafts
 FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
+PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
 PROBED = 16  # requests in one probe at most
 LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
 LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
@@ -95,7 +96,8 @@ class ThroughputController:
         """Draft lengths that make the most of this step."""
         if not self.curious:
             return {}
-        candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
+        longest = min(self.max_draft, PRESSED) if snapshot.pressed else self.max_draft
+        candidates = [(view, cap) for view in views if (cap := allowed(view, longest))]
         if not candidates:
             return {}
         if not self.speculating and not self._look_due:

@@ -28,6 +28,7 @@ from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine import costs
 from verifypd.engine.engine import Engine
+from verifypd.engine.measure import warm_up
 from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
@@ -126,6 +127,8 @@ def build(config: EngineConfig) -> Built:
     cost = CostModel()
     wired = (config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
     engine = _wire(*wired, sampler, replayed)
+    if device.type == "cuda":
+        warm_up(engine)
     if config.wants_costs:
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)

@@ -158,6 +158,12 @@ def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) 
     return found
 
 
+def warm_up(engine: Engine) -> None:
+    """One step without drafts and one with: what they compile, no request waits for."""
+    drafts = (0, engine.config.max_draft) if engine.drafter else (0,)
+    time_points(engine, [Point(1, count, min(SHORT, engine.max_model_len // 2)) for count in drafts])
+
+
 class _Probe:
     """A policy that plans what it is told to and keeps the times."""
 
