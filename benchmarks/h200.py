@@ -249,21 +249,20 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         bench = Bench(args, Path(folder))
         if bench.device.type != "cuda" and not args.tiny:
             parser.error("there is no CUDA device here; --tiny runs a small model on the CPU")
-        seconds = {}
+        report = {**provenance(args.commit), "tiny": args.tiny, "pair": args.pair, "settings": bench.settings,
+                  "seconds": {}, "figures": bench.figures, "details": bench.details}  # fmt: skip
         for name in args.parts.split(","):
             begun = time.perf_counter()
             if name == "invariant":
                 bench.close()  # its engines need the memory
             PARTS[name](bench)
-            seconds[name] = time.perf_counter() - begun
-            print(f"{name}: {seconds[name]:.1f} s", flush=True)
+            report["seconds"][name] = time.perf_counter() - begun
+            print(f"{name}: {report['seconds'][name]:.1f} s", flush=True)
+            if args.json:  # after every part: what was measured is kept, whatever comes
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps(report, indent=1) + "\n")
         bench.close()
-    report = {**provenance(args.commit), "tiny": args.tiny, "pair": args.pair, "settings": bench.settings,
-              "seconds": seconds, "figures": bench.figures, "details": bench.details}  # fmt: skip
     print("\n".join(f"{name:32} {value:10.3f}" for name, value in sorted(bench.figures.items())))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
     return report
 
 

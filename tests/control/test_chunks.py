@@ -65,7 +65,7 @@ def test_a_step_with_drafts_and_a_chunk_lasts_no_longer_than_one_of_plain() -> N
 
 
 def test_a_late_prompt_presses() -> None:
-    """A long prompt beside few requests: its chunk is as large as the inter-token target allows, and drafts give way."""
+    """A long prompt beside few requests: a chunk as large as the inter-token target allows; drafts give way."""
     cost, running = h200(), [view(i, slo_tpot=15.0) for i in range(8)]
     long = snapshot([*running, view(30, prefill_left=4096, since_output=0.0)], prefill_chunk=512)
     calm = snapshot([*running, view(30, prefill_left=200, since_output=0.0)], prefill_chunk=512)
