@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ class Bench:
             begun = time.perf_counter()
             self._llm = LLM(self.model, **self.options())
             self.details["start_seconds"] = time.perf_counter() - begun
+            if self._llm.engine.cost is not None:
+                self.details["costs_at_start"] = asdict(self._llm.engine.cost.coefficients)
             if self.device.type == "cuda":
                 free, total = torch.cuda.mem_get_info()
                 self.details["device_gib"] = {"used": (total - free) / 2**30, "free": free / 2**30}
@@ -128,6 +131,8 @@ class Bench:
         points = [Point(n, drafts, context) for n in wanted for drafts in range(5)]
         found = dict(zip(points, time_points(self.engine, points), strict=True))
         rows = {(p.requests, p.drafts): t for p, t in found.items() if t is not None}
+        if self.engine.cost is not None:
+            self.details["costs"] = asdict(self.engine.cost.coefficients)  # as learnt up to now
         self.details["steps"] = {
             f"{n}x{drafts + 1}": {"draft_ms": 1e3 * t.draft_seconds, "verify_ms": 1e3 * t.verify_seconds}
             for (n, drafts), t in rows.items()

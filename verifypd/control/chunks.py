@@ -90,7 +90,7 @@ def prefill_chunk(
     even = snapshot.prefill_chunk
     if not snapshot.waiting:
         even = _even(step, cost, len(served), snapshot.prefill_chunk)
-    crowd = sum(view.since_output >= LATE * first for view in waiting) >= len(served)
+    crowd = 2 * sum(view.since_output >= LATE * first for view in waiting) >= len(served)
     if not crowd and _in_time(waiting, even / step.seconds(cost, even), EARLY * first, missed=False):
         return Chunk(even)
     paced = chunk_within(cost, target, step, pace)

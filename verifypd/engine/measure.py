@@ -23,7 +23,7 @@ from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, SamplingParams
-from verifypd.runtime.streams import synchronize
+from verifypd.runtime.streams import keep_busy, synchronize
 
 BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
 STRETCH = 2.0  # times that, where it must be to tell the coefficients apart
@@ -31,6 +31,8 @@ REPEATS = 5  # of a point, the median counts; fewer where a pass is long
 LONG_PASS = 0.06  # s: two repeats do from here on
 SHARE = 0.2  # of the time left, for one point
 SHORT, LONG = 64, 1024  # tokens of context
+LAUNCHING = 6e-3  # s that launching a step may take the host
+ATTEMPTS = 3  # steps that may be no timing because they captured
 STEADY_LAG = 2  # tokens a draft model lacks after every verdict
 
 
@@ -209,16 +211,21 @@ def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[Step
         return []
     found: list[StepTiming] = []
     try:
-        wanted = 1
+        wanted, tried = 1, 0
         while len(found) < wanted:
             probe.timings.clear()
             probe.next = _plan(engine, point, requests)
+            keep_busy(engine.slots.device, LAUNCHING)
             engine.step()
             synchronize(engine.slots.device)
             engine.drain()
             engine.tell()
             found += probe.timings
-            wanted = _repeats(sum(timing.seconds for timing in found) / len(found), left)
+            tried += 1
+            if found:
+                wanted = _repeats(sum(timing.seconds for timing in found) / len(found), left)
+            elif tried > ATTEMPTS:
+                raise EngineError("a pass could not be timed: every run of it captured a graph")
     finally:
         for request in requests:
             engine.finish(request)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CYCLES = 2e9  # a second, of a GPU's clock: about
+
 
 class HostCopy:
     """Tensors on their way to the host, started without waiting. `wait` says how they are waited for in the end."""
@@ -111,3 +113,12 @@ def synchronize(device: torch.device) -> None:
     """Wait for everything launched on `device` (benchmarks and shutdown only)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def keep_busy(device: torch.device, seconds: float) -> None:
+    """Give a CUDA device nothing to do for so long, about, before what is launched next (measurements only).
+
+    The host launches meanwhile; else the time it takes to would pass for the device's.
+    """
+    if device.type == "cuda":
+        torch.cuda._sleep(int(seconds * CYCLES))
