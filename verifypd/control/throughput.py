@@ -21,6 +21,7 @@ from verifypd.control.temperature import TemperatureSearch
 SLACK = 0.04  # tokens a second given up for shorter drafts
 FEW = 0.1  # part of the requests that may do worse than without drafts
 FAIR = 0.5  # how much of everyone's gain the slowest of the others may lose
+AMENDS = 0.25  # of what others' drafts cost a request, what bringing its draft up to date may take
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
@@ -252,16 +253,24 @@ class ThroughputController:
         return max(1.0, min(left, view.room) / 2.0)
 
     def _worth_catching_up(self, view: RequestView, snapshot: Snapshot) -> bool:
-        """Whether what drafts will save pays for bringing the draft's cache up to date."""
+        """Whether what drafts will save pays for bringing the draft's cache up to date.
+
+        Or whether others' drafts would cost it more than its debt costs them: who is left out lasts longer steps and
+        gets one token from each, and would be better off without any speculation.
+        """
         lag = view.draft_lag - CAUGHT_UP
         if lag <= 16 or not snapshot.drafter_has_cache or self.chosen is None:
             return True
         c, rate = self.cost.coefficients, self.chosen.rate
+        horizon = self._horizon(view)
+        longer = self.chosen.seconds * (1.0 - 1.0 / max(1.0, self.stretch))  # of each step, by what others draft
+        if self.speculating and c.draft_row * lag < AMENDS * longer * horizon:
+            return True
         price = rate * c.draft_row * lag  # tokens
         longest = max(1, self._longest)
         curve = self.survival.curve(view.order, self._kind(view, snapshot.drafter))[:longest]
         value = sum(curve) - rate * longest * c.draft_context * view.context
-        return value * self._horizon(view) > price
+        return value * horizon > price
 
     # -- probing ------------------------------------------------------------------------------------------------------
 
