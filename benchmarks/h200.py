@@ -36,10 +36,10 @@ from verifypd.bench.profile import look
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival, read
 from verifypd.control.cost import CostModel
-from verifypd.engine.build import policies
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import Point, time_points
 from verifypd.engine.synthetic import SyntheticAcceptance
+from verifypd.engine.wiring import policies
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 ALPHA = 0.8

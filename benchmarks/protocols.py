@@ -29,7 +29,7 @@ from verifypd.bench.dummy import dummy_model, parsed
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival
 from verifypd.control.cost import CostModel
-from verifypd.engine.build import policies
+from verifypd.engine.wiring import policies
 from verifypd.metrics.stats import percentile
 
 PAIRS = "tinyllama-1.1b:llama-2-7b,qwen2-1.5b:qwen2-7b,gemma-2b:gemma-7b"

@@ -1,12 +1,10 @@
-"""From settings to a running engine: loads models, makes the memory budget, wires the parts. Used once, at start."""
+"""From settings to a running engine: loads models, makes the memory budget, has it all wired. Used once, at start."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,41 +12,23 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from verifypd import kernels as kernel_sets
-from verifypd.attention.base import AttentionBackend, backend
+from verifypd.attention.base import backend
 from verifypd.config import EngineConfig, parse_bytes
-from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import Auto
-from verifypd.control.chunks import CHUNK_FACTOR
-from verifypd.control.controller import make_controller
 from verifypd.control.cost import CostModel
-from verifypd.drafters.base import Drafter
-from verifypd.drafters.choice import Choice
-from verifypd.drafters.head import HeadDrafter
-from verifypd.drafters.model import ModelDrafter
-from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
-from verifypd.engine.memory import PagedPool, RequestMemory
+from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
-from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget, plan_budget, show
-from verifypd.kv.pool import FeatureCache, KVCache, block_bytes
-from verifypd.lanes.decode import DecodeLane
-from verifypd.lanes.placement import Placements
-from verifypd.lanes.verify import VerifyLane
+from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_head, load_model
-from verifypd.runtime.graphs import Graphs, ModelGraphs, capture
-from verifypd.runtime.inputs import BlockTables, Slots
-from verifypd.runtime.passes import bucket, reachable
-from verifypd.runtime.runner import HeadRunner, ModelRunner
-from verifypd.sampling.state import SamplingState
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -57,7 +37,6 @@ DEFAULT_MAX_LEN = 8192
 DEFAULT_CPU_KV = 1 << 30  # bytes
 PREFILL_CHUNK = {"cpu": 256, "cuda": 512}  # tokens
 GPU_SHARE = 0.9  # of the device's memory
-CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
@@ -125,8 +104,11 @@ def build(config: EngineConfig) -> Built:
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
     lookup = "ngram" in drafts
     cost = CostModel()
-    wired = (config, model, draft, lookup, budget, vocab_map, vocab, eos_ids, max_len, capacity, cost)
-    engine = _wire(*wired, sampler, replayed)
+    parts = Parts(
+        config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
+        eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed,
+    )  # fmt: skip
+    engine = wire(parts, cost)
     if device.type == "cuda":
         warm_up(engine)
     if config.wants_costs:
@@ -158,105 +140,6 @@ def _load(
     )
 
 
-def _wire(
-    config: EngineConfig,
-    model: Model,
-    draft: Model | None,
-    lookup: bool,
-    budget: Budget,
-    vocab_map: Tensor | None,
-    vocab: int,
-    eos_ids: tuple[int, ...],
-    max_len: int,
-    capacity: int,
-    cost: CostModel,
-    sampler: str,
-    replayed: str,
-) -> Engine:
-    device = model.device
-    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
-    slots = Slots(config.slots, capacity, config.max_draft, device)
-    sampling = SamplingState(config.slots, vocab, config.max_draft, device, sampler)
-    runner, pool = _paged(config, model, budget, capacity, attention)
-    graphs = Graphs(device) if replayed != "off" else None
-    spans, chunk_rows = min(config.slots, CAPTURED_SPANS), _chunk_rows(config)
-    shape = (slots, config.max_draft + 1, chunk_rows + spans * (config.max_draft + 1))
-    passes = ModelGraphs(graphs, runner, *shape) if graphs is not None and not isinstance(draft, DraftHead) else None
-    work = passes.verify_work(spans, chunk_rows) if passes else []
-    drafters: dict[str, Drafter] = {}
-    draft_pool, draft_q, temperatures = None, None, None
-    if config.arch != "plain" and config.max_draft:
-        if draft is not None:
-            draft_runner, draft_pool = _paged(config, draft, budget, capacity, attention)
-            draft_q = torch.zeros(config.slots, config.max_draft, vocab, device=device)
-            temperatures = torch.ones(config.slots, device=device)
-            if isinstance(draft, DraftHead):
-                head = _beside(draft, draft_runner, budget, config.block_size)
-                drafters["head"] = HeadDrafter(head, slots, sampling, draft_q, temperatures)
-            else:
-                loops = ModelGraphs(graphs, draft_runner, *shape) if graphs is not None else None
-                drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, vocab_map, temperatures, loops)
-                if loops and sampler == "triton":
-                    drawing = (sampling, draft_q, vocab_map, temperatures)
-                    work += loops.draft_work(spans, CHUNK_FACTOR * config.draft_chunk, config.max_draft, *drawing)
-        if lookup:
-            always = config.alphas is not None and draft is None
-            drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
-    if graphs is not None and replayed == "start":
-        capture(graphs, work)
-    choice = None
-    if len(drafters) > 1:
-        model_name = next(iter(drafters))
-        choice = Choice("ngram", model_name, config.ngram_min, config.ngram_max)
-    return Engine(
-        config,
-        architectures=policies(config, cost),
-        memory=RequestMemory(pool, draft_pool, capacity, draft_reads_hidden=isinstance(draft, DraftHead)),
-        slots=slots,
-        sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, passes),
-        decode=DecodeLane(drafters, temperatures),
-        placements=Placements(config.placements, device),
-        eos_ids=eos_ids,
-        max_model_len=max_len,
-        verifier_bytes=model.weight_bytes,
-        choice=choice,
-        cost=cost,
-    )
-
-
-def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
-    """Architectures by name, over one controller and one cost model; each is made once and keeps what it has learnt."""
-    controller = make_controller(
-        config.controller, config.max_draft, cost, search_temperature=config.search_temperature
-    )
-    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
-
-
-def _paged(
-    config: EngineConfig, model: Model, budget: Budget, capacity: int, attention: AttentionBackend
-) -> tuple[ModelRunner, PagedPool]:
-    shape = model.config
-    cache = KVCache(
-        shape.layers,
-        budget.blocks,
-        config.block_size,
-        shape.kv_heads,
-        shape.head_dim,
-        model.activation_dtype,
-        model.device,
-    )
-    tables = BlockTables(config.slots, capacity, config.block_size, model.device)
-    blocks = BlockPool(budget.blocks, config.block_size, config.prefix_cache)
-    return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)
-
-
-def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
-    """The head's runner, with room for its features in every block."""
-    features = FeatureCache(budget.blocks, block_size, head.feature_width, head.activation_dtype, head.device)
-    return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)
-
-
 def make_budget(
     config: EngineConfig,
     model: Model,
@@ -275,13 +158,11 @@ def make_budget(
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
-    rows = spans + _chunk_rows(config)
+    rows = spans + chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
     parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
     if replayed:
-        loops = len({bucket(n) for n in range(1, min(config.slots, CAPTURED_SPANS) + 1)}) * config.max_draft
-        passes = len(reachable(min(config.slots, CAPTURED_SPANS), config.max_draft + 1, _chunk_rows(config)))
-        parts.append(("graphs", GRAPH_BYTES * (passes + (loops if draft else 0))))
+        parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None)))
     verifier_block = _block_bytes(model, config.block_size)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
@@ -307,11 +188,6 @@ def make_budget(
         max_model_len=max_len,
         most_tokens=config.slots * (capacity + config.block_size),
     )
-
-
-def _chunk_rows(config: EngineConfig) -> int:
-    """Most prompt rows of one pass."""
-    return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
 
 
 def _block_bytes(model: Model, block_size: int) -> int:

@@ -1,0 +1,164 @@
+"""From loaded models to an engine: caches, lanes, drafters, graphs and policies, put together. Loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import AttentionBackend, backend
+from verifypd.config import EngineConfig
+from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.auto import Auto
+from verifypd.control.chunks import CHUNK_FACTOR
+from verifypd.control.controller import make_controller
+from verifypd.control.cost import CostModel
+from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
+from verifypd.drafters.head import HeadDrafter
+from verifypd.drafters.model import ModelDrafter
+from verifypd.drafters.ngram import NgramDrafter
+from verifypd.engine.engine import Engine
+from verifypd.engine.memory import PagedPool, RequestMemory
+from verifypd.kv.blocks import BlockPool
+from verifypd.kv.budget import Budget
+from verifypd.kv.pool import FeatureCache, KVCache
+from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.placement import Placements
+from verifypd.lanes.verify import VerifyLane
+from verifypd.models.base import Model
+from verifypd.models.head import DraftHead
+from verifypd.runtime.graphs import Graphs, ModelGraphs, capture
+from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.runtime.passes import bucket, reachable
+from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.sampling.state import SamplingState
+
+CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is made of."""
+
+    config: EngineConfig
+    model: Model
+    draft: Model | None
+    lookup: bool  # whether text is looked up for drafts
+    budget: Budget
+    vocab_map: Tensor | None  # [draft vocab] -> verifier ids; None: the ids are the same
+    vocab: int
+    eos_ids: tuple[int, ...]
+    max_len: int
+    capacity: int  # tokens a slot holds
+    sampler: str
+    replayed: str  # when passes are captured: off, lazy or start
+
+
+def may_draft(config: EngineConfig) -> bool:
+    """Whether an engine of these settings ever speculates."""
+    return config.arch != "plain" and config.max_draft > 0
+
+
+def chunk_rows(config: EngineConfig) -> int:
+    """Most prompt rows of one pass."""
+    return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
+
+
+def graph_count(config: EngineConfig, draft: bool) -> int:
+    """How many graphs are captured at start, about."""
+    spans, widest = _captured(config)
+    loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft if draft and may_draft(config) else 0
+    return loops + len(reachable(spans, widest, chunk_rows(config)))
+
+
+def _captured(config: EngineConfig) -> tuple[int, int]:
+    """Requests of the largest pass that is captured, and most rows of each."""
+    return min(config.slots, CAPTURED_SPANS), config.max_draft + 1 if may_draft(config) else 1
+
+
+def wire(parts: Parts, cost: CostModel) -> Engine:
+    """The engine, with every graph it may replay at hand."""
+    config, device = parts.config, parts.model.device
+    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
+    slots = Slots(config.slots, parts.capacity, config.max_draft, device)
+    sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
+    runner, pool = _paged(parts, parts.model, attention)
+    spans, widest = _captured(config)
+    graphs = Graphs(device) if parts.replayed != "off" else None
+    shape = (slots, widest, chunk_rows(config) + spans * widest)
+    head = isinstance(parts.draft, DraftHead)
+    passes = ModelGraphs(graphs, runner, *shape) if graphs is not None and not head else None
+    work = passes.verify_work(spans, chunk_rows(config)) if passes else []
+    drafters: dict[str, Drafter] = {}
+    draft_pool, draft_q, temperatures = None, None, None
+    if may_draft(config) and parts.draft is not None:
+        draft_runner, draft_pool = _paged(parts, parts.draft, attention)
+        draft_q = torch.zeros(config.slots, config.max_draft, parts.vocab, device=device)
+        temperatures = torch.ones(config.slots, device=device)
+        if isinstance(parts.draft, DraftHead):
+            beside = _beside(parts.draft, draft_runner, parts.budget, config.block_size)
+            drafters["head"] = HeadDrafter(beside, slots, sampling, draft_q, temperatures)
+        else:
+            loops = ModelGraphs(graphs, draft_runner, *shape) if graphs is not None else None
+            ids = parts.vocab_map
+            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, ids, temperatures, loops)
+            if loops and parts.sampler == "triton":
+                rows = CHUNK_FACTOR * config.draft_chunk
+                work += loops.draft_work(spans, rows, config.max_draft, sampling, draft_q, ids, temperatures)
+    if may_draft(config) and parts.lookup:
+        always = config.alphas is not None and parts.draft is None
+        drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    if graphs is not None and parts.replayed == "start":
+        capture(graphs, work)
+    choice = None
+    if len(drafters) > 1:
+        choice = Choice("ngram", next(iter(drafters)), config.ngram_min, config.ngram_max)
+    return Engine(
+        config,
+        architectures=policies(config, cost),
+        memory=RequestMemory(pool, draft_pool, parts.capacity, draft_reads_hidden=head),
+        slots=slots,
+        sampling=sampling,
+        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, passes),
+        decode=DecodeLane(drafters, temperatures),
+        placements=Placements(config.placements, device),
+        eos_ids=parts.eos_ids,
+        max_model_len=parts.max_len,
+        verifier_bytes=parts.model.weight_bytes,
+        choice=choice,
+        cost=cost,
+    )
+
+
+def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
+    """Architectures by name, over one controller and one cost model; each is made once and keeps what it has learnt."""
+    controller = make_controller(
+        config.controller, config.max_draft, cost, search_temperature=config.search_temperature
+    )
+    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
+
+
+def _paged(parts: Parts, model: Model, attention: AttentionBackend) -> tuple[ModelRunner, PagedPool]:
+    config, shape = parts.config, model.config
+    cache = KVCache(
+        shape.layers,
+        parts.budget.blocks,
+        config.block_size,
+        shape.kv_heads,
+        shape.head_dim,
+        model.activation_dtype,
+        model.device,
+    )
+    tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device)
+    blocks = BlockPool(parts.budget.blocks, config.block_size, config.prefix_cache)
+    return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)
+
+
+def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
+    """The head's runner, with room for its features in every block."""
+    features = FeatureCache(budget.blocks, block_size, head.feature_width, head.activation_dtype, head.device)
+    return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)
