@@ -5,8 +5,9 @@
     python benchmarks/h200.py --tiny --parts steps,closed,mixed,burst,auto # small model on a CPU: a test of this script
 
 Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B with synthetic acceptance 0.8; prompts of random tokens,
-temperature 0, no end of text. All parts but `exact` and `invariant` run on one engine, in one configuration: `plain` is
-that engine told to speculate no more. `--set NAME=VALUE` gives a setting to every engine, e.g. `--set graphs=off`.
+temperature 0, no end of text. All parts but `exact`, `invariant` and `placements` run on one engine, in one
+configuration: `plain` is that engine told to speculate no more. `--set NAME=VALUE` gives a setting to every engine,
+e.g. `--set graphs=off`.
 
 Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
 named as in docs/gpu.md.
@@ -193,6 +194,35 @@ class Bench:
         self.figures["burst_gap_ratio"] = found["beside_gap_ms_p99"] / max(alone["beside_gap_ms_p99"], 1e-9)
         self.figures["burst_ttft_ms_p95"] = found["ttft_ms_p95"]
 
+    def placements(self) -> None:
+        """Where prompts and drafts run, as ablations: long prompts beside eight requests, and draft beside verify."""
+        beside, length, count = (2, 60, 2) if self.tiny else (8, 4096, 8)
+        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
+        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
+        sizes = {"batch_size": 4 if self.tiny else 16, "max_model_len": 500 if self.tiny else 4500}
+        for where, chunk in (("fused", 512), ("stream", 4096), ("partition:48", 4096), ("partition:64", 4096)):
+            own = {"placement": f"prefill={where}", "prefill_chunk": 16 if self.tiny else chunk, "arch": "pd"}
+            with LLM(self.model, **self.options(**common, **sizes, **own)) as llm:
+                drive = Drive(llm.engine)
+                drive.closed(2, 4, 20, 8)
+                alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
+            self.details[f"prompts {where}"] = {
+                "gap_ms_p99": found["beside_gap_ms_p99"],
+                "quiet_gap_ms_p99": alone["beside_gap_ms_p99"],
+                "ttft_ms_p95": found["ttft_ms_p95"],
+                "beside_tok_s": found["beside_tok_s"],
+            }
+        level = 4 if self.tiny else 32
+        for where, graphs in (("fused", "start"), ("fused", "off"), ("stream", "off")):
+            own = {"placement": f"decode={where}", "arch": "pdv", "batch_size": level, "verify_batch": level // 2}
+            own |= {} if self.device.type == "cpu" else {"graphs": graphs}
+            with LLM(self.model, **self.options(**common, **own)) as llm:
+                drive = Drive(llm.engine)
+                drive.closed(level, level, 20, 8)
+                found = drive.closed(level, 2 * level, 20 if self.tiny else 384, 8 if self.tiny else 128)
+            self.details[f"drafts {where}, graphs {graphs}"] = {name: found[name] for name in ("tok_s", "tpot_ms_p50")}
+
     def auto(self) -> None:
         """Tokens/s of `auto` over `plain` in the same closed loop, by acceptance; `plain` before and after."""
         prompt, output = (20, 8) if self.tiny else (384, 256)
@@ -229,7 +259,7 @@ class Bench:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     name: getattr(Bench, name)
-    for name in ("exact", "floors", "steps", "closed", "idle", "burst", "auto", "mixed", "invariant")
+    for name in ("exact", "floors", "steps", "closed", "idle", "burst", "auto", "mixed", "invariant", "placements")
 }
 
 
@@ -258,8 +288,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                   "seconds": {}, "figures": bench.figures, "details": bench.details}  # fmt: skip
         for name in args.parts.split(","):
             begun = time.perf_counter()
-            if name == "invariant":
-                bench.close()  # its engines need the memory
+            if name in ("invariant", "placements"):
+                bench.close()  # their engines need the memory
             PARTS[name](bench)
             report["seconds"][name] = time.perf_counter() - begun
             print(f"{name}: {report['seconds'][name]:.1f} s", flush=True)

@@ -12,7 +12,7 @@ from verifypd.errors import ConfigError
 ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
 LANES = ("prefill", "decode", "verify")
-PLACEMENTS = ("fused", "stream")
+PLACEMENTS = ("fused", "stream", "partition")
 WAITS = ("block", "spin")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -63,7 +63,9 @@ class EngineConfig:
     slo_ttft: float = setting(500.0, "target for the first token, ms")
     slo_tpot: float = setting(15.0, "target per output token, ms")
     placement: str = setting(
-        "fused", "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream)"
+        "fused",
+        "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts also on"
+        " multiprocessors of their own (prefill=partition:48); pd and pdv have a prefill lane",
     )
     measure_costs: bool | None = setting(
         None,
@@ -183,17 +185,19 @@ class EngineConfig:
             lane, _, where = part.strip().rpartition("=")
             if lane and lane not in LANES:
                 raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
-            if where == "partition" or re.fullmatch(r"cpu|cuda(:\d+)?", where):
+            if re.fullmatch(r"cpu|cuda(:\d+)?", where):
                 raise ConfigError(f"--placement: {where!r} is not there yet; use {' or '.join(PLACEMENTS)}")
-            if where not in PLACEMENTS:
+            if where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
+            if where.startswith("partition") and lane != "prefill":
+                raise ConfigError(f"--placement: {where!r} is for prompts alone; use prefill={where}")
             chosen.update({lane: where} if lane else dict.fromkeys(LANES, where))
         return chosen
 
     @property
     def in_line(self) -> bool:
-        """Whether every lane runs after the other, on one stream."""
-        return set(self.placements.values()) == {"fused"}
+        """Whether drafting and verifying run one after the other, on one stream."""
+        return {where for lane, where in self.placements.items() if lane != "prefill"} == {"fused"}
 
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:

@@ -79,6 +79,8 @@ def check_placement(placement: str, wait: str, arch: str, folder: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     lanes = {"verify_batch": 2} if arch == "pdv" else {}
     settings: dict[str, Any] = {**OPTIONS, **lanes, "placement": placement, "wait": wait, "prefill_chunk": 11}
+    if placement.startswith("prefill"):  # the others' passes are replayed beside it
+        settings["graphs"] = "lazy"
     with LLM(str(verifier), draft=str(draft), arch=arch, device="cuda", **settings) as llm:
         preempt_every(llm, 7)
         outputs = llm.generate(PROMPTS, params)
@@ -90,7 +92,7 @@ def check_placement(placement: str, wait: str, arch: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("placement", ["fused", "stream", "decode=stream"])
+@pytest.mark.parametrize("placement", ["fused", "stream", "decode=stream", "prefill=stream", "prefill=partition:16"])
 @pytest.mark.parametrize("arch", ["unified", "pd", "pdv"])
 def test_placements_and_waits_change_no_text(placement: str, wait: str, arch: str, tmp_path: Path) -> None:
     check_placement(placement, wait, arch, tmp_path)

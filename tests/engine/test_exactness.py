@@ -20,7 +20,7 @@ from tests.models.checkpoints import reference_logits
 from verifypd import LLM, SamplingParams
 from verifypd.config import CONTROLLERS
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.engine import build
+from verifypd.engine import wiring
 from verifypd.request import State
 
 TAUS = (0.6, 1.0, 1.6)
@@ -31,7 +31,7 @@ EAGER = Coefficients(floor=1e-3, row=1e-7, context=0.0, draft_step=1e-6, draft_c
 
 def set_tau(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
     """Engines made from now on draft at `tau` times the request's temperature, whatever their controller does else."""
-    original = build.make_controller
+    original = wiring.make_controller
 
     def made(name: str, max_draft: int, _: CostModel, **settings: Any) -> Any:
         cost = CostModel(EAGER)
@@ -40,7 +40,7 @@ def set_tau(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
         monkeypatch.setattr(controller, "temperature", lambda view: tau, raising=True)
         return controller
 
-    monkeypatch.setattr(build, "make_controller", made)
+    monkeypatch.setattr(wiring, "make_controller", made)
 
 
 def short_texts(llm: LLM) -> list[list[int]]:

@@ -15,8 +15,9 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
-from verifypd.engine import build
+from verifypd.engine import wiring
 from verifypd.request import State
+from verifypd.runtime.streams import Ticket
 
 
 @pytest.mark.parametrize(("drafter", "late"), [("ngram", False), ("model", True), ("head", True), ("both", True)])
@@ -27,6 +28,37 @@ def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, d
         assert texts(llm, 10) == plain
         llm.engine.check()
         assert llm.engine.stats.drafted and llm.engine.stats.accepted and llm.engine.stats.preemptions
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("arch", ["pd", "pdv"])
+def test_prompts_beside_the_rest_change_no_text(
+    pair: tuple[Path, Path], plain: Any, arch: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill lane that answers late: others go on meanwhile, and its requests when it has."""
+    asked: Counter[int] = Counter()
+    done, overtaken = Ticket.done, 0
+
+    def slowly(ticket: Ticket) -> bool:
+        asked[id(ticket)] += ticket.apart
+        return done(ticket) and (not ticket.apart or asked[id(ticket)] > 4)
+
+    monkeypatch.setattr(Ticket, "done", slowly)
+    with make(pair, arch, late_tickets=late, placement="prefill=stream") as llm:
+        preempt_every(llm, 9)
+        engine = llm.engine
+        absorb = engine.absorb
+
+        def counted(ticket: Ticket) -> Any:
+            nonlocal overtaken
+            overtaken += not ticket.apart and bool(engine.inflight.away)
+            return absorb(ticket)
+
+        engine.absorb = counted  # type: ignore[method-assign]
+        assert texts(llm, 10) == plain
+        engine.drain()
+        engine.check()
+        assert engine.stats.preemptions and overtaken
 
 
 @pytest.mark.parametrize("arch", ["pd", "pdv", "baseline"])
@@ -60,7 +92,7 @@ class Restless:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "make_controller", lambda *_args, **_settings: Restless())
+    monkeypatch.setattr(wiring, "make_controller", lambda *_args, **_settings: Restless())
 
 
 @pytest.mark.usefixtures("restless")

@@ -109,3 +109,27 @@ def test_a_copy_is_polled_or_slept_for(wait: str, asked: int, slept: int) -> Non
 def test_on_a_cpu_there_is_nothing_to_wait_for(wait: str) -> None:
     copy = HostCopy({"x": torch.tensor([7])}, wait)
     assert copy.done() and copy.wait()["x"].tolist() == [7]
+
+
+def test_what_runs_beside_the_rest_is_not_waited_for() -> None:
+    """Prompts on multiprocessors of their own: verdicts of others overtake them, those of the same slot do not."""
+    inflight = Inflight(limit=2)
+    inflight.finished()
+    prompt = SlowCopy(0)
+    beside = ticket(0, prompt)
+    beside.slots, beside.apart = frozenset({1}), True
+    inflight.add(beside)
+    for value, slots in ((1, {2}), (2, {2, 3}), (3, {3})):
+        each = ticket(value, SlowCopy(value))
+        each.slots = frozenset(slots)
+        inflight.add(each)
+    assert inflight.away == {1}
+    assert [t.result() for t in inflight.finished()] == [1, 2]  # as many as exceed the limit, in order
+    assert inflight.finished() == [] and inflight.away == {1}
+    same = ticket(4)
+    same.slots, same.apart = frozenset({1}), True
+    inflight.add(same)
+    assert inflight.finished() == []  # done, but its slot has something before it
+    prompt.arrived = True
+    assert [t.result() for t in inflight.finished()] == [0, 4]
+    assert inflight.away == set() and len(inflight) == 1

@@ -177,10 +177,13 @@ class Engine:
         if curious and self.choice is not None and self.cost is not None and self.cost.known:
             self._price(self.choice, self.cost)
         verify_batch, verify_wait_ms = self.config.verify_limits
+        away = self.inflight.away  # nothing that runs beside the rest is waited for
         return Snapshot(
             step=self.stats.steps,
             requests=tuple(
-                self._view(r, now, curious) for r in self.running.values() if not (r.finished or r.preempting)
+                self._view(r, now, curious)
+                for r in self.running.values()
+                if not (r.finished or r.preempting or (away and (r.slot in away or r.state is State.PREFILL)))
             ),
             now=now,
             waiting=len(self.waiting),
@@ -318,7 +321,7 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Free slot and blocks; a preempted request queues again."""
         assert request.slot is not None and not request.tickets
-        self.placements.settle()
+        self.placements.settle(request.slot)
         self.memory.release(request)
         self.sampling.release(request.slot)
         self.verify.grammars.pop(request.slot, None)
@@ -375,8 +378,10 @@ class Engine:
         requests = [self.running[span.slot] for span in batch.spans]
         if self.synthetic and self.synthetic.drifts:
             self._set_alpha(requests)
+        apart = self.placements.apart(lane)
         with self.placements.run(lane, [span.slot for span in batch.spans]) as timer:
-            ticket = self.verify.launch(batch)
+            ticket = self.verify.launch(batch, replay=not apart)
+        ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
         for request, span in zip(requests, batch.spans, strict=True):
             self._note_launch(request, span)
         ticket.launched = timer.started

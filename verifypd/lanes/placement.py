@@ -1,8 +1,9 @@
 """Where a lane executes, and how long it took there. Knows streams and events; nothing of batches or of scheduling.
 
 `fused`: on the engine's own stream, one lane after the other. `stream`: on a CUDA stream of the lane's own, ordered by
-the slots that launches share. On a CPU there are no streams, and both are the same. A partition of the device and
-another device are placements too; they are refused by the settings until they are there.
+the slots that launches share. `partition`: the same on some of the device's multiprocessors, which a green context sets
+apart. On a CPU there are no streams, and all are the same. Another device is a placement too; the settings refuse it
+until it is there.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+PARTITION = 48  # multiprocessors, where the setting does not say
 STREAM_PRIORITY = {"prefill": 0, "verify": -1, "decode": -2}  # lower goes first
 
 
@@ -60,13 +63,26 @@ class Placements:
         self.device = device
         self.clock = clock
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._contexts: list[Any] = []  # green contexts; a stream of one ends with it
         self._last: dict[int, torch.cuda.Event] = {}  # slot -> end of the launch that last touched it
-        if device.type == "cuda":
-            self._streams = {
-                lane: torch.cuda.Stream(device, priority=STREAM_PRIORITY[lane])
-                for lane, where in chosen.items()
-                if where == "stream"
-            }
+        for lane, where in chosen.items() if device.type == "cuda" else ():
+            kind, _, processors = where.partition(":")
+            if kind == "stream":
+                self._streams[lane] = torch.cuda.Stream(device, priority=STREAM_PRIORITY[lane])
+            elif kind == "partition":
+                self._streams[lane] = self._partition(int(processors or PARTITION))
+
+    def _partition(self, processors: int) -> torch.cuda.Stream:
+        from torch.cuda.green_contexts import GreenContext
+
+        context: Any = GreenContext.create(num_sms=processors, device_id=self.device.index or 0)
+        self._contexts.append(context)
+        stream: torch.cuda.Stream = context.Stream()
+        return stream
+
+    def apart(self, lane: str) -> bool:
+        """Whether the lane's launches run beside the others': prompts may take long, and nobody is to wait for them."""
+        return lane == "prefill" and self.chosen.get(lane, "fused") != "fused"
 
     @contextmanager
     def run(self, lane: str, slots: Iterable[int]) -> Iterator[LaneTimer]:
@@ -91,7 +107,8 @@ class Placements:
             done.record(stream)
         self._last.update(dict.fromkeys(touched, done))
 
-    def settle(self) -> None:
-        """Order everything launched so far before what comes next: slots and blocks are about to change hands."""
-        for stream in self._streams.values():
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+    def settle(self, slot: int) -> None:
+        """Order what was launched for a slot before what comes next: it and its blocks are about to change hands."""
+        event = self._last.pop(slot, None)
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)

@@ -66,7 +66,7 @@ class VerifyLane:
         return len(self.graphs.graphs) if self.graphs is not None else 0
 
     @torch.inference_mode()
-    def launch(self, batch: VerifyBatch) -> Ticket:
+    def launch(self, batch: VerifyBatch, replay: bool = True) -> Ticket:
         """Forward pass, then verdict; both are queued on the device and nothing is waited for.
 
         Except for the drafts of constrained requests: the host reads them, while the forward pass runs, to make masks.
@@ -76,7 +76,7 @@ class VerifyLane:
         emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
         spans = [span for _, span in emitting]
         constrained = self._read_constrained(spans)
-        hidden = self.forward(batch)
+        hidden = self.forward(batch, replay)
         tensors: dict[str, Tensor] = {}
         if emitting:
             logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
@@ -88,10 +88,10 @@ class VerifyLane:
         tensors.update(self._prompt_logprobs(batch, hidden))
         return Ticket(batch, HostCopy(tensors, self.wait), lambda arrays: _read(batch, arrays))
 
-    def forward(self, batch: VerifyBatch) -> Tensor:
-        """Stage one: hidden states of every row."""
+    def forward(self, batch: VerifyBatch, replay: bool = True) -> Tensor:
+        """Stage one: hidden states of every row. Graphs share memory: what runs beside others is not replayed."""
         reader = next((d for d in self.drafters.values() if d.reads_hidden), None) if self.keeps else None
-        if self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
+        if replay and self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
             return self.graphs.verify(batch.spans)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)

@@ -56,6 +56,8 @@ class Ticket:
     copy: HostCopy
     read: Callable[[dict[str, np.ndarray[Any, Any]]], Any]
     launched: float = 0.0  # seconds of the engine's clock
+    slots: frozenset[int] = frozenset()  # whose state the batch changes
+    apart: bool = False  # launched beside the others: nobody waits for it
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
@@ -67,7 +69,10 @@ class Ticket:
 
 
 class Inflight:
-    """Tickets in launch order. Keeps at most `limit` out: the host plans one step behind the device, not more."""
+    """Tickets in launch order. Keeps at most `limit` out: the host plans one step behind the device, not more.
+
+    Tickets of work that runs beside the rest come when they come; those of one slot never overtake each other.
+    """
 
     def __init__(self, limit: int = 2, delay: int = 0) -> None:
         self.limit = limit
@@ -78,6 +83,11 @@ class Inflight:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    @property
+    def away(self) -> set[int]:
+        """Slots whose work runs beside the rest."""
+        return {slot for _, ticket in self._tickets if ticket.apart for slot in ticket.slots}
+
     def add(self, ticket: Ticket) -> None:
         """Count a launched ticket in."""
         self._tickets.append((self._round, ticket))
@@ -85,21 +95,31 @@ class Inflight:
     def finished(self) -> list[Ticket]:
         """Tickets to absorb now, oldest first: those that are done, and as many more as exceed the limit."""
         self._round += 1
-        ready = []
-        while self._tickets:
-            launched, ticket = self._tickets[0]
-            if self._round - launched <= self.delay:
-                break
-            if len(self._tickets) < self.limit and not ticket.done():
-                break
-            ready.append(self._tickets.popleft()[1])
-        return ready
+        return self._take(self.limit)
 
     def arrived(self) -> list[Ticket]:
         """Tickets whose result is here already, right after their launch: on a CPU all of them, unless held back."""
-        ready = []
-        while self._tickets and not self.delay and self._tickets[0][1].done():
-            ready.append(self._tickets.popleft()[1])
+        return [] if self.delay else self._take(None)
+
+    def _take(self, limit: int | None) -> list[Ticket]:
+        """What may be absorbed; the oldest in line is waited for where `limit` are out."""
+        ready: list[Ticket] = []
+        kept: deque[tuple[int, Ticket]] = deque()
+        held: set[int] = set()  # slots of tickets that stay
+        in_line = sum(not ticket.apart for _, ticket in self._tickets)
+        stopped = False  # one in line stays, and so do those behind it
+        for launched, ticket in self._tickets:
+            early = limit is not None and self._round - launched <= self.delay
+            due = limit is not None and not ticket.apart and in_line >= limit
+            behind = (stopped and not ticket.apart) or bool(ticket.slots & held)
+            if early or behind or not (due or ticket.done()):
+                kept.append((launched, ticket))
+                held |= ticket.slots
+                stopped = stopped or not ticket.apart
+                continue
+            ready.append(ticket)
+            in_line -= not ticket.apart
+        self._tickets = kept
         return ready
 
     def drain(self) -> list[Ticket]:
