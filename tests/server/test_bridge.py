@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -10,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +21,13 @@ import orjson
 import pytest
 from starlette.testclient import TestClient
 
+from tests.server.serving import events
 from verifypd.config import EngineConfig
 from verifypd.request import SamplingParams
 from verifypd.server.app import make_app
 from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import Ask, Call
+from verifypd.server.calls import Ask, Call, CallError
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
 from verifypd.server.messages import (
@@ -141,27 +144,125 @@ def test_a_call_that_waits_for_the_next_engine_does_not_outlive_the_last(tokeniz
     asyncio.run(run())
 
 
+async def begun(bridge: Bridge, heard: list[Any], admitted: bool, deadline_ms: float) -> asyncio.Task[Call]:
+    """A call of two choices that the engine has heard of; one of them may have ended."""
+    params = SamplingParams(max_tokens=20, n=2, deadline_ms=deadline_ms)
+    opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic()))
+    await asyncio.sleep(0)
+    if admitted:
+        bridge.take(Answer(1, heard[-1].call))
+        await asyncio.sleep(0)
+    return opening
+
+
+async def ended(opening: asyncio.Task[Call]) -> list[str | None]:
+    """How its choices end; raises where it is refused."""
+    call = await asyncio.wait_for(opening, 10)
+    while not call.done:
+        await asyncio.wait_for(call.news(), 10)
+    return [choice.finish for choice in call.choices]
+
+
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitted: bool) -> None:
+    """A call that was let in ends with what it has; one that was not is refused."""
+
     async def run() -> None:
         bridge, heard = connected(tokenizer)
-        params = SamplingParams(max_tokens=20, n=2, deadline_ms=60_000.0)
-        opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic() - 60.0))
-        await asyncio.sleep(0)
-        if admitted:
-            bridge.take(Answer(1, heard[-1].call))
-            await asyncio.sleep(0)
+        opening = await begun(bridge, heard, admitted, 200.0)
         bridge.take(Down(1, "killed"))
-        call = await asyncio.wait_for(opening, 10)
-        while not call.done:
-            await asyncio.wait_for(call.news(), 10)
-        assert [choice.finish for choice in call.choices] == ["deadline"] * 2
+        if admitted:
+            assert await ended(opening) == ["deadline"] * 2
+            bridge.close(opening.result())
+        else:
+            with pytest.raises(CallError) as refused:
+                await ended(opening)
+            assert (refused.value.status, refused.value.code) == (429, "deadline_unreachable")
         told = len(heard)
         bridge.take(Up(2, "there", INFO))
-        bridge.close(call)
         assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_deadline_passes_while_the_engine_hangs(tokenizer: Tokenizer, admitted: bool) -> None:
+    """The clock is the worker's own. What has ended keeps its reason; an engine that wakes up is told to stop."""
+
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        opening = await begun(bridge, heard, admitted, 200.0)
+        number = heard[-1].call
+        if admitted:
+            outputs = [Output(number, 0, [70, 71], "stop", None, []), Output(number, 1, [72], None, None, [])]
+            bridge.take(Outputs(1, outputs))
+            assert await ended(opening) == ["stop", "deadline"]
+            call = opening.result()
+            bridge.take(Outputs(1, [Output(number, 1, [73], None, None, [])]))
+            assert [choice.tokens for choice in call.choices] == [2, 1], "what comes after it is late"
+            bridge.close(call)
+        else:
+            with pytest.raises(CallError) as refused:
+                await ended(opening)
+            assert (refused.value.status, refused.value.param) == (429, "deadline_ms")
+        assert heard[1:] == [Abort(0, number, -1, "deadline")] and not bridge.calls
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_has_passed_already_never_reaches_the_engine(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(deadline_ms=50.0), [0])
+        with pytest.raises(CallError, match="deadline_ms"):
+            await bridge.open("r", ask, time.monotonic() - 1.0)
+        assert not heard and not bridge.calls
+
+    asyncio.run(run())
+
+
+def test_the_clock_of_a_call_stops_with_it(tokenizer: Tokenizer) -> None:
+    """A day is the longest deadline: calls that have ended must not stay in memory for it."""
+
+    async def run() -> bool:
+        bridge, heard = connected(tokenizer)
+        call = await asyncio.wait_for(await begun(bridge, heard, True, 86_400_000.0), 10)
+        bridge.take(Outputs(1, [Output(call.number, choice, [70], "length", None, []) for choice in (0, 1)]))
+        bridge.flush()
+        bridge.close(call)
+        found = weakref.ref(call)
+        del call
+        gc.collect()
+        return found() is None
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_hears_of_its_deadline_from_a_worker_whose_engine_hangs(tokenizer: Tokenizer, stream: bool) -> None:
+    heard: list[Any] = []
+
+    def hang(message: Any) -> None:
+        """Let a call in, say two tokens, and nothing more."""
+        heard.append(message)
+        if isinstance(message, Submit):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(bridge.take, Answer(1, message.call))
+            news = Outputs(1, [Output(message.call, 0, [70, 71], None, None, [])])
+            loop.call_later(0.01, lambda: (bridge.take(news), bridge.flush()))
+            loop.call_later(20.0, bridge.take, Down(1, "nobody looked at the clock", final=True))
+
+    bridge = Bridge(0, tokenizer, retries=2)
+    bridge.connect = lambda address: hang
+    bridge.take(Up(1, "here", INFO))
+    body = {"prompt": [5, 6], "deadline_ms": 500, "stream": stream}
+    with api(tokenizer, bridge) as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    parts = [part["choices"][0] for part in events(answer.text)] if stream else answer.json()["choices"]
+    assert "".join(part["text"] for part in parts) == tokenizer.decode([70, 71])
+    assert parts[-1]["finish_reason"] == "deadline"
+    assert isinstance(heard[-1], Abort) and heard[-1].reason == "deadline"
 
 
 def test_an_output_that_cannot_be_taken_fails_its_own_call_alone(tokenizer: Tokenizer) -> None:
@@ -388,7 +489,7 @@ def test_tokens_have_the_limits_of_prompts(tokenizer: Tokenizer) -> None:
         assert client.post("/detokenize", json={"tokens": [70] * 19_999}).status_code == 200
 
 
-def api(tokenizer: Tokenizer) -> TestClient:
-    bridge, _ = connected(tokenizer)
+def api(tokenizer: Tokenizer, bridge: Bridge | None = None) -> TestClient:
+    bridge = bridge or connected(tokenizer)[0]
     config = EngineConfig(model="tiny")
     return TestClient(make_app(config, ServerConfig(), bridge, tokenizer, lambda: None, lambda: None))
