@@ -11,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
+from tests.models.checkpoints import VOCAB
 from verifypd.config import EngineConfig
 from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
@@ -144,6 +146,15 @@ def test_those_that_wait_for_a_grammar_count_in_the_queue(loop: EngineLoop, sent
     assert loop.joining is not None
     loop.take(Gone(0))
     assert not loop.joining.requests and not loop.admission.open
+
+
+@pytest.mark.parametrize("words", [[[5] * 33], [[5], [VOCAB]], [[-1]]])
+def test_bad_words_no_worker_should_send_are_refused(
+    loop: EngineLoop, sent: list[tuple[int, Any]], words: list[list[int]]
+) -> None:
+    loop.take(msgspec.structs.replace(submit(1), bad_words=words))
+    [(_, answer)] = sent
+    assert (answer.status, answer.param) == (400, "bad_words") and not loop.admission.open and not loop.engine.busy
 
 
 def test_deadlines_of_what_has_ended_are_forgotten(loop: EngineLoop) -> None:
