@@ -16,6 +16,7 @@ from verifypd.server.worker import MAX_HEAD, PIPELINED, Protocol
 pytestmark = pytest.mark.xdist_group("server")
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 LONG = b"X: " + b"a" * (MAX_HEAD * 3 // 4) + b"\r\n"  # once it fits, twice it does not
 
 
@@ -60,6 +61,7 @@ class Connection:
 
     def __init__(self, state: ServerState | None = None, **limits: int) -> None:
         self.seen: list[str] = []  # how the body of each request ended
+        self.early = False  # answers begin before the body is there
         self.go = asyncio.Event()
         config = uvicorn.Config(self.app, interface="asgi3", ws="none", lifespan="off", log_config=None)
         config.load()
@@ -69,13 +71,18 @@ class Connection:
         self.protocol.connection_made(self.transport)
 
     async def app(self, _scope: Any, receive: Any, send: Any) -> None:
+        head = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
         message = {"type": "http.request", "more_body": True}
+        if self.early:
+            await send(head)
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
         while message["type"] == "http.request" and message["more_body"]:
             message = await receive()
         self.seen.append(message["type"])
         await self.go.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        if not self.early:
+            await send(head)
+        await send({"type": "http.response.body", "body": b"k" if self.early else b"ok"})
 
     async def feed(self, *pieces: bytes) -> None:
         """Give it these pieces, and the app its turns after each."""
@@ -167,11 +174,17 @@ def test_what_cannot_be_read_does_not_come_into_an_answer(junk: bytes) -> None:
 def test_a_body_that_is_no_http_is_answered_once() -> None:
     async def work() -> None:
         made = Connection()
-        await made.feed(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"no size\r\n")
+        await made.feed(CHUNKED, b"no size\r\n")
         assert made.transport.codes() == [400] and b"invalid_http" in made.transport.data
         made.go.set()
         await made.feed(GET + b"\r\n")
         assert made.seen == ["http.disconnect"] and made.transport.codes() == [400]
+        begun = Connection()
+        begun.early = True
+        await begun.feed(CHUNKED, b"no size\r\n")
+        assert (
+            begun.transport.codes() == [200] and begun.transport.closed and b"invalid_http" not in begun.transport.data
+        )
 
     run(work)
 
