@@ -73,6 +73,12 @@ def test_long_texts_are_tokenised_beside_the_event_loop(
     assert [ident == loop for ident in threads] == [True, False]
 
 
+def test_no_other_origin_unless_asked(tokenizer: Tokenizer) -> None:
+    with api(tokenizer) as client:
+        answer = client.get("/health", headers={"Origin": "https://app.example"})
+    assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
 def test_tokens_have_the_limits_of_prompts(tokenizer: Tokenizer) -> None:
     with api(tokenizer) as client:
         for tokens in ([70] * 20_000, [384]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -254,11 +255,15 @@ def test_half_a_request(frail: Server) -> None:
 
 def test_half_a_request_on_a_connection_that_was_used_before(frail: Server) -> None:
     """The head of every request has its time, not only that of the first; drops of it do not set the clock back."""
-    for drops in (b"POST /v1/completions HTTP/1.1\r\nX: " + b"a" * 100, b"\r\n" * 60):
-        made = connect(frail)
+    drops = {connect(frail): drop for drop in (b"POST /v1/completions HTTP/1.1\r\nX: " + b"a" * 100, b"\r\n" * 60)}
+    for made in drops:
         use(made)
-        made.settimeout(0.2)
-        assert not all(drips(made, drop) for drop in drops), "it is still open"
+        made.settimeout(0.1)
+    still = set(drops)
+    for pair in itertools.zip_longest(*drops.values(), fillvalue=10):
+        still = {made for made, drop in zip(drops, pair, strict=True) if made in still and drips(made, drop)}
+    assert not still, "it is still open"
+    for made in drops:
         made.close()
 
 
@@ -388,26 +393,6 @@ def test_sigterm_under_load(folders: tuple[Path, Path], tmp_path: Path, texts: l
     assert server.wait(20) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
     assert "draining" in server.stop()
-
-
-def test_a_drain_that_takes_too_long(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Whoever still runs is told so; the server ends all the same."""
-    server = start(folders, tmp_path, **{"drain-timeout": 0.5})
-    running = [Stream(server, body(i, max_tokens=380)).start() for i in range(12)]
-    for stream in running[:4]:
-        stream.begun()
-    server.terminate()
-    begun = time.monotonic()
-    assert server.wait(15) == 0
-    assert time.monotonic() - begun < 10
-    cut = 0
-    for stream in running:
-        stream.join()
-        if stream.finish != "length":
-            assert stream.error is not None and stream.error["code"] == "draining"
-            cut += 1
-    assert cut
-    server.stop()
 
 
 @pytest.mark.parametrize("moment", ["begun", "loading"])
