@@ -67,8 +67,9 @@ def test_keys_compare_with_every_key() -> None:
 
 def test_a_full_queue(small: Server) -> None:
     """Two run, three wait, the others hear 429 and when to come back; those that were let in get their text."""
+    ask = {**LONG, "max_tokens": 120}
     works = [
-        lambda i=i: small.post("/v1/completions", {**LONG, "seed": i}, **auth(("first-key", "second-key")[i % 2]))
+        lambda i=i: small.post("/v1/completions", {**ask, "seed": i}, **auth(("first-key", "second-key")[i % 2]))
         for i in range(12)
     ]
     answers = together(works)
@@ -87,7 +88,7 @@ def test_a_full_queue(small: Server) -> None:
 
 def test_as_many_streams_as_a_key_may_have(small: Server) -> None:
     """The next one of the same key is refused, another key's is not; when one ends there is room again."""
-    streams = [Stream(small, LONG, key="first-key").start() for _ in range(4)]
+    streams = [Stream(small, {**LONG, "max_tokens": 160}, key="first-key").start() for _ in range(4)]
     until = time.monotonic() + 20
     while sum(small.metrics()[f"vllm:num_requests_{name}"] for name in ("running", "waiting")) < 4:
         assert time.monotonic() < until
