@@ -12,6 +12,7 @@ from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
 from tests.server.serving import TINY, Server
 from verifypd import LLM
+from verifypd.tokenizer import Tokenizer
 
 TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools> call: <tool_call>{"name": …}</tool_call>{% endif -%}
 {%- for message in messages -%}
@@ -32,6 +33,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     verifier = tiny("llama", base / "verifier", max_position_embeddings=512)
     (verifier / "chat_template.jinja").write_text(TEMPLATE)
     return verifier, noisy_copy(verifier, base / "draft", 0.15)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folders: tuple[Path, Path]) -> Tokenizer:
+    """The verifier's."""
+    return Tokenizer.from_folder(folders[0])
 
 
 @pytest.fixture(scope="session")

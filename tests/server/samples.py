@@ -24,6 +24,13 @@ FUNCTION = {
 }
 
 
+def own(fields: dict[str, Any]) -> dict[str, Any]:
+    """These fields as SamplingParams has them."""
+    return {
+        name: {int(k): v for k, v in value.items()} if name == "logit_bias" else value for name, value in fields.items()
+    }
+
+
 def said(offline: LLM, prompt: Any, **params: Any) -> CompletionOutput:
     """What the engine says to a prompt."""
     return offline.generate(prompt, SamplingParams(**params))[0].outputs[0]

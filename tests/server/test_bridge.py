@@ -1,30 +1,28 @@
-"""The API worker's side without HTTP: calls tried again, workers started again, log lines, what runs in threads."""
+"""The API worker's side without HTTP: calls tried again, deadlines, workers started again, log lines."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
 import os
 import tempfile
-import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pytest
-from starlette.testclient import TestClient
 
-from verifypd.config import EngineConfig
+from tests.server.inprocess import INFO, connected
 from verifypd.request import SamplingParams
-from verifypd.server.app import make_app
 from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import Ask, Call
+from verifypd.server.calls import Ask, Call, CallError
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import Lines
 from verifypd.server.messages import (
@@ -42,7 +40,6 @@ from verifypd.server.messages import (
     outbox,
 )
 from verifypd.server.render import ChatRenderer, CompletionRenderer
-from verifypd.server.service import LONG_BODY
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
 from verifypd.server.worker import FLOOD, Worker
@@ -50,23 +47,8 @@ from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
 
-INFO = {"max_model_len": 20_000, "vocab": 384, "max_draft": 0}
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
 TEXT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folders: tuple[Path, Path]) -> Tokenizer:
-    return Tokenizer.from_folder(folders[0])
-
-
-def connected(tokenizer: Tokenizer | None) -> tuple[Bridge, list[Any]]:
-    """A bridge to an engine that only listens, and what it hears."""
-    heard: list[Any] = []
-    bridge = Bridge(0, tokenizer, retries=2)
-    bridge.connect = lambda address: heard.append
-    bridge.take(Up(1, "here", INFO))
-    return bridge, heard
 
 
 async def opened(bridge: Bridge, heard: list[Any], ask: Ask) -> Call:
@@ -141,27 +123,98 @@ def test_a_call_that_waits_for_the_next_engine_does_not_outlive_the_last(tokeniz
     asyncio.run(run())
 
 
+async def begun(bridge: Bridge, heard: list[Any], admitted: bool, deadline_ms: float) -> asyncio.Task[Call]:
+    """A call of two choices that the engine has heard of; one of them may have ended."""
+    params = SamplingParams(max_tokens=20, n=2, deadline_ms=deadline_ms)
+    opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic()))
+    await asyncio.sleep(0)
+    if admitted:
+        bridge.take(Answer(1, heard[-1].call))
+        await asyncio.sleep(0)
+    return opening
+
+
+async def ended(opening: asyncio.Task[Call]) -> list[str | None]:
+    """How its choices end; raises where it is refused."""
+    call = await asyncio.wait_for(opening, 10)
+    while not call.done:
+        await asyncio.wait_for(call.news(), 10)
+    return [choice.finish for choice in call.choices]
+
+
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitted: bool) -> None:
+    """A call that was let in ends with what it has; one that was not is refused."""
+
     async def run() -> None:
         bridge, heard = connected(tokenizer)
-        params = SamplingParams(max_tokens=20, n=2, deadline_ms=60_000.0)
-        opening = asyncio.create_task(bridge.open("r", Ask([[5, 6]], params, [0]), time.monotonic() - 60.0))
-        await asyncio.sleep(0)
-        if admitted:
-            bridge.take(Answer(1, heard[-1].call))
-            await asyncio.sleep(0)
+        opening = await begun(bridge, heard, admitted, 200.0)
         bridge.take(Down(1, "killed"))
-        call = await asyncio.wait_for(opening, 10)
-        while not call.done:
-            await asyncio.wait_for(call.news(), 10)
-        assert [choice.finish for choice in call.choices] == ["deadline"] * 2
+        if admitted:
+            assert await ended(opening) == ["deadline"] * 2
+            bridge.close(opening.result())
+        else:
+            with pytest.raises(CallError) as refused:
+                await ended(opening)
+            assert (refused.value.status, refused.value.code) == (429, "deadline_unreachable")
         told = len(heard)
         bridge.take(Up(2, "there", INFO))
-        bridge.close(call)
         assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_deadline_passes_while_the_engine_hangs(tokenizer: Tokenizer, admitted: bool) -> None:
+    """The clock is the worker's own. What has ended keeps its reason; an engine that wakes up is told to stop."""
+
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        opening = await begun(bridge, heard, admitted, 200.0)
+        number = heard[-1].call
+        if admitted:
+            outputs = [Output(number, 0, [70, 71], "stop", None, []), Output(number, 1, [72], None, None, [])]
+            bridge.take(Outputs(1, outputs))
+            assert await ended(opening) == ["stop", "deadline"]
+            call = opening.result()
+            bridge.take(Outputs(1, [Output(number, 1, [73], None, None, [])]))
+            assert [choice.tokens for choice in call.choices] == [2, 1], "what comes after it is late"
+            bridge.close(call)
+        else:
+            with pytest.raises(CallError) as refused:
+                await ended(opening)
+            assert (refused.value.status, refused.value.param) == (429, "deadline_ms")
+        assert heard[1:] == [Abort(0, number, -1, "deadline")] and not bridge.calls
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_has_passed_already_never_reaches_the_engine(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([[5, 6]], SamplingParams(deadline_ms=50.0), [0])
+        with pytest.raises(CallError, match="deadline_ms"):
+            await bridge.open("r", ask, time.monotonic() - 1.0)
+        assert not heard and not bridge.calls
+
+    asyncio.run(run())
+
+
+def test_the_clock_of_a_call_stops_with_it(tokenizer: Tokenizer) -> None:
+    """A day is the longest deadline: calls that have ended must not stay in memory for it."""
+
+    async def run() -> bool:
+        bridge, heard = connected(tokenizer)
+        call = await asyncio.wait_for(await begun(bridge, heard, True, 86_400_000.0), 10)
+        bridge.take(Outputs(1, [Output(call.number, choice, [70], "length", None, []) for choice in (0, 1)]))
+        bridge.flush()
+        bridge.close(call)
+        found = weakref.ref(call)
+        del call
+        gc.collect()
+        return found() is None
+
+    assert asyncio.run(run())
 
 
 def test_an_output_that_cannot_be_taken_fails_its_own_call_alone(tokenizer: Tokenizer) -> None:
@@ -301,12 +354,15 @@ def test_an_engine_that_is_faster_than_its_worker_leaves_the_loop_its_turns() ->
         for _ in range(50 * FLOOD):
             engine.send(encode(Stats(1, {})))
         time.sleep(0.2)  # they travel in threads of ZeroMQ
+        for _ in range(8):
+            worker._readable()  # the descriptor and the clock may both call while there is more to come
         tick()
         while taken.total() < 50 * FLOOD:
             await asyncio.sleep(0)
         supervisor.close()
         worker.stop()
         worker._readable()  # a turn that was still to come finds nothing to do
+        del taken[0]  # before the loop had a turn
         return taken
 
     with tempfile.TemporaryDirectory() as folder:
@@ -335,60 +391,3 @@ def test_no_client_can_write_a_line_of_the_log(form: str) -> None:
     first, *rest = Lines(form, "api-0").format(record).split("\n")
     assert first.isprintable() and all(part.isprintable() and part.startswith("    ") for part in rest)
     assert bool(rest) == (form == "text"), "a trace is set off from the lines"
-
-
-# -- beside the event loop ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def threads(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """In which threads text was tokenised or put together."""
-    found: list[int] = []
-
-    def noting(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def work(*args: Any, **kwargs: Any) -> Any:
-            found.append(threading.get_ident())
-            return inner(*args, **kwargs)
-
-        return work
-
-    for name in ("encode", "decode"):
-        monkeypatch.setattr(tokenizer, name, noting(getattr(tokenizer, name)))
-    return found
-
-
-def said(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
-@pytest.mark.parametrize(
-    ("path", "small", "large"),
-    [
-        ("/tokenize", {"prompt": "a"}, {"prompt": "a " * LONG_BODY}),
-        ("/tokenize", {"messages": said("a")}, {"messages": said("a " * LONG_BODY), "return_token_strs": True}),
-        ("/detokenize", {"tokens": [70]}, {"tokens": [70] * (LONG_BODY // 2)}),
-    ],
-)
-def test_long_texts_are_tokenised_beside_the_event_loop(
-    tokenizer: Tokenizer, threads: list[int], path: str, small: Any, large: Any
-) -> None:
-    with api(tokenizer) as client:
-        assert client.post(path, json=small).status_code == 200
-        assert client.post(path, json=large).status_code == 200
-        assert client.portal is not None
-        loop = client.portal.call(threading.get_ident)
-    assert [ident == loop for ident in threads] == [True, False]
-
-
-def test_tokens_have_the_limits_of_prompts(tokenizer: Tokenizer) -> None:
-    with api(tokenizer) as client:
-        for tokens in ([70] * 20_000, [384]):
-            answer = client.post("/detokenize", json={"tokens": tokens})
-            assert answer.status_code == 400 and answer.json()["error"]["param"] == "tokens"
-        assert client.post("/detokenize", json={"tokens": [70] * 19_999}).status_code == 200
-
-
-def api(tokenizer: Tokenizer) -> TestClient:
-    bridge, _ = connected(tokenizer)
-    config = EngineConfig(model="tiny")
-    return TestClient(make_app(config, ServerConfig(), bridge, tokenizer, lambda: None, lambda: None))

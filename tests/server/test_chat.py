@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.samples import said
+from tests.server.samples import own, said
+from tests.server.serving import events
 from verifypd import SamplingParams
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -42,6 +43,38 @@ def test_chat_stream(client, offline):
     assert parts[-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 3, "temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.02},
+        {"seed": 5, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+        {"seed": 6, "allowed_token_ids": [70, 71, 72, 73, 74], "bad_words": ["a"], "logit_bias": {"71": 2, "73": -2}},
+        {"temperature": 0.0, "min_tokens": 18, "stop_token_ids": list(range(70, 200)), "skip_special_tokens": False},
+        {"seed": 7, "stop": ["e", "a", "o"], "include_stop_str_in_output": True, "speculation": False},
+        {"seed": 8, "ignore_eos": True, "max_draft": 1, "acceptance": "coupled", "priority": -5, "slo_tpot": 5.0},
+    ],
+    ids=lambda f: "-".join(f),
+)
+def test_sampling_fields_do_what_they_do_offline(server, offline, fields):
+    messages = [{"role": "user", "content": "hi"}]
+    status, body, _ = server.post("/v1/chat/completions", {"messages": messages, "max_completion_tokens": 20, **fields})
+    expected = offline.chat(messages, SamplingParams(max_tokens=20, **own(fields)))[0].outputs[0]
+    assert status == 200 and body["choices"][0]["message"]["content"] == expected.text
+    assert body["choices"][0]["finish_reason"] == expected.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_to_a_conversation(server, offline, stream):
+    messages = [{"role": "user", "content": "hi"}]
+    expected = offline.chat(messages, SamplingParams(n=3, seed=5, max_tokens=9))[0].outputs
+    body = {"messages": messages, "n": 3, "seed": 5, "max_tokens": 9, "stream": stream}
+    answer = server.post("/v1/chat/completions", body)[1]
+    texts = [""] * 3
+    for choice in [part["choices"][0] for part in events(answer)] if stream else answer["choices"]:
+        texts[choice["index"]] += choice["delta" if stream else "message"].get("content") or ""
+    assert texts == [output.text for output in expected]
+
+
 @pytest.mark.parametrize("words", ["well then", "s", "and ", "", "</s"])
 def test_the_last_message_can_be_continued(server, offline, words):
     """Just where it ends, whatever the template writes after it, and with the spaces it ends with."""
@@ -72,6 +105,10 @@ def test_what_an_assistant_said_before(server):
 
 
 def test_to_the_end_of_the_context(server):
-    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "ignore_eos": True}
+    body = {"messages": [{"role": "user", "content": "h" * 320}], "temperature": 0, "ignore_eos": True}
     _, answer, _ = server.post("/v1/chat/completions", body)
-    assert answer["usage"]["total_tokens"] == 400 and answer["choices"][0]["finish_reason"] == "length"
+    assert (
+        answer["usage"]["completion_tokens"] > 20
+        and answer["usage"]["total_tokens"] == 400
+        and answer["choices"][0]["finish_reason"] == "length"
+    )

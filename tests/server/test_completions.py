@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.samples import IDS, PROMPT, said
+from tests.server.samples import IDS, PROMPT, own, said
 from tests.server.serving import events
 from verifypd import SamplingParams
 
@@ -78,12 +78,7 @@ SAMPLING: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", SAMPLING, ids=lambda f: "-".join(f))
 def test_sampling_fields_do_what_they_do_offline(server, offline, fields):
     body = server.complete(IDS, max_tokens=20, **fields)
-    own = (
-        {**fields, "logit_bias": {int(k): v for k, v in fields["logit_bias"].items()}}
-        if "logit_bias" in fields
-        else fields
-    )
-    expected = said(offline, IDS, max_tokens=20, **own)
+    expected = said(offline, IDS, max_tokens=20, **own(fields))
     assert body["choices"][0]["text"] == expected.text
     assert body["choices"][0]["finish_reason"] == expected.finish_reason
     assert body["choices"][0]["stop_reason"] == expected.stop_reason

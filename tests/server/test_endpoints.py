@@ -16,11 +16,15 @@ pytestmark = pytest.mark.xdist_group("server")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_speculation_is_told(server, stream):
-    body = {"prompt": IDS, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": stream}
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("/v1/completions", {"prompt": IDS}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})],
+)
+def test_speculation_is_told(server, path, prompt, stream):
+    body = {**prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    _, answer, _ = server.post("/v1/completions", body)
+    _, answer, _ = server.post(path, body)
     final = events(answer)[-1] if stream else answer
     spec = final["metrics"]["speculative_decoding"]
     histogram = spec["acceptance_histogram"]

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
+from tests.models.checkpoints import VOCAB
 from verifypd.config import EngineConfig
 from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
@@ -144,6 +146,40 @@ def test_those_that_wait_for_a_grammar_count_in_the_queue(loop: EngineLoop, sent
     assert loop.joining is not None
     loop.take(Gone(0))
     assert not loop.joining.requests and not loop.admission.open
+
+
+@pytest.mark.parametrize("choice", [-1, 1])
+def test_who_leaves_is_out_before_the_next_step(loop: EngineLoop, sent: list[tuple[int, Any]], choice: int) -> None:
+    """All of a call or one choice of it: no step carries it any more, and its slots are free."""
+    loop.take(submit(1, n=2, max_tokens=100))
+    loop.take(submit(2, max_tokens=100))
+    loop.turn()
+    free, told = len(loop.engine.free_slots), [tokens(sent, call) for call in (1, 2)]
+    assert all(told)
+    loop.take(Abort(0, 1, choice))
+    gone = 2 if choice < 0 else 1
+    assert len(loop.tracks) == 3 - gone
+    loop.turn()
+    assert len(loop.engine.free_slots) == free + gone
+    assert tokens(sent, 1) - told[0] == 2 - gone and tokens(sent, 2) - told[1] == 1
+    assert loop.totals.finished["abort"] == gone and loop.admission.open[0] == (1 if choice < 0 else 2)
+
+
+def test_changes_of_architecture_are_counted(loop: EngineLoop) -> None:
+    loop.take(submit(1, max_tokens=100))
+    for name in ("pd", "pd", "unified", "pd"):
+        loop.engine.architecture = SimpleNamespace(name="auto", running=name)
+        loop.turn()
+    assert loop.totals.switches == 3 and loop.architecture() == "pd"
+
+
+@pytest.mark.parametrize("words", [[[5] * 33], [[5], [VOCAB]], [[-1]]])
+def test_bad_words_no_worker_should_send_are_refused(
+    loop: EngineLoop, sent: list[tuple[int, Any]], words: list[list[int]]
+) -> None:
+    loop.take(msgspec.structs.replace(submit(1), bad_words=words))
+    [(_, answer)] = sent
+    assert (answer.status, answer.param) == (400, "bad_words") and not loop.admission.open and not loop.engine.busy
 
 
 def test_deadlines_of_what_has_ended_are_forgotten(loop: EngineLoop) -> None:

@@ -39,8 +39,8 @@ def test_json_schema(client, extra, stream):
 
 
 def test_json_object(server):
-    for seed in range(4):
-        text = server.complete(IDS, response_format={"type": "json_object"}, max_tokens=150, seed=seed, temperature=0.5)
+    for seed in range(2):
+        text = server.complete(IDS, response_format={"type": "json_object"}, max_tokens=100, seed=seed, temperature=0.5)
         choice = text["choices"][0]
         assert choice["text"].lstrip().startswith("{")
         if choice["finish_reason"] == "stop":
@@ -74,8 +74,9 @@ def test_speculation_does_not_change_constrained_text(server):
         assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "stream"), [("required", False), ({"type": "function", "function": {"name": "weather"}}, True)]
+)
 def test_a_forced_tool_call(client, choice, stream):
     fields: Any = {"tools": [FUNCTION], "tool_choice": choice, "max_tokens": 120, "seed": 2, "extra_body": SHORT}
     messages: Any = [{"role": "user", "content": "is it wet?"}]
@@ -108,8 +109,7 @@ def spoken(client, stream, **fields: Any) -> tuple[str, list[Any], str]:
     return "".join(part.delta.content or "" for part in parts), calls, parts[-1].finish_reason
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+@pytest.mark.parametrize(("choice", "stream"), [({}, False), ({"tool_choice": "auto"}, True)])
 def test_tools_the_model_calls_by_itself(client, choice, stream):
     """A grammar makes this random model write what a trained one would; the server is told nothing of it."""
     words, calls, finish = spoken(client, stream, extra_body={"guided_regex": f"Well\\. {CALL}\n{CALL}"}, **choice)
@@ -122,7 +122,7 @@ def test_tools_the_model_calls_by_itself(client, choice, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_tool_call_where_no_more_are_wanted(client, stream):
-    form = {"guided_regex": f"Well\\. {CALL}\n{CALL} and so on"}
+    form = {"guided_regex": f"Well\\. {CALL}\n{CALL} and"}
     words, calls, finish = spoken(client, stream, extra_body=form, parallel_tool_calls=False)
     assert words == "Well. " and finish == "tool_calls" and len(calls) == 1
     words, calls, finish = spoken(client, stream, extra_body={"guided_regex": "No\\."}, parallel_tool_calls=False)

@@ -28,11 +28,6 @@ HEAVY = 'start: a{0,2000}\na: b{0,2000}\nb: "x" | "y"\n'  # as many ways to read
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folders: tuple[Path, Path]) -> Tokenizer:
-    return Tokenizer.from_folder(folders[0])
-
-
-@pytest.fixture(scope="module")
 def compiler(folders: tuple[Path, Path], tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(str(folders[0]), tokenizer.vocab_size, tokenizer.eos_ids)
 

@@ -70,7 +70,7 @@ def test_schemathesis_finds_no_5xx_and_no_undeclared_status(folders: tuple[Path,
 
     The engine is the real one with a short context: most bodies say nothing of length, and run to its end.
     """
-    with Server(folders[0], str(folders[1]), tmp_path / "server.log", **{"max-model-len": 64}) as server:
+    with Server(folders[0], str(folders[1]), tmp_path / "server.log", **{"max-model-len": 32}) as server:
         walk(server, tmp_path)
         server.idle()
 
@@ -85,3 +85,7 @@ def walk(server: Server, tmp_path: Path) -> None:
     assert found.returncode == 0, tail
     counts = [int(count) for count in re.findall(r"(\d+) generated", found.stdout)]
     assert counts and sum(counts) >= CASES, tail
+    answered = server.metrics()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        served = answered.get(f'verifypd:http_requests_total{{path="{path}",status="200"}}', 0)
+        assert served > 30, f"{path}: nearly all was refused at the door"

@@ -48,6 +48,15 @@ def test_chat_logprobs(client):
         assert bytes(entry.bytes).decode("utf-8", "replace") == entry.token
 
 
+def test_streamed_chat_logprobs_are_the_same(server):
+    fields = {"max_tokens": 10, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    whole = server.post("/v1/chat/completions", body)[1]["choices"][0]["logprobs"]["content"]
+    parts = [event["choices"][0] for event in events(server.post("/v1/chat/completions", {**body, "stream": True})[1])]
+    assert [entry for part in parts for entry in (part["logprobs"] or {"content": []})["content"]] == whole
+    assert len(whole) == 10
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_echo_scores_the_prompt(server, offline, max_tokens):
     """What lm-eval asks: token ids in, the logprob of each of them out."""

@@ -14,6 +14,7 @@ import pytest
 from tests.server.serving import ROOT
 from verifypd.errors import ConfigError
 from verifypd.server.config import ServerConfig
+from verifypd.server.supervisor import check_tls
 
 pytestmark = pytest.mark.xdist_group("server-faults")
 
@@ -42,10 +43,11 @@ def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
 
 def test_a_certificate_that_is_none(folders: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("no key")
-    for cert in (tmp_path / "missing.pem", tmp_path / "key.pem"):
-        flags = ("--tls-cert", str(cert), "--tls-key", str(tmp_path / "key.pem"))
-        found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", "0", *flags)
-        assert found.returncode == 2 and "--tls-cert" in found.stderr and "Traceback" not in found.stderr
+    flags = ("--tls-cert", str(tmp_path / "key.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", "0", *flags)
+    assert found.returncode == 2 and "--tls-cert" in found.stderr and "Traceback" not in found.stderr
+    with pytest.raises(ConfigError, match=r"--tls-cert.*missing"):
+        check_tls(ServerConfig(tls_cert=str(tmp_path / "missing.pem"), tls_key=str(tmp_path / "key.pem")))
 
 
 @pytest.mark.parametrize(

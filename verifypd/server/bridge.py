@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifypd.server.calls import Ask, Call, CallError, broken, engine_lost, failed, unavailable
+from verifypd.server.calls import Ask, Call, CallError, broken, engine_lost, failed, overdue, unavailable
 from verifypd.server.logs import event
 from verifypd.server.messages import Abort, Answer, Down, Output, Outputs, Stats, Submit, ToEngine, Up
 from verifypd.tokenizer import Tokenizer
@@ -65,6 +65,7 @@ class Bridge:
         if self._send is None:
             raise unavailable("the engine is not up; try again soon", "engine_down")
         call = Call(next(self._numbers), name, ask, self.tokenizer, arrival)
+        self._set_alarm(call)
         self.calls[call.number] = call
         self._submit(call)
         try:
@@ -85,6 +86,8 @@ class Bridge:
 
     def _forget(self, call: Call) -> None:
         self.calls.pop(call.number, None)
+        if call.alarm is not None:
+            call.alarm.cancel()
         if call in self._parked:
             self._parked.remove(call)
         if self.draining and not self.calls:
@@ -215,17 +218,25 @@ class Bridge:
                 call.fail(engine_lost(message.reason))
             else:
                 call.restart()
-                self._park(call)
+                self._parked.append(call)
 
-    def _park(self, call: Call) -> None:
-        """Keep a call for the next engine; meanwhile its deadline is watched here."""
-        self._parked.append(call)
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _set_alarm(self, call: Call) -> None:
+        """Watch a call's deadline here too: an engine that hangs, or is none, does not look at its clock."""
         deadline = call.ask.params.deadline_ms
-        if deadline is not None:
-            left = call.arrival + deadline / 1e3 - time.monotonic()  # s
-            asyncio.get_running_loop().call_later(max(0.0, left), self._overdue, call)
+        if deadline is None:
+            return
+        left = call.arrival + deadline / 1e3 - time.monotonic()  # s
+        if left <= 0:
+            raise overdue(deadline)
+        call.alarm = asyncio.get_running_loop().call_later(left, self._expire, call)
 
-    def _overdue(self, call: Call) -> None:
+    def _expire(self, call: Call) -> None:
+        if call.done:
+            return
         if call in self._parked:
             self._parked.remove(call)
-            call.expire()
+        else:
+            self._tell(Abort(self.worker, call.number, -1, "deadline"))
+        call.expire()

@@ -53,6 +53,18 @@ def unavailable(message: str, code: str, retry_after: int = 1) -> CallError:
     return CallError(503, message, kind="service_unavailable", code=code, retry_after=retry_after)
 
 
+def overdue(deadline_ms: float) -> CallError:
+    """429: the deadline passed before the engine let the call in."""
+    return CallError(
+        429,
+        f"deadline_ms={deadline_ms:g} passed before the engine took the request",
+        kind="rate_limit_error",
+        code="deadline_unreachable",
+        param="deadline_ms",
+        retry_after=1,
+    )
+
+
 def engine_lost(reason: str) -> CallError:
     """500: the engine died under a request that had begun to answer."""
     return CallError(
@@ -151,6 +163,7 @@ class Call:
         self.error: CallError | None = None
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.choices: list[Choice] = []
+        self.alarm: asyncio.TimerHandle | None = None  # rings at its deadline
         self.sink: Callable[[], bool] | None = None  # takes news at once, where it can
         self._waiter: asyncio.Future[None] | None = None
         self._news = False
@@ -185,12 +198,15 @@ class Call:
         self.wake()
 
     def expire(self) -> None:
-        """End the call because its deadline has passed, with what has come."""
-        for choice in self.choices:
-            choice.end("deadline")
-        self.left = 0
+        """End the call because its deadline has passed: with what has come, or refused where it was not let in."""
         if not self.admitted.done():
-            self.admitted.set_result(None)
+            self.fail(overdue(self.ask.params.deadline_ms or 0.0))
+            return
+        for choice in self.choices:
+            if choice.finish is None:
+                choice.end("deadline")
+                choice.text.update()
+        self.left = 0
         self.wake()
 
     async def news(self) -> None:

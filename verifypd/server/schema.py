@@ -154,7 +154,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: StrictStr | Listed[TokenId] | Listed[StrictStr] | Listed[Listed[TokenId]]
+    prompt: StrictStr | Listed[TokenId] | Listed[StrictStr] | Listed[Listed[TokenId]] = Field(examples=["Hello"])
     echo: StrictBool | None = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
     suffix: Unsupported = None

@@ -66,6 +66,7 @@ FULL = refusal(
 LONG_HEAD = refusal(
     CallError(431, f"the request line and headers are longer than {MAX_HEAD} bytes", code="headers_too_large")
 )
+NO_HTTP = refusal(CallError(400, "that is not a valid HTTP request", code="invalid_http"))
 
 
 class LongHeadError(Exception):
@@ -138,7 +139,7 @@ class Protocol(HttpToolsProtocol):
         if self._in_head and not self._begun and not self._deaf:
             self._head_read += len(data)
             if self._head_read > MAX_HEAD:
-                self._refuse_head()
+                self._give_up(LONG_HEAD)
 
     def on_message_begin(self) -> None:
         """A request begins: count its head anew."""
@@ -162,16 +163,13 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request; one whose head is too long is told so."""
-        if self._head_size > MAX_HEAD:
-            self._refuse_head()
-        else:
-            super().send_400_response(msg)
+        self._give_up(LONG_HEAD if self._head_size > MAX_HEAD else NO_HTTP)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._stop_clock()
-        self._in_head = False
         super().on_headers_complete()
+        self._in_head = False
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
             self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
@@ -189,10 +187,7 @@ class Protocol(HttpToolsProtocol):
         if self._full:
             return
         super().connection_lost(exc)
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        self._leave()
 
     def _await_head(self) -> None:
         if self._head is None:
@@ -208,12 +203,23 @@ class Protocol(HttpToolsProtocol):
         if self._head_size > MAX_HEAD:
             raise LongHeadError
 
-    def _refuse_head(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self._turn_away(LONG_HEAD)
-        else:  # an answer is under way; another must not come into it
+    def _give_up(self, answer: bytes) -> None:
+        """What came cannot be read. That is said where no other answer is under way, or owed before this one."""
+        wrong = None if self._in_head else self.cycle
+        owed = any(cycle is not wrong and not cycle.response_complete for cycle in self._cycles)
+        self._leave()
+        if owed or (wrong is not None and wrong.response_started):
             self._deaf = True
             self.transport.close()
+        else:
+            self._turn_away(answer)
+
+    def _leave(self) -> None:
+        """Tell every request that is not answered that its client is gone."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _refuse(self, transport: Any) -> None:
         """Answer before anything is asked."""
