@@ -133,8 +133,13 @@ def test_checkpoints_are_written_along_the_way(
 
 
 def test_a_checkpoint_of_other_settings_is_refused(verifier: Path, whole: Path) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint.pt was made with other settings \(--steps\)"):
-        make(verifier, whole, recipe={"steps": 5})
+    with pytest.raises(ConfigError, match=r"checkpoint.pt was made with other settings \(--depth, --learning-rate\)"):
+        make(verifier, whole, recipe={"depth": 3, "learning_rate": 1e-3})
+
+
+def test_a_run_may_become_longer(verifier: Path, tmp_path: Path) -> None:
+    made = [make(verifier, tmp_path, recipe={"losses": ("kl",), "steps": steps}) for steps in (2, 3)]
+    assert [each["steps"] for each in made] == [2, 3]
 
 
 @pytest.mark.parametrize("what", ["max_new", "verifier", "prompts", "held_out"])

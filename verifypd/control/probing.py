@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 PATIENT = 16  # probes in a row that changed nothing, after which they come half as often; then half of that, …
 RAREST = 0.125  # … down to this part of their share
+BANK = 32.0  # probes that may be earned back at once
 REST = 8  # steps for which nobody looks into the purse of a drafter that had nothing to propose
 
 
@@ -33,10 +34,13 @@ class Purse:
         self.credit += earned
         self.refunds += earned
 
-    def pay(self, price: float, requests: int) -> bool:
-        """Take the price of a probe of so many requests, if there is enough; it is saved up for if not."""
+    def pay(self, price: float, requests: int, worth: float) -> bool:
+        """Take the price of a probe of so many requests, if there is enough; it is saved up for if not.
+
+        worth: 0 to 1; where little can be won, little is kept ready for it.
+        """
         self.asked = price
-        self.credit, self.refunds = min(self.credit, 2.0 * price), min(self.refunds, 32.0 * price)
+        self.credit, self.refunds = min(self.credit, 2.0 * price), min(self.refunds, BANK * price * worth)
         if self.credit < price:
             return False
         self.credit -= price

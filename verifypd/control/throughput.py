@@ -63,6 +63,7 @@ class ThroughputController:
         self.gain = 1.0  # foretold: tokens a second over those of plain decoding
         self.chosen: Allocation | None = None  # of the last step
         self.stretch = 1.0  # how much longer its drafts make a step
+        self.worth = 1.0  # of a probe: what would be gained if every draft stood, at most 1
         self.probes = 0
         self.probe_seconds = 0.0  # spent on probes, foretold
         self._purses: dict[str | None, Purse] = {}  # by drafter
@@ -112,6 +113,7 @@ class ThroughputController:
         options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining))
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
+            self.worth = self._worth(candidates, load, options[0])
             self.chosen = options[0]
             return self._probe(candidates, load, snapshot)
         self.chosen = best
@@ -287,12 +289,24 @@ class ThroughputController:
         for name in sorted(groups, key=lambda name: self._purses[name].turn):
             purse, views = self._purses[name], groups[name]
             slots, price = self._few(views, load, snapshot)
-            if self.probe_share and purse.pay(price, len(slots)):
+            if self.probe_share and purse.pay(price, len(slots), self.worth):
                 self.probes += 1
                 self.probe_seconds += price
                 purse.turn = self.probes
                 return slots
         return {}
+
+    def _worth(self, candidates: list[tuple[RequestView, int]], load: Load, plain: Allocation) -> float:
+        """What a probe may teach is worth at most what drafts would gain if all of them stood and no cache lagged."""
+        c, n = self.cost.coefficients, len(candidates)
+        context = sum([view.length_bound for view, _ in candidates if view.proposer is None])
+        alone, best = plain.seconds - plain.aside, 0.0
+        for longest in (1, self.max_draft):
+            draft = self.cost.draft_seconds(longest, 0.0, context) if context else 0.0
+            rows = max(c.floor, c.row * (load.rows + n * longest)) - max(c.floor, c.row * load.rows)
+            seconds = max(alone + rows, draft) if self.overlap else alone + rows + draft
+            best = max(best, (load.requests + n * longest) / seconds)
+        return max(0.05, min(1.0, best / plain.rate - 1.0)) if plain.rate else 1.0
 
     def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
         """Those who are cheapest to try, and what it costs in seconds. They have one drafter."""
@@ -323,6 +337,7 @@ class ThroughputController:
             "calibration_error": self.survival.calibration_error,
             "cost_error": self.cost.error,
             "probes": self.probes,
+            "probe_worth": self.worth,
         }
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -352,7 +367,7 @@ class ThroughputController:
         """A step without drafts has passed: a share of its time may go to probes."""
         self._idle += 1
         for purse in self._purses.values():
-            purse.save(seconds * self.probe_share / len(self._purses))
+            purse.save(seconds * self.probe_share * self.worth / len(self._purses))
 
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""

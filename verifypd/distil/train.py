@@ -202,7 +202,8 @@ class Trainer:
 
     @property
     def _recipe(self) -> str:
-        return json.dumps(asdict(self.recipe))
+        """What a run that goes on must have in common; it may become longer or shorter."""
+        return json.dumps({name: value for name, value in asdict(self.recipe).items() if name != "steps"})
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         """What was kept there, if it was made with the same settings."""
