@@ -265,6 +265,17 @@ def test_bad_words_never_appear(pair: tuple[Path, Path]) -> None:
         assert not any(chosen[i : i + len(ids)] == ids for i in range(len(chosen)))
 
 
+def test_a_bad_word_of_no_token_bans_nothing(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some tokenizers a space leaves nothing."""
+    with make(pair) as llm:
+        monkeypatch.setattr(llm.get_tokenizer(), "encode", lambda text, **more: [])
+        assert llm._bad_words([" "]) == ()
+        [free], [same] = (
+            llm.generate([PROMPT], SamplingParams(max_tokens=12, seed=3, bad_words=words)) for words in (None, [" "])
+        )
+    assert same.outputs[0].token_ids == free.outputs[0].token_ids
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "param"),
     [

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 90.0  # s, on a busy machine
-METRIC = re.compile(r"^([a-zA-Z_:0-9]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+METRIC = re.compile(r"^([a-zA-Z_:0-9]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)  # a label may hold braces
 
 # Small, in full precision: texts are the same whatever runs beside them.
 TINY: dict[str, Any] = {

@@ -150,15 +150,16 @@ def test_a_deadline_passes_while_there_is_no_engine(tokenizer: Tokenizer, admitt
         bridge, heard = connected(tokenizer)
         opening = await begun(bridge, heard, admitted, 200.0)
         bridge.take(Down(1, "killed"))
+        told = len(heard)
         if admitted:
             assert await ended(opening) == ["deadline"] * 2
-            bridge.close(opening.result())
         else:
             with pytest.raises(CallError) as refused:
                 await ended(opening)
             assert (refused.value.status, refused.value.code) == (429, "deadline_unreachable")
-        told = len(heard)
         bridge.take(Up(2, "there", INFO))
+        if admitted:
+            bridge.close(opening.result())
         assert len(heard) == told and not bridge.calls, "the next engine hears nothing of it"
 
     asyncio.run(run())
@@ -173,10 +174,12 @@ def test_a_deadline_passes_while_the_engine_hangs(tokenizer: Tokenizer, admitted
         opening = await begun(bridge, heard, admitted, 200.0)
         number = heard[-1].call
         if admitted:
-            outputs = [Output(number, 0, [70, 71], "stop", None, []), Output(number, 1, [72], None, None, [])]
+            half = tokenizer.encode("\u00e9", add_special_tokens=False)[:1]
+            outputs = [Output(number, 0, [70, 71], "stop", None, []), Output(number, 1, half, None, None, [])]
             bridge.take(Outputs(1, outputs))
             assert await ended(opening) == ["stop", "deadline"]
             call = opening.result()
+            assert call.choices[1].text.text == "\ufffd", "half a character is not left out"
             bridge.take(Outputs(1, [Output(number, 1, [73], None, None, [])]))
             assert [choice.tokens for choice in call.choices] == [2, 1], "what comes after it is late"
             bridge.close(call)
@@ -196,6 +199,20 @@ def test_a_deadline_that_has_passed_already_never_reaches_the_engine(tokenizer: 
         with pytest.raises(CallError, match="deadline_ms"):
             await bridge.open("r", ask, time.monotonic() - 1.0)
         assert not heard and not bridge.calls
+
+    asyncio.run(run())
+
+
+def test_a_deadline_passes_after_the_end(tokenizer: Tokenizer) -> None:
+    """A client that is slow to take its answer gets it as it is, and the engine hears no more of it."""
+
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        call = await asyncio.wait_for(await begun(bridge, heard, True, 100.0), 10)
+        bridge.take(Outputs(1, [Output(call.number, choice, [70], "length", None, []) for choice in (0, 1)]))
+        told = len(heard)
+        await asyncio.sleep(0.15)
+        assert [choice.finish for choice in call.choices] == ["length"] * 2 and len(heard) == told
 
     asyncio.run(run())
 

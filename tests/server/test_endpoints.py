@@ -44,6 +44,7 @@ def test_models(client, server):
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other/model")
+    assert server.metrics()['verifypd:http_requests_total{path="/v1/models/{id}",status="404"}'] >= 1
 
 
 def test_tokens(server, offline):
