@@ -333,3 +333,10 @@ def test_plans_hold_together(name: str, made: list[dict[str, Any]], batch: int, 
         assert set(drafts) <= set(slots(plan, "verify"))
     chunk_rows = [s.rows for b in (plan.verify, plan.prefill) if b for s in b.spans if s.start is not None]
     assert sum(chunk_rows) <= taken.prefill_chunk * (CHUNK_FACTOR if name == "auto" else 1)
+
+
+def test_a_pass_takes_chunks_of_as_many_prompts_as_it_may() -> None:
+    views = [view(slot, prefill_left=10) for slot in range(6)]
+    settings = {"prefill_chunk": 100, "batch_size": 8}
+    assert slots(Plain().plan(snapshot(*views, **settings)), "verify") == list(range(6))
+    assert slots(Plain().plan(snapshot(*views, **settings, most_chunks=4)), "verify") == list(range(4))

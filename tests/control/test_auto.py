@@ -277,6 +277,24 @@ def test_prompts_that_would_be_late_may_stretch_a_step_that_emits_several_tokens
     assert policy.prefill_chunk == 512 or policy.prefill_chunk > chunk_within(cost, 8e-3, Step(16, 16 * 512.0), 512)
 
 
+def test_late_prompts_shorten_drafts_until_they_have_been_in_time_for_a_while() -> None:
+    policy = auto()
+    running = [view(i) for i in range(8)]
+    late, early = prompt(99, since_output=0.12), replace(prompt(98, since_output=0.0), prefill_left=50)
+
+    def longest(*prompts: RequestView) -> int:
+        plan = policy.plan(snapshot([*running, *prompts], prefill_chunk=256))
+        return max((span.drafts for span in plan.verify.spans), default=0) if plan.verify else 0
+
+    for _ in range(3):
+        free = longest()
+    assert free > 2
+    assert longest(late) <= 2 and longest(early) <= 2  # one prompt after the other: no flapping
+    assert longest() == free  # nobody waits
+    assert longest(late) <= 2
+    assert [longest(early) for _ in range(20)][-1] == free  # somebody always does, but nobody late
+
+
 def test_nobody_decoding_means_the_largest_chunk() -> None:
     policy = auto()
     policy.plan(snapshot([prompt(0)], prefill_chunk=256))

@@ -133,3 +133,14 @@ def test_what_runs_beside_the_rest_is_not_waited_for() -> None:
     prompt.arrived = True
     assert [t.result() for t in inflight.finished()] == [0, 4]
     assert inflight.away == set() and len(inflight) == 1
+
+
+def test_a_pause_is_short_and_ends_with_the_ticket() -> None:
+    inflight = Inflight()
+    inflight.pause("block")  # nothing is out
+    copy = SlowCopy(0)
+    inflight.add(ticket(0, copy))
+    inflight.pause("spin")
+    copy.arrived = True
+    inflight.pause("block")
+    assert [t.result() for t in inflight.finished()] == [0]

@@ -59,7 +59,8 @@ class PassLayout:
         row_span = torch.repeat_interleave(torch.arange(len(span_rows)), counts)
         within = torch.arange(len(row_span)) - offsets[row_span]
         if device.type != "cpu":
-            offsets, row_span, within = (t.to(device, non_blocking=True) for t in (offsets, row_span, within))
+            pinned = (t.pin_memory() if device.type == "cuda" else t for t in (offsets, row_span, within))
+            offsets, row_span, within = (t.to(device, non_blocking=True) for t in pinned)
         return cls.placed(
             span_rows, contexts, offsets, row_span, within, slots=slots, starts=starts, block_table=block_table,
             block_size=block_size,

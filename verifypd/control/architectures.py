@@ -199,7 +199,7 @@ class PDV(PD):
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """Everyone who is ready drafts; the verify lane runs when it is due; prompts take what tokens are left."""
-        self._settle(len(snapshot.requests), snapshot.verify_batch)
+        self._settle(len(snapshot.requests) + snapshot.away, snapshot.verify_batch)
         if self.is_atomic:
             return super().plan(snapshot)
         ready = decoding(snapshot)
@@ -241,7 +241,7 @@ class Table(Policy):
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """As the chosen one plans."""
-        concurrency = len(snapshot.requests) + snapshot.waiting
+        concurrency = len(snapshot.requests) + snapshot.away + snapshot.waiting
         return self.choices[select_architecture(concurrency, snapshot.verifier_bytes / 1e9)].plan(snapshot)
 
 
@@ -292,7 +292,7 @@ def prefill_spans(
     budget = snapshot.prefill_chunk if tokens is None else min(tokens, snapshot.prefill_chunk)
     spans: list[VerifySpan] = []
     for view in sorted((v for v in snapshot.requests if v.prefill_left), key=lambda v: v.rank):
-        if not budget or len(spans) >= max(room, 1):
+        if not budget or len(spans) >= max(min(room, snapshot.most_chunks), 1):
             break
         left = view.prefill_left - (joining is not None and joining <= 0)
         rows = min(left, budget)

@@ -22,6 +22,7 @@ from verifypd.control.throughput import ThroughputController
 INTERVAL = 16  # steps between two looks
 PATIENCE = 3  # looks in a row that must agree before it switches
 DWELL = 8  # looks after a switch before the next
+CALM = 16  # steps for which prompts that were late must not be, before drafts are as long again as they pay
 KEEP = 1000  # decisions remembered
 
 
@@ -74,6 +75,7 @@ class Auto:
         self.predicted: dict[str, float] = {}  # tokens a second, smoothed
         self.queue_factor: float | None = None  # None: the setting
         self.prefill_chunk: int | None = None
+        self._calm = 0  # steps since prompts were last late
         self._pressed = False  # whether prompts that wait are late, or were when they were last looked at
         self._fidelity: dict[str, float] = {}  # architecture → measured / foretold tokens a second
         self._scatter = 0.0
@@ -286,8 +288,9 @@ class Auto:
         drafting = chosen if self.label != "plain" else None
         chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified")
         self.prefill_chunk = chunk.tokens
-        waiting = any(view.prefill_left for view in snapshot.requests)
-        self._pressed = waiting and (chunk.pressed or self._pressed)  # until the prompts are done: it would flap
+        self._calm = 0 if chunk.pressed else self._calm + 1
+        waiting = snapshot.away or any(view.prefill_left for view in snapshot.requests)
+        self._pressed = bool(waiting) and (chunk.pressed or (self._pressed and self._calm < CALM))
         verify_batch = snapshot.verify_batch
         if self.running == "pdv":
             verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)

@@ -60,6 +60,8 @@ class Snapshot:
     drafter_has_cache: bool
     now: float = 0.0  # s of the engine's clock
     waiting: int = 0  # requests that arrived and hold no slot yet
+    away: int = 0  # requests left out of `requests`: their prompts run beside the rest
+    most_chunks: int = 1 << 30  # prompts that may have a chunk in one pass
     verify_batch: int = 1  # drafts the verify lane of `pdv` waits for
     verify_wait_ms: float = 0.0  # ms the oldest of them waits at most
     workers: int = 1  # requests that share the device under `baseline`

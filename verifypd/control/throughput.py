@@ -98,8 +98,7 @@ class ThroughputController:
         """Draft lengths that make the most of this step."""
         if not self.curious:
             return {}
-        longest = min(self.max_draft, PRESSED) if snapshot.pressed else self.max_draft
-        candidates = [(view, cap) for view in views if (cap := allowed(view, longest))]
+        candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         if not candidates:
             return {}
         if not self.speculating and not self._look_due:
@@ -125,9 +124,13 @@ class ThroughputController:
         self._drafted = max(lengths.values(), default=0)
         return lengths
 
+    def _most(self, snapshot: Snapshot) -> int:
+        """The longest draft there may be now."""
+        return min(self.max_draft, PRESSED) if snapshot.pressed else self.max_draft
+
     def predict(self, views: Sequence[RequestView], snapshot: Snapshot, overlap: bool = False) -> list[Allocation]:
         """What each longest draft would come to for these requests; the first drafts nothing. Changes nothing."""
-        candidates = [(view, cap) for view in views if (cap := allowed(view, self.max_draft))]
+        candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         load = self._load(views, snapshot, [view for view, _ in candidates])
         return allocations(self._curves(candidates, snapshot), load, self.cost, overlap, _looked_up(candidates))
 

@@ -30,6 +30,7 @@ from verifypd.metrics.stats import EngineStats
 from verifypd.request import Logprob, Request, State
 from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
+from verifypd.runtime.passes import CHUNKS
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
@@ -164,6 +165,8 @@ class Engine:
         self.admit()
         plan = self.reserve(self.architecture.plan(self.snapshot()))
         self.launch(plan)
+        if plan.empty and not news:
+            self.inflight.pause(self.config.wait)
         for ticket in self.inflight.arrived():
             news.update((request.order, request) for request in self.absorb(ticket))
         self.tell()
@@ -177,14 +180,14 @@ class Engine:
         if curious and self.choice is not None and self.cost is not None and self.cost.known:
             self._price(self.choice, self.cost)
         verify_batch, verify_wait_ms = self.config.verify_limits
+        running = [r for r in self.running.values() if not (r.finished or r.preempting)]
         away = self.inflight.away  # nothing that runs beside the rest is waited for
+        here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
         return Snapshot(
             step=self.stats.steps,
-            requests=tuple(
-                self._view(r, now, curious)
-                for r in self.running.values()
-                if not (r.finished or r.preempting or (away and (r.slot in away or r.state is State.PREFILL)))
-            ),
+            requests=tuple(self._view(r, now, curious) for r in here),
+            away=len(running) - len(here),
+            most_chunks=CHUNKS if self.verify.graphs is not None else 1 << 30,
             now=now,
             waiting=len(self.waiting),
             verify_batch=verify_batch,
@@ -354,6 +357,8 @@ class Engine:
         timed = TimedPlan(self.stats.steps, self.architecture.name, plan, self._begun)
         captured = self.verify.captured
         self.memory.publish()
+        if not self.inflight.away:
+            self.sampling.settle()
         try:
             if plan.draft:
                 slots = [span.slot for span in plan.draft.spans]
@@ -369,6 +374,7 @@ class Engine:
             self._fail(plan, error)
             raise
         if self.verify.captured == captured:  # else the time is a capture's, and no pass's
+            timed.beside = bool(self.inflight.away)
             self.timed.add(timed)
         if self.admit_limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
             self.admit_limit += 1
@@ -397,7 +403,8 @@ class Engine:
         for span in batch.spans:
             request = self.running[span.slot]
             request.draft_lag -= span.rows
-            request.counted = [0] * len(request.inflight)  # the device started from what there really was
+            if span.rows:
+                request.counted = [0] * len(request.inflight)  # the device started from what there really was
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self._enter(request, State.VERIFY, now)
@@ -465,7 +472,8 @@ class Engine:
         for timed in self.timed.finished():
             for lane, timer in timed.timers.items():
                 self.stats.lanes[lane].seconds += timer.seconds()
-            self.architecture.observe_step(timed.timing())
+            if not timed.beside:  # what others took of the device meanwhile is no cost of this plan
+                self.architecture.observe_step(timed.timing())
             if self.recorder:
                 self.recorder.plan(
                     timed.step, self.clock(), timed.architecture, timed.plan, timed.start, timed.seconds()

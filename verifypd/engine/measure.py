@@ -153,6 +153,9 @@ def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) 
     found: list[StepTiming | None] = []
     with _aside(engine, probe):
         for point in points:
+            if _length(point) > engine.max_model_len:
+                found.append(None)
+                continue
             _time(engine, probe, point, 0.0)  # the first pass of a shape compiles or captures
             timings = _time(engine, probe, point, seconds)
             found.append(_median(timings) if timings else None)

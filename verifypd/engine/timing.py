@@ -21,6 +21,7 @@ class TimedPlan:
     plan: Plan
     begun: float  # s, when the step began on the host
     timers: dict[str, LaneTimer] = field(default_factory=dict)
+    beside: bool = False  # whether other work ran on the device at the same time
     decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
 
     @property
@@ -77,7 +78,10 @@ class TimedPlans:
 
     def finished(self) -> list[TimedPlan]:
         """Those that the device has finished, oldest first."""
-        ready = []
-        while self._plans and all(timer.ready() for timer in self._plans[0].timers.values()):
-            ready.append(self._plans.popleft())
+        ready: list[TimedPlan] = []
+        kept: deque[TimedPlan] = deque()
+        for plan in self._plans:
+            done = all(timer.ready() for timer in plan.timers.values())
+            (ready if done else kept).append(plan)
+        self._plans = kept
         return ready

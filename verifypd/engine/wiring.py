@@ -31,9 +31,9 @@ from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
-from verifypd.runtime.graphs import Graphs, ModelGraphs, capture
+from verifypd.runtime.graphs import CAUGHT_UP, Graphs, ModelGraphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
-from verifypd.runtime.passes import bucket, reachable
+from verifypd.runtime.passes import CHUNKS, bucket, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 
@@ -72,7 +72,13 @@ def graph_count(config: EngineConfig, draft: bool) -> int:
     """How many graphs are captured at start, about."""
     spans, widest = _captured(config)
     loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft if draft and may_draft(config) else 0
-    return loops + len(reachable(spans, widest, chunk_rows(config)))
+    catching_up = len(reachable(0, widest, _catch_up_rows(config))) if loops else 0
+    return loops + catching_up + len(reachable(spans, widest, chunk_rows(config)))
+
+
+def _catch_up_rows(config: EngineConfig) -> int:
+    """Most rows of one pass that brings drafts up to date: what a step may spend on it, and the routine of each."""
+    return CHUNK_FACTOR * config.draft_chunk + CHUNKS * CAUGHT_UP
 
 
 def _captured(config: EngineConfig) -> tuple[int, int]:
@@ -107,7 +113,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
             ids = parts.vocab_map
             drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, ids, temperatures, loops)
             if loops and parts.sampler == "triton":
-                rows = CHUNK_FACTOR * config.draft_chunk
+                rows = _catch_up_rows(config)
                 work += loops.draft_work(spans, rows, config.max_draft, sampling, draft_q, ids, temperatures)
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None

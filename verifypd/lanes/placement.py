@@ -99,13 +99,15 @@ class Placements:
             stream.wait_stream(own)
         for event in {id(e): e for e in map(self._last.get, touched) if e is not None}.values():
             stream.wait_event(event)
-        with torch.cuda.stream(stream):
-            timer = LaneTimer(self.device, self.clock)
-            yield timer
-            timer.stop()
-            done = torch.cuda.Event()
+        done = torch.cuda.Event()
+        try:
+            with torch.cuda.stream(stream):
+                timer = LaneTimer(self.device, self.clock)
+                yield timer
+                timer.stop()
+        finally:  # a launch that broke off has queued a part of its work: whoever gets its blocks comes after it
             done.record(stream)
-        self._last.update(dict.fromkeys(touched, done))
+            self._last.update(dict.fromkeys(touched, done))
 
     def settle(self, slot: int) -> None:
         """Order what was launched for a slot before what comes next: it and its blocks are about to change hands."""

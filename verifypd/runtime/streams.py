@@ -6,6 +6,7 @@ it sooner and keeps a core busy. On a CPU a launch is the work, so there is noth
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
 
 
@@ -96,6 +98,15 @@ class Inflight:
         """Tickets to absorb now, oldest first: those that are done, and as many more as exceed the limit."""
         self._round += 1
         return self._take(self.limit)
+
+    def pause(self, wait: str) -> None:
+        """There is nothing to launch: wait for the oldest ticket, but not for long; somebody may have arrived."""
+        if not self._tickets:
+            return
+        until = time.monotonic() + PAUSE
+        while not self._tickets[0][1].done() and time.monotonic() < until:
+            if wait != "spin":
+                time.sleep(PAUSE / 20)
 
     def arrived(self) -> list[Ticket]:
         """Tickets whose result is here already, right after their launch: on a CPU all of them, unless held back."""

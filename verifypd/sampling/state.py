@@ -159,6 +159,7 @@ class SamplingState:
         self._bias_rows: dict[int, int] = {}  # slot -> row of `bias`
         self._slots: list[SlotNeeds] = [SlotNeeds() for _ in range(slots)]
         self._needs: dict[tuple[tuple[int, ...], tuple[int, ...] | None], Needs] = {}
+        self._retired: list[object] = []  # tensors out of use that a pass on another stream may still read
 
     def assign(
         self,
@@ -203,9 +204,18 @@ class SamplingState:
         self.alive[slot].fill_(False)
         had_words, self._slots[slot] = self._slots[slot].bad_words, SlotNeeds()
         self._bias_rows.pop(slot, None)
-        self._needs.clear()
+        self._drop_needs()
         if had_words and not any(needs.bad_words for needs in self._slots):
+            self._retired.append(self.bad_words)
             self.bad_words = self._filled(self.slots, 0, 0)  # the next ones may be few and short
+
+    def settle(self) -> None:
+        """No pass runs beside the others: what was replaced meanwhile can go."""
+        self._retired.clear()
+
+    def _drop_needs(self) -> None:
+        self._retired.append(tuple(self._needs.values()))
+        self._needs.clear()
 
     def set_alpha(self, slots: Sequence[int], values: Sequence[float]) -> None:
         """Synthetic acceptance of some slots; a negative value turns it off. Takes effect with the next pass."""
@@ -214,7 +224,7 @@ class SamplingState:
             before = self._slots[slot]
             if before.synthetic != (value >= 0):
                 self._slots[slot] = replace(before, synthetic=value >= 0)
-                self._needs.clear()
+                self._drop_needs()
 
     def needs(self, slot_ids: Sequence[int], depth: Sequence[int] | None = None) -> Needs:
         """Row i belongs to slot_ids[i]; with `depth`, slot_ids[i] has a span of depth[i] + 1 rows."""
@@ -222,7 +232,7 @@ class SamplingState:
         found = self._needs.get(key)
         if found is None:
             if len(self._needs) >= CACHED_BATCHES:
-                self._needs.clear()
+                self._drop_needs()
             found = self._needs[key] = self._find_needs(*key)
         return found
 
@@ -285,6 +295,7 @@ class SamplingState:
         """Write ids into a row of a [S, K] table, padded with -1; the table grows to hold them."""
         width = table.shape[1]
         if len(ids) > width:
+            self._retired.append(table)
             table = torch.cat([table, self._filled(self.slots, 2 * len(ids) - width)], dim=1)
         self._write(table, slot, ids + [-1] * (table.shape[1] - len(ids)))
         return table
@@ -294,6 +305,7 @@ class SamplingState:
         row = next(i for i in range(len(taken) + 1) if i not in taken)
         if row >= self.bias.shape[0]:
             more = torch.zeros(max(1, self.bias.shape[0]), self.vocab, device=self.device)
+            self._retired.append(self.bias)
             self.bias = torch.cat([self.bias, more])
         values = torch.zeros(self.vocab, pin_memory=self.device.type == "cuda")
         if params.allowed_token_ids is not None:
@@ -311,6 +323,7 @@ class SamplingState:
         if (count, width) != tuple(self.bad_words.shape[1:]):
             grown = self._filled(self.slots, count, width)
             grown[:, : self.bad_words.shape[1], width - self.bad_words.shape[2] :] = self.bad_words
+            self._retired.append(self.bad_words)
             self.bad_words = grown
         table = [[-1] * (width - len(word)) + list(word) for word in words]
         table += [[-1] * width for _ in range(count - len(words))]
