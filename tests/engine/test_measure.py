@@ -161,10 +161,10 @@ def test_medians_hold_against_one_slow_pass(pair: tuple[Path, Path], monkeypatch
         clock, launch = llm.engine.placements.clock, llm.engine.verify.launch
         late, runs = {"by": 0.0}, {"count": 0}
 
-        def slowly(batch: Any) -> Any:
+        def slowly(batch: Any, **how: Any) -> Any:
             runs["count"] += 1
             late["by"] += 3600.0 if runs["count"] % REPEATS == 2 else 0.0
-            return launch(batch)
+            return launch(batch, **how)
 
         llm.engine.placements.clock = lambda: clock() + late["by"]
         llm.engine.verify.launch = slowly  # type: ignore[method-assign]

@@ -357,7 +357,8 @@ class Engine:
         timed = TimedPlan(self.stats.steps, self.architecture.name, plan, self._begun)
         captured = self.verify.captured
         self.memory.publish()
-        if not self.inflight.away:
+        timed.beside = bool(self.inflight.away)
+        if not timed.beside:
             self.sampling.settle()
         try:
             if plan.draft:
@@ -374,7 +375,6 @@ class Engine:
             self._fail(plan, error)
             raise
         if self.verify.captured == captured:  # else the time is a capture's, and no pass's
-            timed.beside = bool(self.inflight.away)
             self.timed.add(timed)
         if self.admit_limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
             self.admit_limit += 1
