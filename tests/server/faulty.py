@@ -53,14 +53,14 @@ def build(config: EngineConfig) -> Built:
             time.sleep(3600)
         draft(batch)
 
-    def verify(batch: Any) -> Any:
+    def verify(batch: Any, *how: Any) -> Any:
         order = ordered("memory")
         left[0] = int(order) if order else left[0]
         if left[0]:
             left[0] -= 1
             raise torch.OutOfMemoryError("injected: out of memory")
         time.sleep(SLOW)
-        return forward(batch)
+        return forward(batch, *how)
 
     engine.drafter.launch, engine.verify.forward = launch, verify
     return built
