@@ -134,7 +134,7 @@ def test_checkpoints_are_written_along_the_way(
 
 def test_a_checkpoint_of_other_settings_is_refused(verifier: Path, whole: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.pt was made with other settings \(--depth, --learning-rate\)"):
-        make(verifier, whole, recipe={"depth": 3, "learning_rate": 1e-3})
+        make(verifier, whole, recipe={"depth": 3, "learning_rate": 2e-3})
 
 
 def test_a_run_may_become_longer(verifier: Path, tmp_path: Path) -> None:

@@ -76,9 +76,11 @@ def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str
     begun = [Stream(frail, body(i)).start() for i in range(6)]
     for stream in begun:
         stream.begun()
-    whole = Stream(frail, body(6, stream=False)).start()
     hurry = {"max_tokens": 380, "deadline_ms": 2000}  # passes before anybody knows that the engine hangs
     hurried = [Stream(frail, body(7, **hurry)).start()] if how == "stall" else []
+    for stream in hurried:  # let in before others queue: a deadline that their queue would break is refused
+        stream.begun()
+    whole = Stream(frail, body(6, stream=False)).start()
     waiting = [Stream(frail, body(i, priority=1)).start() for i in range(7, 12)]
     time.sleep(0.2)
     if how == "kill":
