@@ -18,7 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from verifypd.attention import triton_kernels as kernels
-from verifypd.attention.tiling import power_of_two, tiling
+from verifypd.attention.tiling import tiling
+from verifypd.kernels.tiles import power_of_two
 
 def build(kernel, types, constants, **options):
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -57,9 +58,6 @@ build(layer.norm_rows, {**rows, "x_group": "i32"}, {"GROUP": 1, "WIDTH": 4096, "
 build(layer.add_norm_rows, {**rows, "residual": "*bf16", "total": "*bf16"},
     {"WIDTH": 4096, "BLOCK": 4096, "UNIT": True}, num_warps=8)
 build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 11008, "BLOCK": 1024, "SILU": True})
-build(layer.rotate_rows, {"q": "*bf16", "k": "*bf16", "positions": "*i64", "cos": "*fp32", "sin": "*fp32",
-    "q_row": "i32", "k_row": "i32"}, {"Q_HEADS": 32, "K_HEADS": 4, "WIDTH": 64, "HALF": 32, "BLOCK_H": 16,
-    "BLOCK_D": 32})
 assert "wgmma" in build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
     {"DEPTH": 4096, "BIASED": True, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128}, num_stages=4)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from verifypd.attention.tiling import MOST_SPLITS, SPLIT_TOKENS, WORKSPACE_ELEMENTS, Tiling, power_of_two, tiling
+from verifypd.attention.tiling import MOST_SPLITS, SPLIT_TOKENS, WORKSPACE_ELEMENTS, Tiling, tiling
+from verifypd.kernels.tiles import power_of_two
 
 LLAMA = {"heads": 32, "kv_heads": 32, "width": 128, "itemsize": 2, "window": None, "processors": 132}
 TINY = {**LLAMA, "kv_heads": 4, "width": 64}

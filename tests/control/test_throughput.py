@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.control.views import snapshot, view
+from verifypd.control import throughput
 from verifypd.control.allocation import Load, allocations
 from verifypd.control.controller import Controller, FixedController
 from verifypd.control.cost import Coefficients, CostModel
@@ -318,6 +319,20 @@ def test_a_draft_that_lags_far_behind_must_be_worth_catching_up() -> None:
     assert 0 not in controller.draft_lengths(short, snapshot(short)), "ends before it pays"
     controller._mean_output = 5000.0
     assert 0 in controller.draft_lengths(long, snapshot(long))
+
+
+def test_who_would_be_left_out_is_caught_up_with_though_it_costs_more_tokens_than_it_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long prompt among many that draft: it would get one token from each of the steps that they lengthen."""
+    controller = ThroughputController(h200())
+    World(64, lambda step, i: 0.8).run(controller, 100)
+    controller._mean_output = 64.0
+    views = [view(0, draft_lag=10_000), *(view(i) for i in range(1, 64))]
+    assert controller.speculating and controller.stretch > 1.2
+    assert 0 in controller.draft_lengths(views, snapshot(views))
+    monkeypatch.setattr(throughput, "AMENDS", 0.0)
+    assert 0 not in controller.draft_lengths(views, snapshot(views)), "by tokens alone it does not pay"
 
 
 def test_hysteresis_keeps_it_from_flapping() -> None:

@@ -61,21 +61,6 @@ def test_gated(rows: int, width: int, dtype: torch.dtype, activation: str) -> No
     close(kernels.gated(x, activation), reference.gated(x, activation))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("half", "q_heads", "k_heads"), [(32, 5, 2), (40, 5, 2), (6, 40, 40)])
-def test_rotate(half: int, q_heads: int, k_heads: int, dtype: torch.dtype) -> None:
-    width, rows = 80, 7
-    fused = random(rows, q_heads + 2 * k_heads, width, dtype=dtype)
-    expected = fused.clone()
-    angles = random(100, half)
-    positions = torch.tensor([0, 99, 3, 3, 50, 1, 2], device=DEVICE)
-    for one, tensor in ((reference, expected), (kernels, fused)):
-        q, k = tensor[:, :q_heads], tensor[:, q_heads : q_heads + k_heads]
-        one.rotate_(q, k, positions, angles.cos(), angles.sin())
-    close(fused, expected)
-    assert torch.equal(fused[:, q_heads + k_heads :], expected[:, q_heads + k_heads :])
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES if DEVICE == "cuda" else DTYPES[:1])
 @pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 64, 64), (5, 130, 41), (70, 33, 9)])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verifypd.kernels.tiles import power_of_two
+
 LEAST_ROWS = 16  # of a matrix instruction
 SHORT_ROWS = 16  # spans up to this many rows are plain tokens and verify spans; longer ones are prompt chunks
 SPLIT_TOKENS = 512  # of context in a split, where the batch may not decide it
@@ -82,8 +84,3 @@ def tiling(
         warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
         stages=2 if wide or full else 3,
     )
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less than n."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -17,8 +17,9 @@ import triton
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout, Rotary
-from verifypd.attention.tiling import SHORT_ROWS, Tiling, power_of_two, tiling
+from verifypd.attention.tiling import SHORT_ROWS, Tiling, tiling
 from verifypd.attention.triton_kernels import attend_tile, merge_splits, rotate_and_write, write_cache
+from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves

@@ -21,10 +21,9 @@ GRAPH_GAP_US = 8.0
 TFLOP_S = 790.0  # bf16 products on random numbers
 KINDS = (  # the first pattern that is found in a kernel's name
     ("attention", r"attend_tile|merge_splits|flash|fmha"),
-    ("cache write", r"write_cache"),
+    ("cache write", r"write"),
     ("norm", r"norm_rows"),
     ("gate", r"gate_rows"),
-    ("rotation", r"rotate_rows"),
     ("verdict", r"judge_|propose_|cut_rows"),
     ("product", r"gemm|gemv|cutlass|cublas|nvjet|splitK|product_tile"),
     ("copy", r"Memcpy|Memset|copy_kernel"),

@@ -1,7 +1,7 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
 Products are torch's, unless a row may not feel its neighbours (`batch_invariant`): then they are tiles of one size
-whose sums have one order. Same results as the torch kernels up to the order of a sum.
+whose sums have one order. Same results as the torch kernels up to the order of a sum. Rotation belongs to attention.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ import triton
 from torch import Tensor
 
 from verifypd.kernels.base import Activation, Int8Weight
+from verifypd.kernels.tiles import power_of_two
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, norm_rows, product_tile, rotate_rows
+from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, norm_rows, product_tile
 
 GATE_ELEMENTS = 1024  # of a program
-ROTATED_ELEMENTS = 512  # of a program, in each half
 WIDE_ROW = 2048  # elements from which a row takes eight warps
 
 # Triton's interpreter gets products of bfloat16 wrong.
 INTERPRETED = not isinstance(product_tile, triton.JITFunction)
-
-
-def _padded(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _warps(width: int) -> int:
@@ -93,7 +89,7 @@ class TritonKernels(TorchKernels):
                 eps,
                 GROUP=group,
                 WIDTH=width,
-                BLOCK=_padded(width),
+                BLOCK=power_of_two(width),
                 UNIT=unit_offset,
                 num_warps=_warps(width),
             )
@@ -115,7 +111,7 @@ class TritonKernels(TorchKernels):
                 total,
                 eps,
                 WIDTH=width,
-                BLOCK=_padded(width),
+                BLOCK=power_of_two(width),
                 UNIT=unit_offset,
                 num_warps=_warps(width),
             )
@@ -126,37 +122,9 @@ class TritonKernels(TorchKernels):
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-        block = min(GATE_ELEMENTS, _padded(width))
+        block = min(GATE_ELEMENTS, power_of_two(width))
         if rows:
             gate_rows[(rows, -(-width // block))](
                 gate_up, out, WIDTH=width, BLOCK=block, SILU=activation == "silu", num_warps=4
             )
         return out
-
-    def rotate_(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See Kernels.rotate_."""
-        rows, heads, width = q.shape
-        if any(x.stride(1) != width or x.stride(2) != 1 for x in (q, k)):
-            super().rotate_(q, k, positions, cos, sin)
-            return
-        if not rows:
-            return
-        kv_heads, half = k.shape[1], cos.shape[1]
-        block_d = _padded(half)
-        block_h = max(1, ROTATED_ELEMENTS // block_d)
-        rotate_rows[(rows, -(-heads // block_h) - (-kv_heads // block_h))](
-            q,
-            k,
-            positions,
-            cos,
-            sin,
-            q.stride(0),
-            k.stride(0),
-            Q_HEADS=heads,
-            K_HEADS=kv_heads,
-            WIDTH=width,
-            HALF=half,
-            BLOCK_H=block_h,
-            BLOCK_D=block_d,
-            num_warps=2,
-        )

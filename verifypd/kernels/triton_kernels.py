@@ -94,46 +94,6 @@ def gate_rows(
 
 
 @triton.jit
-def rotate_rows(
-    q,  # [N, Q_HEADS, D], rows q_row apart, heads WIDTH apart
-    k,  # [N, K_HEADS, D]
-    positions,  # [N] int64
-    cos,  # float32 [T, HALF]
-    sin,
-    q_row,
-    k_row,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_H: tl.constexpr,  # heads of a program
-    BLOCK_D: tl.constexpr,  # HALF padded to a power of two
-):
-    """Half-rotation in place. Grid: rows, parts of the query heads and then of the key heads."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    q_parts: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
-    base = q + row * q_row
-    heads = Q_HEADS
-    if part >= q_parts:
-        base = k + row * k_row
-        heads = K_HEADS
-        part -= q_parts
-    d = tl.arange(0, BLOCK_D)
-    head = part * BLOCK_H + tl.arange(0, BLOCK_H)
-    held = (head < heads)[:, None] & (d < HALF)[None, :]
-    position = tl.load(positions + row)
-    c = tl.load(cos + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
-    s = tl.load(sin + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
-    place = base + head[:, None] * WIDTH + d[None, :]
-    low = tl.load(place, mask=held, other=0.0).to(tl.float32)
-    high = tl.load(place + HALF, mask=held, other=0.0).to(tl.float32)
-    kind = q.dtype.element_ty
-    tl.store(place, (low * c - high * s).to(kind), mask=held)
-    tl.store(place + HALF, (high * c + low * s).to(kind), mask=held)
-
-
-@triton.jit
 def product_tile(
     x,  # [N, DEPTH], rows x_row apart
     weight,  # [OUT, DEPTH], contiguous

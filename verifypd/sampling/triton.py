@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from verifypd.kernels.tiles import power_of_two
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.triton_cuts import cut_rows
 from verifypd.sampling.triton_verdicts import judge_rows, judge_spans, propose_rows
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 CUT_TOKENS = 512  # read at once by a search with sixteen candidates
 ROW_TOKENS = 2048  # read at once where one number is wanted
-
-
-def _padded(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = None) -> None:
@@ -40,7 +37,7 @@ def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = 
         x if scale is None else scale,
         x.stride(0),
         VOCAB=x.shape[1],
-        BLOCK=min(CUT_TOKENS, _padded(x.shape[1])),
+        BLOCK=min(CUT_TOKENS, power_of_two(x.shape[1])),
         HEATED=scale is not None,
     )
 
@@ -66,10 +63,10 @@ def propose_(
         draft_q.stride(1),
         depth,
         VOCAB=vocab,
-        ROW=min(ROW_TOKENS, _padded(vocab)),
-        BLOCK=_padded(block),
+        ROW=min(ROW_TOKENS, power_of_two(vocab)),
+        BLOCK=power_of_two(block),
         BLOCKS=blocks,
-        BLOCKS_PADDED=_padded(blocks),
+        BLOCKS_PADDED=power_of_two(blocks),
         GROUP=group,
         num_warps=8,
     )
@@ -81,7 +78,7 @@ def _blocks(vocab: int) -> tuple[int, int, int]:
 
     block = block_of(vocab)
     blocks = -(-vocab // block)
-    return block, blocks, min(ROW_TOKENS // _padded(block), _padded(blocks))
+    return block, blocks, min(ROW_TOKENS // power_of_two(block), power_of_two(blocks))
 
 
 def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Tensor:
@@ -125,7 +122,7 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         q_slot,
         q_depth,
         VOCAB=vocab,
-        BLOCK=min(ROW_TOKENS, _padded(vocab)),
+        BLOCK=min(ROW_TOKENS, power_of_two(vocab)),
         HAS_Q=has_q,
         LISTED=listed,
         num_warps=8,
@@ -160,13 +157,13 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         q_slot,
         q_depth,
         VOCAB=vocab,
-        BLOCK=_padded(block),
+        BLOCK=power_of_two(block),
         BLOCKS=blocks,
-        BLOCKS_PADDED=_padded(blocks),
+        BLOCKS_PADDED=power_of_two(blocks),
         GROUP=group,
         WIDTH=width,
-        WIDTH_PADDED=_padded(width),
-        STOPS=_padded(max(stop_width, 1)),
+        WIDTH_PADDED=power_of_two(width),
+        STOPS=power_of_two(max(stop_width, 1)),
         HAS_Q=has_q,
         LISTED=listed,
     )
