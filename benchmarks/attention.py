@@ -29,6 +29,7 @@ from verifypd.attention.base import AttentionBackend
 from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
 from verifypd.bench.provenance import provenance
 from verifypd.kv.pool import KVCache
+from verifypd.runtime.passes import PassInputs, pass_key
 
 BLOCK = 16
 CASES = {  # name: spans of (requests, rows, context before them)
@@ -41,12 +42,21 @@ CASES = {  # name: spans of (requests, rows, context before them)
     "1x5@8000": [(1, 5, 8000)],
     "8x9@4000": [(8, 9, 4000)],
     "chunk 256@1792": [(1, 256, 1792)],
+    "chunk 512@0": [(1, 512, 0)],
+    "chunk 512@3584": [(1, 512, 3584)],
     "chunk 2048@0": [(1, 2048, 0)],
     "32x5@512 + chunk 256": [(32, 5, 512), (1, 256, 1792)],
 }
+PADDED_CASES = {  # as captured passes run them: room for more chunks than there are, bounds instead of lengths
+    "8x3@512 + chunk 256@0": [(8, 3, 512), (1, 256, 0)],
+    "8x3@512 + chunk 448@512": [(8, 3, 512), (1, 448, 512)],
+    "8x3@512 + chunk 416@3584": [(8, 3, 512), (1, 416, 3584)],
+    "32x3@512 + 3 chunks of 128": [(32, 3, 512), (3, 128, 512)],
+}
+BOUND = 8192  # tokens of context that padded passes reckon with
 TINY_CASES = {"1x5@200": [(1, 5, 200)], "3x2@40 + chunk 20": [(3, 2, 40), (1, 20, 12)]}
 TINY_SHAPES = {"tiny": (2, 0, 4, 2, 32, 0, 0)}
-SWEEP = {"block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4, 5)}
+SWEEP = {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)}  # block_m: of chunks
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -73,7 +83,12 @@ class Pass:
 
 
 def make_pass(
-    shape: tuple[int, ...], spans: list[tuple[int, int, int]], layers: int, dtype: torch.dtype, device: torch.device
+    shape: tuple[int, ...],
+    spans: list[tuple[int, int, int]],
+    layers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    padded: bool = False,
 ) -> Pass:
     """Random numbers in shuffled blocks."""
     _, _, heads, kv_heads, width, _, _ = shape
@@ -90,7 +105,12 @@ def make_pass(
     starts = torch.tensor([before for _, before in each], device=device)
     slots = torch.arange(len(each), device=device)
     layout = PassLayout.build(rows, contexts, slots, starts, table.to(device), BLOCK)
-    fused = torch.randn(sum(rows), heads + 2 * kv_heads, width, device=device).to(dtype)
+    if padded:
+        short, long = [n for n in rows if n <= tiling.SHORT_ROWS], [n for n in rows if n > tiling.SHORT_ROWS]
+        inputs = PassInputs(pass_key(short, max(short), long), device)
+        inputs.fill(short, range(len(rows)), rows, drafted=True, chunks=long)
+        layout = inputs.layout(torch.tensor(contexts, device=device), table.to(device), BLOCK, BOUND)
+    fused = torch.randn(layout.rows, heads + 2 * kv_heads, width, device=device).to(dtype)
     q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
     size = dtype.itemsize * width
     read = size * (2 * kv_heads * (sum(contexts) + 2 * sum(rows)) + 2 * heads * sum(rows))
@@ -151,11 +171,16 @@ def check(shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: tor
 
 
 def time_case(
-    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float, torch_too: bool
+    shape: tuple[int, ...],
+    spans: list[tuple[int, int, int]],
+    device: torch.device,
+    speed: float,
+    torch_too: bool = False,
+    padded: bool = False,
 ) -> dict[str, Any]:
     """ms of one layer, beside its floor."""
     layers = min(shape[0], 16)
-    case = make_pass(shape, spans, layers, torch.bfloat16, device)
+    case = make_pass(shape, spans, layers, torch.bfloat16, device, padded)
     options: dict[str, Any] = {"window": None, "softcap": None}
     ms = layer_ms("triton", case, layers, options, device)
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
@@ -173,20 +198,30 @@ def layer_ms(name: str, case: Pass, layers: int, options: dict[str, Any], device
 
 
 def sweep(
-    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float
+    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float, padded: bool
 ) -> list[dict[str, Any]]:
     """The same case with other tiles; those that do not compile or fit are left out. Fastest first."""
     original, found = tiling.tiling, []
     for values in itertools.product(*SWEEP.values()):
         change = dict(zip(SWEEP, values, strict=True))
-        triton_backend.tiling = lambda change=change, **bounds: replace(original(**bounds), **change)
+        triton_backend.tiling = lambda change=change, **bounds: _other(original(**bounds), change, bounds)
         try:
-            found.append({**change, **time_case(shape, spans, device, speed, torch_too=False)})
+            found.append({**change, **time_case(shape, spans, device, speed, padded=padded)})
         except Exception as reason:  # noqa: BLE001  # whatever the compiler says: the next one may do
             found.append({**change, "us": float("inf"), "failed": str(reason).splitlines()[0][:100]})
         finally:
             triton_backend.tiling = original
     return sorted(found, key=lambda row: row["us"])
+
+
+def _other(cut: tiling.Tiling, change: dict[str, int], bounds: dict[str, Any]) -> tiling.Tiling:
+    """The tiling with something else in it; the rows of a tile only where spans are chunks."""
+    if bounds["rows"] <= tiling.SHORT_ROWS:
+        return replace(cut, **{**change, "block_m": cut.block_m})
+    block_q = change["block_m"] // (bounds["heads"] // bounds["kv_heads"])
+    tiles = -(-bounds["rows"] // block_q)
+    filled = tiling.PROGRAMS_A_PROCESSOR * bounds["processors"] // (bounds["spans"] * tiles * bounds["kv_heads"])
+    return replace(cut, **change, block_q=block_q, tiles=tiles, splits=max(1, min(filled, cut.splits)))
 
 
 def main() -> None:
@@ -206,9 +241,12 @@ def main() -> None:
     if device.type == "cpu" and not args.tiny:
         parser.error("there is no CUDA device here; --tiny with TRITON_INTERPRET=1 checks small cases without one")
     shapes = TINY_SHAPES if args.tiny else {name: SHAPES[name] for name in args.shapes.split(",")}
-    cases = TINY_CASES if args.tiny else CASES
+    cases, padded_cases = (TINY_CASES, {}) if args.tiny else (CASES, PADDED_CASES)
     if args.cases:
-        cases = {name: cases[name] for name in args.cases.split(",")}
+        wanted = args.cases.split(",")
+        cases, padded_cases = (
+            {name: c for name, c in known.items() if name in wanted} for known in (cases, PADDED_CASES)
+        )
     report: dict[str, Any] = {**provenance(args.commit), "checks": [], "times": []}
     with torch.inference_mode():
         if not args.skip_checks:
@@ -216,15 +254,16 @@ def main() -> None:
         if not args.tiny:
             speed = report["copy_tb_s"] = copy_tb_s(device)
             print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':22} {'µs':>8} {'floor':>8} {'of floor':>8}")
-            for (shape, numbers), (name, spans) in itertools.product(shapes.items(), cases.items()):
-                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, args.torch)}
+            for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
+                padded = name in padded_cases
+                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, args.torch, padded)}
                 report["times"].append(row)
                 print(
                     f"{shape:16} {name:22} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}", flush=True
                 )
                 if args.sweep:
-                    row["sweep"] = sweep(numbers, spans, device, speed)
-                    best = (f"{r['block_n']}/{r['warps']}/{r['stages']} {r['us']:.1f}" for r in row["sweep"][:5])
+                    row["sweep"] = sweep(numbers, spans, device, speed, padded)
+                    best = ("/".join(str(r[name]) for name in SWEEP) + f" {r['us']:.1f}" for r in row["sweep"][:5])
                     print(f"    {'; '.join(best)}", flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,21 @@ def test_padded_vocabulary_sizes_may_differ(tmp_path: Path, draft_vocab: int) ->
         assert max(texts[0]) < smallest, "padding is never drawn"
 
 
+def test_a_draft_may_know_fewer_ids_than_a_verifier_without_a_tokenizer(tmp_path: Path) -> None:
+    verifier = tiny("qwen2", tmp_path / "verifier")
+    draft = tiny("qwen2", tmp_path / "draft", vocab_size=VOCAB - 32)
+    for folder in (verifier, draft):
+        (folder / "tokenizer.json").unlink()
+    prompt = [VOCAB - 1, 5, VOCAB - 20, 7]  # the first and third are no ids of the draft
+    params = SamplingParams(max_tokens=24, temperature=3.0, seed=1, ignore_eos=True)
+    texts = []
+    for arch in ("plain", "unified"):
+        with LLM(str(verifier), draft=str(draft), arch=arch, **OPTIONS) as llm:
+            texts.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
+    assert texts[0] == texts[1]
+    assert max(texts[0]) >= VOCAB - 32, "nothing was drawn that the draft does not know"
+
+
 def test_a_different_tokenizer_is_refused_with_the_first_differing_token(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:

@@ -103,6 +103,73 @@ def rotate_and_write(
             tl.store(cache_k + target + tail, tl.load(k + row * k_row + tail, mask=rest).to(narrow), mask=rest)
 
 
+@triton.jit
+def _absorb(
+    begin,  # first key of the block
+    high,  # keys from here on are nobody's
+    query,  # [BLOCK_M, BLOCK_D]
+    top,  # [BLOCK_M] highest score so far
+    total,  # [BLOCK_M] sum of weights, relative to it
+    mixed,  # [BLOCK_M, BLOCK_D] weighted values, likewise
+    position,  # [BLOCK_M]
+    cache_k,
+    cache_v,
+    blocks,  # the request's row of the block table
+    head,
+    scale,
+    cap,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,  # some row may not see some key of the block
+):
+    """One block of keys and values into the running softmax of a tile."""
+    d = tl.arange(0, BLOCK_D)
+    key = begin + tl.arange(0, BLOCK_N)
+    held = key < high
+    if MASKED:
+        block = tl.load(blocks + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+    else:
+        block = tl.load(blocks + key // BLOCK_SIZE).to(tl.int64)
+    place = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head) * WIDTH
+    if MASKED:
+        keys = tl.load(cache_k + place[None, :] + d[:, None], mask=held[None, :] & (d < WIDTH)[:, None], other=0.0)
+    elif WIDTH < BLOCK_D:
+        keys = tl.load(cache_k + place[None, :] + d[:, None], mask=(d < WIDTH)[:, None], other=0.0)
+    else:
+        keys = tl.load(cache_k + place[None, :] + d[:, None])
+    if WIDEN:
+        keys = keys.to(tl.float32)
+    scores = tl.dot(query, keys, input_precision="ieee") * scale
+    if CAPPED:
+        scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * cap  # tanh, see `_scales`
+    if MASKED:
+        seen = held[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    fade = tl.exp2(top - higher)
+    total = total * fade + tl.sum(weights, 1)
+    if MASKED:
+        values = tl.load(cache_v + place[:, None] + d[None, :], mask=held[:, None] & (d < WIDTH)[None, :], other=0.0)
+    elif WIDTH < BLOCK_D:
+        values = tl.load(cache_v + place[:, None] + d[None, :], mask=(d < WIDTH)[None, :], other=0.0)
+    else:
+        values = tl.load(cache_v + place[:, None] + d[None, :])
+    if WIDEN:
+        values = values.to(tl.float32)
+    mixed = mixed * fade[:, None]
+    mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+    return higher, total, mixed
+
+
 @triton.jit(
     do_not_specialize=["first_tile", "slice_rows", "splits"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts"],  # parts of one tensor
@@ -134,6 +201,7 @@ def attend_tile(
     WINDOW: tl.constexpr,  # 0: none
     CAPPED: tl.constexpr,
     LISTED: tl.constexpr,
+    UNMASKED: tl.constexpr,  # whether to go through blocks without a mask first: pays where rows and keys are many
     WIDEN: tl.constexpr,  # compute in float32 whatever is stored
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -185,31 +253,20 @@ def attend_tile(
     top = tl.full([BLOCK_M], FLOOR, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for begin in range(low, high, BLOCK_N):
-        key = begin + tl.arange(0, BLOCK_N)
-        held = key < high
-        block = tl.load(block_table + slot * table_row + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head) * WIDTH
-        keys = tl.load(cache_k + place[None, :] + d[:, None], mask=held[None, :] & inside[:, None], other=0.0)
-        if WIDEN:
-            keys = keys.to(tl.float32)
-        scores = tl.dot(query, keys, input_precision="ieee") * scale
-        if CAPPED:
-            scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * cap  # tanh, see `_scales`
-        seen = held[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(top - higher)
-        top = higher
-        total = total * fade + tl.sum(weights, 1)
-        values = tl.load(cache_v + place[:, None] + d[None, :], mask=held[:, None] & inside[None, :], other=0.0)
-        if WIDEN:
-            values = values.to(tl.float32)
-        mixed = mixed * fade[:, None]
-        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+    blocks = block_table + slot * table_row
+    masked = low
+    if UNMASKED:  # blocks of keys that every row sees whole
+        masked += tl.maximum(tl.minimum(high, start + tile_row + 1) - low, 0) // BLOCK_N * BLOCK_N
+        for begin in range(low, masked, BLOCK_N):
+            top, total, mixed = _absorb(
+                begin, high, query, top, total, mixed, position, cache_k, cache_v, blocks, head, scale, cap,
+                KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, CAPPED, WIDEN, BLOCK_N, False,
+            )  # fmt: skip
+    for begin in range(masked, high, BLOCK_N):
+        top, total, mixed = _absorb(
+            begin, high, query, top, total, mixed, position, cache_k, cache_v, blocks, head, scale, cap,
+            KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, CAPPED, WIDEN, BLOCK_N, True,
+        )  # fmt: skip
 
     if not SPLIT:
         o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]

@@ -101,6 +101,8 @@ def build(config: EngineConfig) -> Built:
         budget,
     )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
+    if draft is not None and not head:
+        draft.narrow = draft.config.vocab_size < vocab
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
     lookup = "ngram" in drafts
     cost = CostModel()

@@ -42,6 +42,7 @@ class Model:
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         scale = config.embed_scale  # rounded as the checkpoint's own dtype rounds it
         self._embed_scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
+        self.narrow = False  # ids may lie past the embedding: a draft whose verifier has a padded vocabulary
         self._split = [config.heads, config.kv_heads, config.kv_heads]
         self._eps, self._unit = config.norm_eps, config.unit_offset
         self.layers = self._build_layers(weights)
@@ -120,8 +121,10 @@ class Model:
         raise NotImplementedError
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[N] -> [N, H], in the activation dtype."""
+        """[N] -> [N, H], in the activation dtype. Ids that a narrow model does not know are its last one."""
         table = self.embedding
+        if self.narrow:
+            ids = ids.clamp(max=self.config.vocab_size - 1)
         rows = table.rows(ids) if isinstance(table, Int8Weight) else F.embedding(ids, table)
         rows = rows.to(self.activation_dtype)
         return rows if self._embed_scale is None else rows * self._embed_scale
