@@ -61,11 +61,12 @@ def tiling(
     shared = heads // kv_heads
     wide = width > 128
     full = itemsize == 4  # no matrix instructions: float32 products live in registers
-    most = (16 if wide else 32) if full else 64 if fixed or wide or rows <= SHORT_ROWS else 128
+    long = rows > SHORT_ROWS
+    most = (16 if wide else 32) if full else 64
     block_m = most if fixed else min(power_of_two(rows * shared), most)
     block_m = max(block_m, LEAST_ROWS, power_of_two(shared))
     block_q = block_m // shared
-    block_n = 32 if wide or full else 64
+    block_n = 32 if wide or full else 128 if long and width <= 64 and not fixed else 64
     tiles = -(-rows // block_q)
     splits, split_tokens = 1, 0
     if fixed:
@@ -82,5 +83,5 @@ def tiling(
         splits=splits,
         split_tokens=split_tokens,
         warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
-        stages=2 if wide or full else 3,
+        stages=2 if wide or full or (long and not fixed) else 3,
     )

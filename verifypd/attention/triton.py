@@ -24,7 +24,6 @@ from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
 ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
-SHORT_ROWS_UNMASKED = 16
 INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
@@ -229,7 +228,8 @@ def _launch(
             WINDOW=window or 0,
             CAPPED=softcap is not None,
             LISTED=listed,
-            UNMASKED=window is None and spans.rows > SHORT_ROWS_UNMASKED,
+            # with another code for some blocks a row's sums would depend on where its chunk begins
+            UNMASKED=window is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
             WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
             BLOCK_M=cut.block_m,
             BLOCK_Q=cut.block_q,

@@ -91,9 +91,10 @@ def prefill_chunk(
     if not snapshot.waiting:
         even = _even(step, cost, len(served), snapshot.prefill_chunk)
     crowd = 2 * sum(view.since_output >= LATE * first for view in waiting) >= len(served)
-    if not crowd and _in_time(waiting, even / step.seconds(cost, even), EARLY * first, missed=False):
-        return Chunk(even)
     paced = chunk_within(cost, target, step, pace)
+    if not crowd and _in_time(waiting, even / step.seconds(cost, even), EARLY * first, missed=False):
+        gentle = _in_time(waiting, paced / step.seconds(cost, paced), LATE * first, missed=True)
+        return Chunk(min(even, paced) if gentle else even)
     if not crowd and _in_time(waiting, paced / step.seconds(cost, paced), LATE * first, missed=False):
         return Chunk(paced, pressed=True)
     # late: a step that emits several tokens for each request may last as many times the target of one
