@@ -201,7 +201,7 @@ class Bench:
         quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
         common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
         sizes = {"batch_size": 4 if self.tiny else 16, "max_model_len": 500 if self.tiny else 4500}
-        for where, chunk in (("fused", 512), ("stream", 4096), ("partition:48", 4096), ("partition:64", 4096)):
+        for where, chunk in (("fused", 512), ("stream", 4096), ("partition:48", 4096)):
             own = {"placement": f"prefill={where}", "prefill_chunk": 16 if self.tiny else chunk, "arch": "pd"}
             with LLM(self.model, **self.options(**common, **sizes, **own)) as llm:
                 drive = Drive(llm.engine)
@@ -214,7 +214,7 @@ class Bench:
                 "beside_tok_s": found["beside_tok_s"],
             }
         level = 4 if self.tiny else 32
-        for where, graphs in (("fused", "start"), ("fused", "off"), ("stream", "off")):
+        for where, graphs in (("fused", "start"), ("fused", "off"), ("stream", "off"), ("partition:32", "off")):
             own = {"placement": f"decode={where}", "arch": "pdv", "batch_size": level, "verify_batch": level // 2}
             own |= {} if self.device.type == "cpu" else {"graphs": graphs}
             with LLM(self.model, **self.options(**common, **own)) as llm:

@@ -64,7 +64,7 @@ class EngineConfig:
     slo_tpot: float = setting(15.0, "target per output token, ms")
     placement: str = setting(
         "fused",
-        "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts also on"
+        "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
         " multiprocessors of their own (prefill=partition:48); pd and pdv have a prefill lane",
     )
     measure_costs: bool | None = setting(
@@ -189,8 +189,8 @@ class EngineConfig:
                 raise ConfigError(f"--placement: {where!r} is not there yet; use {' or '.join(PLACEMENTS)}")
             if where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
-            if where.startswith("partition") and lane != "prefill":
-                raise ConfigError(f"--placement: {where!r} is for prompts alone; use prefill={where}")
+            if where.startswith("partition") and lane not in ("prefill", "decode"):
+                raise ConfigError(f"--placement: {where!r} is for one lane, prompts or drafts; use prefill={where}")
             chosen.update({lane: where} if lane else dict.fromkeys(LANES, where))
         return chosen
 

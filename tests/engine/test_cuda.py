@@ -92,7 +92,9 @@ def check_placement(placement: str, wait: str, arch: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("placement", ["fused", "stream", "decode=stream", "prefill=stream", "prefill=partition:16"])
+@pytest.mark.parametrize(
+    "placement", ["fused", "stream", "decode=stream", "prefill=stream", "prefill=partition:16", "decode=partition:16"]
+)
 @pytest.mark.parametrize("arch", ["unified", "pd", "pdv"])
 def test_placements_and_waits_change_no_text(placement: str, wait: str, arch: str, tmp_path: Path) -> None:
     check_placement(placement, wait, arch, tmp_path)
