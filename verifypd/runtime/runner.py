@@ -61,7 +61,6 @@ class HeadRunner:
         self.tables = tables
         self.features = features
 
-    @torch.inference_mode()
     def keep(self, captured: tuple[Tensor, ...], hidden: Tensor, layout: PassLayout) -> None:
         """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's.
 
