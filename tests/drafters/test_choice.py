@@ -70,6 +70,19 @@ def test_prompts_are_no_evidence() -> None:
     assert copying.chance == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("prompt", [1, 2, 3, 4, 5, 40])
+def test_a_prompt_read_at_once_is_one_read_token_by_token(prompt: int) -> None:
+    noise = random.Random(prompt)
+    tokens = [noise.randrange(3) for _ in range(60)]
+    whole, slow = Copying(2, 4), Copying(2, 4)
+    for end in range(1, len(tokens) + 1):
+        slow.extend(tokens[:end], prompt)
+        if end < prompt:
+            continue
+        whole.extend(tokens[:end], prompt)
+        assert (whole._follows, whole._match, whole.chance) == (slow._follows, slow._match, slow.chance)
+
+
 def test_a_request_that_leaves_is_forgotten() -> None:
     choice = Choice("ngram", "head", 2, 4)
     choice.pick(request([1, 2, 3]), 4)

@@ -67,6 +67,8 @@ class Copying:
 
     def extend(self, tokens: list[int], prompt_len: int) -> None:
         """Take in what was appended to `tokens` since the last call."""
+        if not self._length:
+            self._read_prompt(tokens[: prompt_len - 1])
         for at in range(self._length, len(tokens)):
             if self._match is not None and at >= prompt_len:
                 kind, place = self._match
@@ -80,6 +82,13 @@ class Copying:
                 if place:
                     self._match = kind, place
                 self._follows[kind][gram] = at + 1
+        self._length = len(tokens)
+
+    def _read_prompt(self, tokens: list[int]) -> None:
+        """A prompt but for its last token, at once: nothing is judged there, and only the latest place counts."""
+        for size, follows in zip(self._sizes, self._follows, strict=True):
+            grams = zip(*(tokens[start:] for start in range(size)), strict=False)  # the shortest ends it
+            follows.update(zip(grams, range(size, len(tokens) + 1), strict=False))
         self._length = len(tokens)
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kv.pool import FeatureCache, KVCache
+from verifypd.kv.pool import FeatureCache, Kept, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.runtime.inputs import BlockTables
@@ -61,22 +61,20 @@ class HeadRunner:
         self.tables = tables
         self.features = features
 
-    @torch.inference_mode()
     def keep(self, captured: tuple[Tensor, ...], hidden: Tensor, layout: PassLayout) -> None:
         """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's.
 
-        Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy alone.
+        Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
         """
-        places = self.features.place(self.tables.data, layout.slots[layout.row_span], layout.positions)
-        rows = torch.cat([*captured, hidden], -1).to(self.features.data.dtype)
-        self.features.data.index_copy_(0, places, rows)  # an eighteenth of the time of data[places] = rows on a CPU
+        streams = (*captured, hidden)
+        self.features.keep(Kept(self.tables.data, layout.slots, layout.row_span, layout.positions, streams))
 
     @torch.inference_mode()
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
-        places = self.features.place(self.tables.data, layout.slots[layout.row_span], before)
-        features = self.model.project(self.features.data[places])
+        kept = self.features.read(self.tables.data, layout.slots[layout.row_span], before)
+        features = self.model.project(kept)
         features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
 
