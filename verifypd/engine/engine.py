@@ -10,27 +10,27 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
-from verifypd.control.observe import Observation
-from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import TimedPlan, TimedPlans
+from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
+from verifypd.engine.views import snapshot
 from verifypd.errors import EngineError, RequestError
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
 from verifypd.metrics.stats import EngineStats
-from verifypd.request import Logprob, Request, State
+from verifypd.request import Request, State
 from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.passes import CHUNKS
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
@@ -114,7 +114,7 @@ class Engine:
         """End a request from outside: an abort or a stop string. Verdicts still in flight for it are dropped."""
         if request.finished:
             return
-        self._end(request, reason, stop_reason)
+        self.end(request, reason, stop_reason)
         if request in self.waiting:
             self.waiting.remove(request)
             self._forget(request)  # it may have run before, and been preempted
@@ -163,7 +163,8 @@ class Engine:
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
         self.admit()
-        plan = self.reserve(self.architecture.plan(self.snapshot()))
+        self._price()
+        plan = self.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -174,84 +175,12 @@ class Engine:
             self.check()
         return list(news.values())
 
-    def snapshot(self) -> Snapshot:
-        """What the policy sees."""
-        now, curious = self.clock(), self.architecture.curious
-        if curious and self.choice is not None and self.cost is not None and self.cost.known:
-            self._price(self.choice, self.cost)
-        verify_batch, verify_wait_ms = self.config.verify_limits
-        running = [r for r in self.running.values() if not (r.finished or r.preempting)]
-        away = self.inflight.away  # nothing that runs beside the rest is waited for
-        here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
-        return Snapshot(
-            step=self.stats.steps,
-            requests=tuple(self._view(r, now, curious) for r in here),
-            away=len(running) - len(here),
-            most_chunks=CHUNKS if self.verify.graphs is not None else 1 << 30,
-            now=now,
-            waiting=len(self.waiting),
-            verify_batch=verify_batch,
-            verify_wait_ms=verify_wait_ms,
-            workers=self.config.worker_count,
-            queue_factor=self.config.queue_factor,
-            lane_weights=self.config.weights,
-            slo_ttft=self.config.slo_ttft,
-            verifier_bytes=self.verifier_bytes,
-            device=self.slots.device.type,
-            batch_size=self.config.batch_size,
-            prefill_chunk=self.config.prefill_chunk,
-            draft_chunk=self.config.draft_chunk,
-            drafter=self.drafter.name if self.drafter else None,
-            drafter_has_cache=bool(self.drafter and self.drafter.has_cache),
-            routine_lag=2 if self.drafter is None or self.drafter.keeps_drafts else self.config.max_draft + 1,
-        )
-
-    def _price(self, choice: Choice, cost: CostModel) -> None:
+    def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
+        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.curious:
+            return
         lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
-        choice.row, choice.step = cost.prices(len(lengths), float(sum(lengths)))
-
-    def _view(self, request: Request, now: float, curious: bool) -> RequestView:
-        params = request.params
-        decoding = request.state is not State.PREFILL
-        limit = self.config.max_draft if params.max_draft is None else min(params.max_draft, self.config.max_draft)
-        drafting = curious and decoding and params.speculation and self.drafter is not None
-        assert request.slot is not None
-        proposer, promise, lag = None, 0, request.draft_lag
-        if drafting and self.drafter is not None and limit:
-            able = not (request.unread and self.drafter.reads_hidden)
-            if self.choice is None:
-                promise = self.drafter.promise(request) if able else 0
-            else:
-                name, promise = self.choice.pick(request, limit, able)
-                if name != self.drafter.name:
-                    proposer, lag = name, lag if self.decode.drafters[name].has_cache else 0
-        return RequestView(
-            slot=request.slot,
-            rank=request.rank(),
-            served=request.served,
-            chunk_start=request.computed,
-            prefill_left=0 if decoding else len(request.tokens) - request.computed,
-            length_floor=request.length_floor,
-            length_bound=request.length_bound,
-            max_length=request.max_length,
-            draft_limit=limit if drafting else 0,
-            draft_lag=lag,
-            promise=promise,
-            prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
-            order=request.order,
-            lane=request.state.value,
-            waited=max(0.0, now - request.entered),
-            pending=request.pending,
-            drafter=request.drafter,
-            slo_tpot=self.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
-            since_output=max(0.0, now - request.last_output),
-            inflight=len(request.inflight),
-            greedy=params.greedy,
-            coupled=params.coupled(self.config.acceptance),
-            temperature=params.temperature,
-            proposer=proposer,
-        )
+        self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
 
     # -- admission and memory -----------------------------------------------------------------------------------------
 
@@ -509,10 +438,10 @@ class Engine:
                 counted = request.counted.pop(0)
                 request.draft_lag -= max(0, counted - len(verdict.tokens))  # now it is known how many there are
             if not request.finished:
-                self._take_prompt_logprobs(request, span, result)
+                take_prompt_logprobs(request, span, result)
                 if verdict is not None:
-                    self._confirm(request, verdict)
-                    self._observe(request, span, verdict, tau)
+                    confirm(self, request, verdict)
+                    observe(self, request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -522,60 +451,8 @@ class Engine:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
 
-    def _confirm(self, request: Request, verdict: Verdict) -> None:
-        metrics = request.metrics
-        if request.output_len == 0 and verdict.tokens:
-            metrics.first_token_time = self.clock()
-        else:
-            metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
-        if verdict.tokens:
-            request.last_output = self.clock()
-        if verdict.drafted:
-            request.last_draft = (verdict.drafted, verdict.accepted)
-        request.tokens.extend(verdict.tokens)
-        if request.logprobs is not None:
-            for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
-                request.logprobs.append(_logprobs(token, own, rank, top, request.params.logprobs or 0))
-        self.stats.emitted += len(verdict.tokens)
-        self.stats.drafted += verdict.drafted
-        self.stats.accepted += verdict.accepted
-        if verdict.finish == "stop":
-            last = verdict.tokens[-1]
-            self._end(request, "stop", None if last in self.eos_ids else last)
-        elif verdict.finish is not None:
-            self._end(request, verdict.finish)
-
-    def _observe(self, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
-        """Tell the policy what became of a draft, or of a single token."""
-        if span.start is not None:
-            return
-        params = request.params
-        if self.choice is not None:
-            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
-        self.architecture.observe(
-            Observation(
-                order=request.order,
-                drafted=verdict.drafted,
-                accepted=verdict.accepted,
-                emitted=len(verdict.tokens),
-                coupled=params.coupled(self.config.acceptance),
-                greedy=params.greedy,
-                temperature=params.temperature,
-                drafter=span.drafter,
-                tau=tau,
-            )
-        )
-
-    def _take_prompt_logprobs(self, request: Request, span: VerifySpan, result: PassResult) -> None:
-        if request.prompt_logprobs is None or span.start is None:
-            return
-        for row, (own, rank, top) in enumerate(result.prompt_logprobs.get(span.slot, ())):
-            position = span.start + row + 1  # the row predicts the next token of the prompt
-            if position == len(request.prompt_logprobs) < request.prompt_len:
-                wanted = request.params.prompt_logprobs or 0
-                request.prompt_logprobs.append(_logprobs(request.tokens[position], own, rank, top, wanted))
-
-    def _end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
+    def end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
+        """The request has all its tokens; it leaves when nothing of it is in flight."""
         self._enter(request, State.FINISHED)
         request.finish_reason = reason
         request.stop_reason = stop_reason
@@ -632,11 +509,3 @@ def _keep(plan: Plan, drafts: dict[int, int]) -> Plan:
         verify=VerifyBatch(tuple(verify)) if verify else None,
         prefill=VerifyBatch(chunks) if chunks else None,
     )
-
-
-def _logprobs(token: int, own: float, rank: int, top: tuple[tuple[int, float], ...], wanted: int) -> dict[int, Logprob]:
-    """The token itself and the `wanted` most likely ones."""
-    entries = {token: Logprob(own, rank)}
-    for place, (other, value) in enumerate(top[:wanted]):
-        entries.setdefault(other, Logprob(value, place + 1))
-    return entries

@@ -1,0 +1,79 @@
+"""What a verdict means for its request, and for the policy that had it drafted. Knows no passes and no memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verifypd.batch import Verdict, VerifySpan
+from verifypd.control.observe import Observation
+from verifypd.lanes.verify import PassResult
+from verifypd.request import Logprob, Request
+
+if TYPE_CHECKING:
+    from verifypd.engine.engine import Engine
+
+
+def confirm(engine: Engine, request: Request, verdict: Verdict) -> None:
+    """Its tokens are the request's; what ends with it ends."""
+    metrics = request.metrics
+    if request.output_len == 0 and verdict.tokens:
+        metrics.first_token_time = engine.clock()
+    else:
+        metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
+    if verdict.tokens:
+        request.last_output = engine.clock()
+    if verdict.drafted:
+        request.last_draft = (verdict.drafted, verdict.accepted)
+    request.tokens.extend(verdict.tokens)
+    if request.logprobs is not None:
+        for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
+            request.logprobs.append(_logprobs(token, own, rank, top, request.params.logprobs or 0))
+    engine.stats.emitted += len(verdict.tokens)
+    engine.stats.drafted += verdict.drafted
+    engine.stats.accepted += verdict.accepted
+    if verdict.finish == "stop":
+        last = verdict.tokens[-1]
+        engine.end(request, "stop", None if last in engine.eos_ids else last)
+    elif verdict.finish is not None:
+        engine.end(request, verdict.finish)
+
+
+def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
+    """Tell the policy what became of a draft, or of a single token."""
+    if span.start is not None:
+        return
+    params = request.params
+    if engine.choice is not None:
+        engine.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
+    engine.architecture.observe(
+        Observation(
+            order=request.order,
+            drafted=verdict.drafted,
+            accepted=verdict.accepted,
+            emitted=len(verdict.tokens),
+            coupled=params.coupled(engine.config.acceptance),
+            greedy=params.greedy,
+            temperature=params.temperature,
+            drafter=span.drafter,
+            tau=tau,
+        )
+    )
+
+
+def take_prompt_logprobs(request: Request, span: VerifySpan, result: PassResult) -> None:
+    """Keep the logprobs of the prompt tokens that a chunk's rows predicted."""
+    if request.prompt_logprobs is None or span.start is None:
+        return
+    for row, (own, rank, top) in enumerate(result.prompt_logprobs.get(span.slot, ())):
+        position = span.start + row + 1  # the row predicts the next token of the prompt
+        if position == len(request.prompt_logprobs) < request.prompt_len:
+            wanted = request.params.prompt_logprobs or 0
+            request.prompt_logprobs.append(_logprobs(request.tokens[position], own, rank, top, wanted))
+
+
+def _logprobs(token: int, own: float, rank: int, top: tuple[tuple[int, float], ...], wanted: int) -> dict[int, Logprob]:
+    """The token itself and the `wanted` most likely ones."""
+    entries = {token: Logprob(own, rank)}
+    for place, (other, value) in enumerate(top[:wanted]):
+        entries.setdefault(other, Logprob(value, place + 1))
+    return entries

@@ -1,0 +1,86 @@
+"""What a policy sees of the engine: counts and times of each request. Reads the engine and changes nothing in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.request import Request, State
+from verifypd.runtime.passes import CHUNKS
+
+if TYPE_CHECKING:
+    from verifypd.engine.engine import Engine
+
+
+def snapshot(engine: Engine) -> Snapshot:
+    """What the policy sees."""
+    now, curious = engine.clock(), engine.architecture.curious
+    verify_batch, verify_wait_ms = engine.config.verify_limits
+    running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
+    away = engine.inflight.away  # nothing that runs beside the rest is waited for
+    here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
+    return Snapshot(
+        step=engine.stats.steps,
+        requests=tuple(_view(engine, r, now, curious) for r in here),
+        away=len(running) - len(here),
+        most_chunks=CHUNKS if engine.verify.graphs is not None else 1 << 30,
+        now=now,
+        waiting=len(engine.waiting),
+        verify_batch=verify_batch,
+        verify_wait_ms=verify_wait_ms,
+        workers=engine.config.worker_count,
+        queue_factor=engine.config.queue_factor,
+        lane_weights=engine.config.weights,
+        slo_ttft=engine.config.slo_ttft,
+        verifier_bytes=engine.verifier_bytes,
+        device=engine.slots.device.type,
+        batch_size=engine.config.batch_size,
+        prefill_chunk=engine.config.prefill_chunk,
+        draft_chunk=engine.config.draft_chunk,
+        drafter=engine.drafter.name if engine.drafter else None,
+        drafter_has_cache=bool(engine.drafter and engine.drafter.has_cache),
+        routine_lag=2 if engine.drafter is None or engine.drafter.keeps_drafts else engine.config.max_draft + 1,
+    )
+
+
+def _view(engine: Engine, request: Request, now: float, curious: bool) -> RequestView:
+    params = request.params
+    decoding = request.state is not State.PREFILL
+    limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
+    drafting = curious and decoding and params.speculation and engine.drafter is not None
+    assert request.slot is not None
+    proposer, promise, lag = None, 0, request.draft_lag
+    if drafting and engine.drafter is not None and limit:
+        able = not (request.unread and engine.drafter.reads_hidden)
+        if engine.choice is None:
+            promise = engine.drafter.promise(request) if able else 0
+        else:
+            name, promise = engine.choice.pick(request, limit, able)
+            if name != engine.drafter.name:
+                proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
+    return RequestView(
+        slot=request.slot,
+        rank=request.rank(),
+        served=request.served,
+        chunk_start=request.computed,
+        prefill_left=0 if decoding else len(request.tokens) - request.computed,
+        length_floor=request.length_floor,
+        length_bound=request.length_bound,
+        max_length=request.max_length,
+        draft_limit=limit if drafting else 0,
+        draft_lag=lag,
+        promise=promise,
+        prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
+        order=request.order,
+        lane=request.state.value,
+        waited=max(0.0, now - request.entered),
+        pending=request.pending,
+        drafter=request.drafter,
+        slo_tpot=engine.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
+        since_output=max(0.0, now - request.last_output),
+        inflight=len(request.inflight),
+        greedy=params.greedy,
+        coupled=params.coupled(engine.config.acceptance),
+        temperature=params.temperature,
+        proposer=proposer,
+    )
