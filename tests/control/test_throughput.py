@@ -21,8 +21,16 @@ from verifypd.control.throughput import ThroughputController
 class World:
     """Requests that never end on the measured machine; acceptance is a function of step and request."""
 
-    def __init__(self, requests: int, alpha: Callable[[int, int], float], seed: int = 0, noise: float = 0.03) -> None:
+    def __init__(
+        self,
+        requests: int,
+        alpha: Callable[[int, int], float],
+        seed: int = 0,
+        noise: float = 0.03,
+        batch_size: int = 256,
+    ) -> None:
         self.requests = requests
+        self.batch_size = batch_size
         self.alpha = alpha
         self.noise = noise
         self.rng = random.Random(seed)
@@ -35,7 +43,7 @@ class World:
         tokens, start, means = 0, self.time, []
         for _ in range(steps):
             views = [view(i, draft_lag=lag) for i, lag in enumerate(self.lag)]
-            lengths = controller.draft_lengths(views, snapshot(views))
+            lengths = controller.draft_lengths(views, snapshot(views, batch_size=self.batch_size))
             controller.observe_step(self.measure(lengths))
             tokens += sum(self.judge(controller, i, lengths.get(i, 0)) for i in range(self.requests))
             means.append(sum(lengths.values()) / self.requests)
@@ -270,6 +278,21 @@ def test_probes_are_bounded() -> None:
     assert not any(means), "no share, no probes"
 
 
+@pytest.mark.parametrize("batch_size", [32, 256])
+def test_a_full_batch_is_probed_less_and_a_change_is_still_noticed(batch_size: int) -> None:
+    """Nobody is idle there: what a probe takes, others lose."""
+    world = World(32, lambda step, i: 0.0 if step < 1000 else 0.85, batch_size=batch_size)
+    controller = ThroughputController(h200())
+    world.run(controller, 200)
+    before, start = controller.probe_seconds, world.time
+    world.run(controller, 800)
+    share = (controller.probe_seconds - before) / (world.time - start)
+    assert not controller.speculating
+    assert 0.0005 < share < 0.0026 if batch_size == 32 else 0.003 < share < 0.0051
+    _, means = world.run(controller, 500)
+    assert controller.speculating and sum(means[-50:]) / 50 > 2, "it has not come back"
+
+
 def test_look_ups_do_not_take_the_probes_of_a_model() -> None:
     """Look-ups cost next to nothing to try and a model with a lag much: both are tried, and neither for more than its
     share. What look-ups teach is not held against the model."""
@@ -346,6 +369,35 @@ def test_hysteresis_keeps_it_from_flapping() -> None:
         changes += controller.speculating != last
         last = controller.speculating
     assert changes <= 12
+
+
+@pytest.mark.parametrize(("relapses", "begins"), [(0.0, True), (4.0, False)])
+def test_drafting_that_was_soon_given_up_must_promise_more(relapses: float, begins: bool) -> None:
+    """Who does not draft looks like everyone; once all draft, the slowest show, and the tail's veto ends it. Again and
+    again, if nothing were learnt from it."""
+    controller = ThroughputController(h200())
+    for trial in range(400):
+        accepted = int(trial % 20 < 7)
+        controller.observe(Observation(trial % 32, 1, accepted, accepted + 1, False, False, 1.0, "model"))
+    controller.speculating, controller._relapses = False, relapses
+    views = [view(100 + i) for i in range(32)]
+    controller.draft_lengths(views, snapshot(views))
+    assert 1.03 < controller.gain < 1.1
+    assert controller.speculating is begins
+
+
+def test_relapses_are_forgiven_in_time_and_by_drafting_that_lasts() -> None:
+    controller = ThroughputController(h200())
+    World(32, lambda step, i: 0.02).run(controller, 20)
+    assert not controller.speculating and 0.9 < controller._relapses <= 1.0, "the hope it began with was soon given up"
+    world = World(32, lambda step, i: 0.02 if step < 1500 else 0.9 if step < 2500 else 0.0)
+    world.run(controller, 1500)
+    assert controller._relapses < 0.1
+    controller._relapses = float(throughput.RELAPSES)
+    world.run(controller, 1000)
+    assert controller.speculating, "a clear gain is taken all the same"
+    world.run(controller, 40)
+    assert not controller.speculating and controller._relapses < 0.1
 
 
 def test_nobody_to_draft_for() -> None:

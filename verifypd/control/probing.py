@@ -7,6 +7,8 @@ from dataclasses import dataclass
 PATIENT = 16  # probes in a row that changed nothing, after which they come half as often; then half of that, …
 RAREST = 0.125  # … down to this part of their share
 BANK = 32.0  # probes that may be earned back at once
+FULL = 0.75  # of the batch: from there on, or while requests wait for a slot, others want the time of a probe …
+SCARCE = 0.25  # … and this part of its share is saved up for one
 REST = 8  # steps for which nobody looks into the purse of a drafter that had nothing to propose
 
 

@@ -13,7 +13,7 @@ from verifypd.control.allocation import Allocation, Load, allocations, reach
 from verifypd.control.controller import allowed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.probing import REST, Purse
+from verifypd.control.probing import FULL, REST, SCARCE, Purse
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.survival import Kind, Survival, kind_of
 from verifypd.control.temperature import TemperatureSearch
@@ -29,6 +29,9 @@ PROBED = 16  # requests in one probe at most
 LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
 LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
+SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so many steps was begun too lightly: each time
+# in a row adds so much to the gain that is asked for, so many times at most
+PARDON = 1.0 - 1.0 / 512.0  # what is left of that after a step without drafts
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
 CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
 
@@ -71,6 +74,9 @@ class ThroughputController:
         self._drafted = 0  # longest draft of the last step that might have drafted
         self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
         self._scatter = 0.0  # mean absolute size of it
+        self._stint = 0  # steps since drafting began
+        self._relapses = 0.0  # how often it was soon given up, lately
+        self._full = False  # whether others want the time that a probe would take
         self._idle = 0  # steps since the choice was looked at while not drafting
         self._news = False  # whether a draft's verdict came in since
         self._outputs: dict[int, int] = {}  # order → tokens emitted
@@ -96,6 +102,7 @@ class ThroughputController:
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
+        self._full = snapshot.waiting > 0 or len(snapshot.requests) >= FULL * snapshot.batch_size
         if not self.curious:
             return {}
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
@@ -160,18 +167,29 @@ class ThroughputController:
         close.sort(key=lambda option: option.longest)
         best = next((o for o in (*close, *ranked[len(close) :]) if not self._hurts(o, plain, curves, joining)), None)
         if best is None:
-            self.gain, self.stretch, self.speculating = 1.0, 1.0, False
+            self.gain, self.stretch = 1.0, 1.0
+            self._settle(False)
             return plain
         self.gain = self.corrected(best, plain)
-        margin = self.margin * 0.3 - self._unsure if self.speculating else self.margin + self._unsure
-        entering = not self.speculating
-        self.speculating = self.gain > 1.0 + margin
-        if entering and self.speculating:
-            for purse in self._purses.values():
-                purse.fruitless = 0
+        if self.speculating:
+            margin = self.margin * 0.3 - self._unsure
+        else:
+            margin = self.margin + self._unsure + RELAPSE * self._relapses
+        self._settle(self.gain > 1.0 + margin)
         self._longest = best.longest
         self.stretch = best.seconds / plain.seconds if self.speculating else 1.0
         return best if self.speculating else plain
+
+    def _settle(self, speculating: bool) -> None:
+        """Draft from now on or not, and remember when it is given up too soon."""
+        if self.speculating and not speculating:
+            self._relapses = min(RELAPSES, self._relapses + 1.0) if self._stint < SOON else 0.0
+        if speculating and not self.speculating:
+            self._stint = 0
+            for purse in self._purses.values():
+                purse.fruitless = 0
+        self._stint += speculating
+        self.speculating = speculating
 
     def _hurts(
         self,
@@ -369,8 +387,10 @@ class ThroughputController:
     def _save_up(self, seconds: float) -> None:
         """A step without drafts has passed: a share of its time may go to probes."""
         self._idle += 1
+        self._relapses *= PARDON
+        share = self.probe_share * self.worth * (SCARCE if self._full else 1.0)
         for purse in self._purses.values():
-            purse.save(seconds * self.probe_share * self.worth / len(self._purses))
+            purse.save(seconds * share / len(self._purses))
 
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""
