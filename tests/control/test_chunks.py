@@ -77,6 +77,35 @@ def test_a_late_prompt_presses() -> None:
     assert step.seconds(cost, chunk.tokens) <= max(15e-3, 2.5 * step.seconds(cost, 0))
 
 
+@pytest.mark.parametrize("waiting", [0, 9])
+@pytest.mark.parametrize("since", [0.0, 0.2, 0.4, 2.0])
+def test_without_drafts_a_chunk_is_never_larger_than_that_of_plain(since: float, waiting: int) -> None:
+    """However late prompts are: a longer step keeps slots from those who wait for one."""
+    running = [view(i, slo_tpot=100.0) for i in range(8)]
+    late = [view(30 + i, prefill_left=3000, since_output=since) for i in range(20)]
+    views = snapshot([*running, *late], prefill_chunk=512, waiting=waiting)
+    assert prefill_chunk(views, running, h200(), None, 1.0, False).tokens == 512
+    if since == 0.4:
+        assert prefill_chunk(views, running, h200(), DRAFTS, 1.3, False).tokens > 512, "drafts make room for more"
+
+
+def test_a_prompt_past_its_early_aim_keeps_to_the_inter_token_target_while_that_brings_it_in_time() -> None:
+    """Deep in a long prompt a chunk costs more: one as long as a step of `plain` may be would stretch every gap."""
+    cost, running = CostModel(replace(GPU, chunk_context=5e-9)), [view(i, slo_tpot=15.0) for i in range(8)]
+    chunks, seconds = {}, {}
+    for left in (1000, 30_000):
+        waiting = view(30, prefill_left=left, since_output=0.15)
+        waiting = replace(waiting, chunk_start=3000)
+        chunks[left], _ = prefill_chunk(
+            snapshot([*running, waiting], prefill_chunk=512), running, cost, DRAFTS, 1.3, False
+        )
+        context = float(sum(each.length_bound for each in running))
+        step = Step(8 + DRAFTS.rows, context, DRAFTS.draft_seconds, start=3000)
+        seconds[left] = step.seconds(cost, chunks[left])
+    assert seconds[1000] <= 15e-3, "in time at that pace"
+    assert chunks[30_000] > chunks[1000] and seconds[30_000] > 15e-3, "late at any pace that keeps to the target"
+
+
 def test_where_more_wait_than_decode_prompts_come_first() -> None:
     """Past saving or not: a batch that is half empty gains more from prompts than its few lose by a longer step."""
     cost, running = h200(), [view(i, slo_tpot=15.0) for i in range(8)]

@@ -18,6 +18,7 @@ from verifypd.control.outcome import Report, percentile
 from verifypd.control.simulate import Settings, Simulation, TrueCosts
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.tables import h200
+from verifypd.control.throughput import ThroughputController
 from verifypd.control.traffic import Acceptance, Arrival, Lengths, poisson
 from verifypd.errors import EngineError
 
@@ -54,6 +55,44 @@ def run(
 
 def burst(count: int, prompt: int, output: int, at: float = 0.0) -> list[Arrival]:
     return [Arrival(at, prompt, output, (True,) * output) for _ in range(count)]
+
+
+def never_drafts(max_draft: int, adapt: bool) -> Auto:
+    """`auto` that may not draft, or asks for a gain that nothing has; and never probes."""
+    controller = ThroughputController(h200(), max_draft, margin=100.0, probe_share=0.0)
+    return Auto(controller, adapt=adapt)
+
+
+# -- without drafts, auto is plain -------------------------------------------------------------------------------------
+
+OVERLOADED = Settings(batch_size=8, prefill_chunk=128, draft_chunk=128)
+
+
+@pytest.mark.parametrize("max_draft", [0, 8])
+@pytest.mark.parametrize("rate", [2.0, math.inf])
+def test_auto_without_drafts_plans_as_plain_does(rate: float, max_draft: int) -> None:
+    """Plan for plan: the same requests in the same order, the same chunks."""
+    arrivals = poisson(rate, 60, Acceptance(0.7), seed=3)
+    logs = []
+    for policy in (make("plain"), never_drafts(max_draft, adapt=False)):
+        logs.append(Log())
+        Simulation(policy, arrivals, NOISY, OVERLOADED, seed=3, on_step=logs[-1]).run()
+    plain, auto = logs
+    assert any(snapshot.waiting for snapshot, _ in plain.steps) == (rate > 2.0)
+    assert plain.plans() == auto.plans()
+
+
+@pytest.mark.parametrize("rate", [20.0, math.inf])
+def test_auto_without_drafts_never_takes_more_prompt_than_plain_while_requests_decode(rate: float) -> None:
+    log = Log()
+    arrivals = poisson(rate, 60, Acceptance(0.7), seed=3)
+    Simulation(never_drafts(8, adapt=True), arrivals, NOISY, OVERLOADED, seed=3, on_step=log).run()
+    beside = [
+        sum(span.rows for span in plan.verify.spans if span.start is not None)
+        for plan in log.plans()
+        if plan.verify and any(span.start is None for span in plan.verify.spans)
+    ]
+    assert max(beside) == OVERLOADED.prefill_chunk
 
 
 # -- nobody starves, and no token is lost ------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ def prefill_chunk(
     Where the prompts would not be done in time at that pace, as many as make the step as long as one of `plain` with
     its chunk, or the whole chunk where requests wait for a slot; then as many as `plain`, whose steps are shorter,
     computes in the same time; where that is not enough, or where more have waited too long than decode, as many as fit
-    the tightest inter-token target in flight.
+    the tightest inter-token target in flight. A prompt past its early aim hurries nobody past that target while its
+    first token comes in time all the same. Where nothing is drafted, never more than `plain` takes while requests
+    decode: longer steps hold up those who decode, and with them the slots that others wait for.
     `drafting`: what the step drafts; `stretch`: how much longer that makes it; `apart`: chunks get a pass of their own.
     """
     waiting = [view for view in snapshot.requests if view.prefill_left]
@@ -97,8 +99,10 @@ def prefill_chunk(
         return Chunk(min(even, paced) if gentle else even)
     if not crowd and _in_time(waiting, paced / step.seconds(cost, paced), LATE * first, missed=False):
         return Chunk(paced, pressed=True)
+    if drafting is None:
+        return Chunk(even, pressed=True)
     # late: a step that emits several tokens for each request may last as many times the target of one
-    tokens = drafting.tokens / max(1, len(served)) if drafting else 1.0
+    tokens = drafting.tokens / max(1, len(served))
     longer = min(target * tokens, HURRY * step.seconds(cost, 0))
     hurried = chunk_within(cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
     return Chunk(max(even, hurried), pressed=True)

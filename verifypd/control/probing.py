@@ -1,12 +1,23 @@
-"""When a draft of one token is tried although nothing is drafted: a purse of time for each drafter. Knows seconds."""
+"""When a draft of one token is tried although nothing is drafted, and for whom: a purse of time for each drafter.
+
+Knows seconds and who is cheapest to try. Whether to draft, and what a probe's verdict means, is the controller's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verifypd.control.allocation import Allocation, Load
+from verifypd.control.cost import CostModel
+from verifypd.control.snapshot import RequestView, Snapshot
+
 PATIENT = 16  # probes in a row that changed nothing, after which they come half as often; then half of that, …
 RAREST = 0.125  # … down to this part of their share
 BANK = 32.0  # probes that may be earned back at once
+FULL = 0.75  # of the batch: from there on, or while requests wait for a slot, others want the time of a probe …
+SCARCE = 0.25  # … and this part of its share is saved up for one
+PROBED = 16  # requests in one probe at most
+LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
 REST = 8  # steps for which nobody looks into the purse of a drafter that had nothing to propose
 
 
@@ -53,3 +64,94 @@ class Purse:
         earned = min(self.price, self.refunds)
         self.credit += earned
         self.refunds -= earned
+
+
+class Prober:
+    """Spends a share of the time on probes: drafters take turns, and the requests that are cheapest to try go first."""
+
+    def __init__(self, cost: CostModel, max_draft: int, share: float) -> None:
+        self.cost = cost
+        self.max_draft = max_draft
+        self.share = share  # of the time, at most
+        self.worth = 1.0  # of a probe: what would be gained if every draft stood, at most 1
+        self.probes = 0
+        self.seconds = 0.0  # spent, foretold
+        self._purses: dict[str | None, Purse] = {}  # by drafter
+        self._full = False  # whether others want the time that a probe would take
+
+    @property
+    def ready(self) -> bool:
+        """Whether any purse may pay for a probe, or none has been looked into yet."""
+        return not self._purses or any(purse.full for purse in self._purses.values())
+
+    def meet(self, snapshot: Snapshot) -> None:
+        """See whether anyone else wants the time."""
+        self._full = snapshot.waiting > 0 or len(snapshot.requests) >= FULL * snapshot.batch_size
+
+    def save_up(self, seconds: float) -> None:
+        """A step without drafts has passed: a share of its time may go to probes."""
+        share = self.share * self.worth * (SCARCE if self._full else 1.0)
+        for purse in self._purses.values():
+            purse.save(seconds * share / len(self._purses))
+
+    def stood(self, drafter: str | None) -> None:
+        """A probe of this drafter stands."""
+        purse = self._purses.get(drafter)
+        if purse is not None:
+            purse.stood()
+
+    def bear_fruit(self) -> None:
+        """Drafting begins: the probes that led to it were not in vain."""
+        for purse in self._purses.values():
+            purse.fruitless = 0
+
+    def probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
+        """A draft of one token for a few, once enough time has been saved up for it; drafters take turns."""
+        groups: dict[str | None, list[RequestView]] = {}
+        for view, _ in candidates:
+            groups.setdefault(view.proposer or snapshot.drafter, []).append(view)
+        for name in groups:
+            self._purses.setdefault(name, Purse())
+        for name, purse in self._purses.items():
+            if name not in groups or not self.share:
+                purse.rest = REST
+        for name in sorted(groups, key=lambda name: self._purses[name].turn):
+            purse, views = self._purses[name], groups[name]
+            slots, price = self._few(views, load, snapshot)
+            if self.share and purse.pay(price, len(slots), self.worth):
+                self.probes += 1
+                self.seconds += price
+                purse.turn = self.probes
+                return slots
+        return {}
+
+    def appraise(self, candidates: list[tuple[RequestView, int]], load: Load, plain: Allocation, overlap: bool) -> None:
+        """What a probe may teach is worth at most what drafts would gain if all of them stood and no cache lagged."""
+        c, n = self.cost.coefficients, len(candidates)
+        context = sum([view.length_bound for view, _ in candidates if view.proposer is None])
+        alone, best = plain.seconds - plain.aside, 0.0
+        for longest in (1, self.max_draft):
+            draft = self.cost.draft_seconds(longest, 0.0, context) if context else 0.0
+            rows = max(c.floor, c.row * (load.rows + n * longest)) - max(c.floor, c.row * load.rows)
+            seconds = max(alone + rows, draft) if overlap else alone + rows + draft
+            best = max(best, (load.requests + n * longest) / seconds)
+        self.worth = max(0.05, min(1.0, best / plain.rate - 1.0)) if plain.rate else 1.0
+
+    def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
+        """Those who are cheapest to try, and what it costs in seconds. They have one drafter."""
+        c = self.cost.coefficients
+        model = views[0].proposer is None
+        lags = [(view.draft_lag if model and snapshot.drafter_has_cache else 0, view.slot) for view in views]
+        lags.sort(key=lambda pair: pair[0])
+        launch = (
+            c.draft_start + c.draft_step if model else LOOKED_UP * self.cost.verify_seconds(load.rows, load.context)
+        )
+        free, price = c.knee - load.rows, launch
+        slots: dict[int, int] = {}
+        for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
+            more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
+            if slots and more > 0.5 * launch:
+                break
+            price += more
+            slots[slot] = 1
+        return slots, price

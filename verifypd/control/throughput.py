@@ -13,7 +13,7 @@ from verifypd.control.allocation import Allocation, Load, allocations, reach
 from verifypd.control.controller import allowed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.probing import REST, Purse
+from verifypd.control.probing import Prober
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.survival import Kind, Survival, kind_of
 from verifypd.control.temperature import TemperatureSearch
@@ -25,10 +25,11 @@ AMENDS = 0.25  # of what others' drafts cost a request, what bringing its draft 
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
-PROBED = 16  # requests in one probe at most
-LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
 LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
+SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so many steps was begun too lightly: each time
+# in a row adds so much to the gain that is asked for, so many times at most
+PARDON = 1.0 - 1.0 / 512.0  # what is left of that after a step without drafts
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
 CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
 
@@ -56,21 +57,19 @@ class ThroughputController:
         self.max_draft = max_draft
         self.survival = Survival(max_draft)
         self.search = TemperatureSearch() if search_temperature else None
-        self.probe_share = probe_share
+        self.prober = Prober(self.cost, max_draft, probe_share)
         self.base_margin = margin
         self.overlap = False  # whether drafting runs beside the verifier
         self.speculating = True
         self.gain = 1.0  # foretold: tokens a second over those of plain decoding
         self.chosen: Allocation | None = None  # of the last step
         self.stretch = 1.0  # how much longer its drafts make a step
-        self.worth = 1.0  # of a probe: what would be gained if every draft stood, at most 1
-        self.probes = 0
-        self.probe_seconds = 0.0  # spent on probes, foretold
-        self._purses: dict[str | None, Purse] = {}  # by drafter
         self._longest = 0  # of the model's drafts, when there last were any
         self._drafted = 0  # longest draft of the last step that might have drafted
         self._missed = {False: 0.0, True: 0.0}  # measured / foretold − 1 of steps without and with drafts
         self._scatter = 0.0  # mean absolute size of it
+        self._stint = 0  # steps since drafting began
+        self._relapses = 0.0  # how often it was soon given up, lately
         self._idle = 0  # steps since the choice was looked at while not drafting
         self._news = False  # whether a draft's verdict came in since
         self._outputs: dict[int, int] = {}  # order → tokens emitted
@@ -79,7 +78,7 @@ class ThroughputController:
     @property
     def curious(self) -> bool:
         """Drafting, or about to look again whether to, or with enough saved up for a probe."""
-        return self.speculating or self._look_due or not self._purses or any(p.full for p in self._purses.values())
+        return self.speculating or self._look_due or self.prober.ready
 
     @property
     def margin(self) -> float:
@@ -96,25 +95,26 @@ class ThroughputController:
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
+        self.prober.meet(snapshot)
         if not self.curious:
             return {}
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         if not candidates:
             return {}
         if not self.speculating and not self._look_due:
-            return self._probe(candidates, self._load(views, snapshot, []), snapshot)
+            return self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
         self._idle, self._news = 0, False
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
         if not joining:  # nobody is worth it: that says nothing about those who come
-            return {} if self.speculating else self._probe(candidates, self._load(views, snapshot, []), snapshot)
+            return {} if self.speculating else self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
         options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining))
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
-            self.worth = self._worth(candidates, load, options[0])
+            self.prober.appraise(candidates, load, options[0], self.overlap)
             self.chosen = options[0]
-            return self._probe(candidates, load, snapshot)
+            return self.prober.probe(candidates, load, snapshot)
         self.chosen = best
         lengths = {
             view.slot: length
@@ -160,18 +160,28 @@ class ThroughputController:
         close.sort(key=lambda option: option.longest)
         best = next((o for o in (*close, *ranked[len(close) :]) if not self._hurts(o, plain, curves, joining)), None)
         if best is None:
-            self.gain, self.stretch, self.speculating = 1.0, 1.0, False
+            self.gain, self.stretch = 1.0, 1.0
+            self._settle(False)
             return plain
         self.gain = self.corrected(best, plain)
-        margin = self.margin * 0.3 - self._unsure if self.speculating else self.margin + self._unsure
-        entering = not self.speculating
-        self.speculating = self.gain > 1.0 + margin
-        if entering and self.speculating:
-            for purse in self._purses.values():
-                purse.fruitless = 0
+        if self.speculating:
+            margin = self.margin * 0.3 - self._unsure
+        else:
+            margin = self.margin + self._unsure + RELAPSE * self._relapses
+        self._settle(self.gain > 1.0 + margin)
         self._longest = best.longest
         self.stretch = best.seconds / plain.seconds if self.speculating else 1.0
         return best if self.speculating else plain
+
+    def _settle(self, speculating: bool) -> None:
+        """Draft from now on or not, and remember when it is given up too soon."""
+        if self.speculating and not speculating:
+            self._relapses = min(RELAPSES, self._relapses + 1.0) if self._stint < SOON else 0.0
+        if speculating and not self.speculating:
+            self._stint = 0
+            self.prober.bear_fruit()
+        self._stint += speculating
+        self.speculating = speculating
 
     def _hurts(
         self,
@@ -277,58 +287,7 @@ class ThroughputController:
         value = sum(curve) - rate * longest * c.draft_context * view.context
         return value * horizon > price
 
-    # -- probing ------------------------------------------------------------------------------------------------------
-
-    def _probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
-        """A draft of one token for a few, once enough time has been saved up for it; drafters take turns."""
-        groups: dict[str | None, list[RequestView]] = {}
-        for view, _ in candidates:
-            groups.setdefault(view.proposer or snapshot.drafter, []).append(view)
-        for name in groups:
-            self._purses.setdefault(name, Purse())
-        for name, purse in self._purses.items():
-            if name not in groups or not self.probe_share:
-                purse.rest = REST
-        for name in sorted(groups, key=lambda name: self._purses[name].turn):
-            purse, views = self._purses[name], groups[name]
-            slots, price = self._few(views, load, snapshot)
-            if self.probe_share and purse.pay(price, len(slots), self.worth):
-                self.probes += 1
-                self.probe_seconds += price
-                purse.turn = self.probes
-                return slots
-        return {}
-
-    def _worth(self, candidates: list[tuple[RequestView, int]], load: Load, plain: Allocation) -> float:
-        """What a probe may teach is worth at most what drafts would gain if all of them stood and no cache lagged."""
-        c, n = self.cost.coefficients, len(candidates)
-        context = sum([view.length_bound for view, _ in candidates if view.proposer is None])
-        alone, best = plain.seconds - plain.aside, 0.0
-        for longest in (1, self.max_draft):
-            draft = self.cost.draft_seconds(longest, 0.0, context) if context else 0.0
-            rows = max(c.floor, c.row * (load.rows + n * longest)) - max(c.floor, c.row * load.rows)
-            seconds = max(alone + rows, draft) if self.overlap else alone + rows + draft
-            best = max(best, (load.requests + n * longest) / seconds)
-        return max(0.05, min(1.0, best / plain.rate - 1.0)) if plain.rate else 1.0
-
-    def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
-        """Those who are cheapest to try, and what it costs in seconds. They have one drafter."""
-        c = self.cost.coefficients
-        model = views[0].proposer is None
-        lags = [(view.draft_lag if model and snapshot.drafter_has_cache else 0, view.slot) for view in views]
-        lags.sort(key=lambda pair: pair[0])
-        launch = (
-            c.draft_start + c.draft_step if model else LOOKED_UP * self.cost.verify_seconds(load.rows, load.context)
-        )
-        free, price = c.knee - load.rows, launch
-        slots: dict[int, int] = {}
-        for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
-            more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
-            if slots and more > 0.5 * launch:
-                break
-            price += more
-            slots[slot] = 1
-        return slots, price
+    # -- learning -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float]:
         """What it foretells, and how far its forecasts have been off."""
@@ -339,11 +298,9 @@ class ThroughputController:
             "acceptance": self.survival.mean(),
             "calibration_error": self.survival.calibration_error,
             "cost_error": self.cost.error,
-            "probes": self.probes,
-            "probe_worth": self.worth,
+            "probes": self.prober.probes,
+            "probe_worth": self.prober.worth,
         }
-
-    # -- learning -----------------------------------------------------------------------------------------------------
 
     def temperature(self, view: RequestView) -> float:
         """1, unless the search is on and has found or is trying something else for this kind of request."""
@@ -354,9 +311,8 @@ class ThroughputController:
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
         if not self.speculating and seen.drafted:
-            purse = self._purses.get(seen.drafter)
-            if purse is not None and seen.accepted == seen.drafted:
-                purse.stood()
+            if seen.accepted == seen.drafted:
+                self.prober.stood(seen.drafter)
             self.survival.fade(FORGET, kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter))
         self.survival.observe(seen)
         self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped
@@ -366,16 +322,12 @@ class ThroughputController:
             if self.search is not None and not seen.greedy:
                 self.search.observe(seen)
 
-    def _save_up(self, seconds: float) -> None:
-        """A step without drafts has passed: a share of its time may go to probes."""
-        self._idle += 1
-        for purse in self._purses.values():
-            purse.save(seconds * self.probe_share * self.worth / len(self._purses))
-
     def observe_step(self, timing: StepTiming) -> None:
         """Learn what a step cost, and how far the forecast was off."""
         if not self.speculating:
-            self._save_up(timing.step_seconds or timing.device_seconds)
+            self._idle += 1
+            self._relapses *= PARDON
+            self.prober.save_up(timing.step_seconds or timing.device_seconds)
         drafted = timing.draft_seconds > 0.0  # by look-up too, which takes no steps
         expected = self.cost.step_seconds(timing) - self.cost.overhead
         if expected > 0.0 and timing.verify_rows and self.cost.known:
