@@ -18,12 +18,13 @@ from tests.attention.test_triton import on_device
 from tests.models.checkpoints import tiny
 from verifypd import LLM
 from verifypd.attention import available_backends, backend, base
-from verifypd.attention.flashinfer import FlashInferAttention, check_model, spans_of
+from verifypd.attention.flashinfer import STREAM_BYTES, FlashInferAttention, check_model, spans_of
 from verifypd.bench.exact import teacher_forced, write_pair
 from verifypd.config import EngineConfig
-from verifypd.engine.build import pick_graphs
+from verifypd.engine.build import check_flashinfer, pick_graphs
 from verifypd.errors import ConfigError
 from verifypd.kernels.torch import TorchKernels
+from verifypd.models.hub import resolve
 
 CUDA = torch.device("cuda")
 
@@ -66,6 +67,21 @@ def test_it_refuses_models_it_has_no_kernel_for() -> None:
         check_model(torch.float32, 128)
     with pytest.raises(ConfigError, match="this model's have 96; use --attention triton"):
         check_model(torch.bfloat16, 96)
+
+
+def test_memory_is_set_aside_for_every_stream(tmp_path: Path) -> None:
+    source = resolve(write_pair(tmp_path, head_dim=64)[0])
+    config = EngineConfig(model=source.name, attention="flashinfer")
+    asides = [
+        check_flashinfer(replace(config, placement=where), torch.bfloat16, [source])
+        for where in ("fused", "decode=stream")
+    ]
+    assert asides == [STREAM_BYTES, 2 * STREAM_BYTES]
+    with pytest.raises(ConfigError, match="not in float32"):
+        check_flashinfer(config, torch.float32, [source])
+    narrow = resolve(write_pair(tmp_path / "narrow")[0])
+    with pytest.raises(ConfigError, match="this model's have 16"):
+        check_flashinfer(config, torch.bfloat16, [source, narrow])
 
 
 # --- what it is told --------------------------------------------------------------------------------------------------

@@ -47,8 +47,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """A pass in FlashInfer's terms: B runs of rows, each with the blocks it reads. Rows of void positions are runs of
-    their own, over one token that means nothing: FlashInfer takes no run with more rows than tokens."""
+    """A pass in FlashInfer's terms: B runs of rows, each with the blocks it reads.
+
+    Void rows are runs of their own, over one token that means nothing: a run that holds real rows must not have more
+    rows than tokens, for FlashInfer finds where its mask begins by unsigned differences of the two.
+    """
 
     stream: int
     rows: Tensor  # [B+1] int32 on the host, first row of each run
