@@ -15,7 +15,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,19 +178,35 @@ def time_case(
     spans: list[tuple[int, int, int]],
     device: torch.device,
     speed: float,
-    torch_too: bool = False,
+    beside: Sequence[str] = (),
     padded: bool = False,
 ) -> dict[str, Any]:
-    """ms of one layer, beside its floor."""
+    """µs of one layer, beside its floor and other backends; with FlashInfer also what its plan costs a pass."""
     layers = min(shape[0], 16)
     case = make_pass(shape, spans, layers, torch.bfloat16, device, padded)
     options: dict[str, Any] = {"window": None, "softcap": None}
     ms = layer_ms("triton", case, layers, options, device)
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
     row = {"us": ms * 1e3, "floor_us": floor * 1e3, "of_floor": floor / ms, "bytes": case.read}
-    if torch_too:
-        row["torch_us"] = layer_ms("torch", case, layers, options, device) * 1e3
+    for name in beside if not padded else ():  # others read the shape of a pass on the host
+        row[f"{name}_us"] = layer_ms(name, case, layers, options, device) * 1e3
+    if "flashinfer_us" in row:
+        row["flashinfer_plan_us"] = plan_us(case, options)
     return row
+
+
+def plan_us(case: Pass, options: dict[str, Any]) -> float:
+    """Median µs of the host for the plan of a pass on an idle device; a layer's launches are taken off."""
+    chosen, times = backend("flashinfer", case.q.device), []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        prepared = chosen.prepare(case.layout)
+        case.run(chosen, 1, options, prepared)
+        planned = time.perf_counter()
+        case.run(chosen, 1, options, prepared)
+        times.append((planned - begun) - (time.perf_counter() - planned))
+    return statistics.median(times) * 1e6
 
 
 def layer_ms(name: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> float:
@@ -233,6 +252,7 @@ def main() -> None:
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--sweep", action="store_true", help="time other tiles too")
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
+    parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer beside it, where it is installed")
     parser.add_argument("--tiny", action="store_true", help="small cases, checks only")
     parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args()
@@ -247,6 +267,7 @@ def main() -> None:
         cases, padded_cases = (
             {name: c for name, c in known.items() if name in wanted} for known in (cases, PADDED_CASES)
         )
+    beside = [name for name in ("torch", "flashinfer") if getattr(args, name)]
     report: dict[str, Any] = {**provenance(args.commit), "checks": [], "times": []}
     with torch.inference_mode():
         if not args.skip_checks:
@@ -256,11 +277,11 @@ def main() -> None:
             print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':22} {'µs':>8} {'floor':>8} {'of floor':>8}")
             for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
                 padded = name in padded_cases
-                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, args.torch, padded)}
+                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, beside, padded)}
                 report["times"].append(row)
-                print(
-                    f"{shape:16} {name:22} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}", flush=True
-                )
+                others = "".join(f"  {k.removesuffix('_us')} {row[k]:.1f}" for k in row if k.startswith(tuple(beside)))
+                line = f"{shape:16} {name:22} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}"
+                print(line + others, flush=True)
                 if args.sweep:
                     row["sweep"] = sweep(numbers, spans, device, speed, padded)
                     best = ("/".join(str(r[name]) for name in SWEEP) + f" {r['us']:.1f}" for r in row["sweep"][:5])

@@ -38,6 +38,7 @@ WAITS = {"item", "cpu", "tolist", "synchronize"}
 # Modules, or single functions of them, that may use those names, with the reason.
 MAY_WAIT = {
     "runtime/streams.py": "the one place that waits for the device",
+    "attention/flashinfer.py::_known": "FlashInfer plans on the host; for comparison, never the default",
     "lanes/verify.py::_read": "reads numpy arrays that a ticket has brought to the host",
     "lanes/verify.py::_token_logprobs": "the same",
     "models/gguf.py": "reads a file; never sees a device",

@@ -21,9 +21,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 # Import name → distribution, where they differ.
-DISTRIBUTION = {"huggingface_hub": "huggingface-hub", "pynvml": "nvidia-ml-py", "zmq": "pyzmq"}
+DISTRIBUTION = {
+    "flashinfer": "flashinfer-python",
+    "huggingface_hub": "huggingface-hub",
+    "pynvml": "nvidia-ml-py",
+    "zmq": "pyzmq",
+}
 # Parts of the package that may also import what an extra declares.
 EXTRA_OF = {
+    "attention": ["flashinfer"],
     "distil": ["bench"],
     "server": ["server", "gpu", "ray"],
     "bench": ["bench", "gpu"],
@@ -70,7 +76,7 @@ def test_requirements_are_ranges():
 
 
 def test_extras():
-    assert set(EXTRAS) == {"test", "server", "gpu", "ray", "bench"}
+    assert set(EXTRAS) == {"test", "server", "gpu", "flashinfer", "ray", "bench"}
 
 
 def test_version_has_one_source():

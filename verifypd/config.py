@@ -90,7 +90,9 @@ class EngineConfig:
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
     attention: str = setting(
-        "auto", "attention backend (auto: the best of the device)", choices=("auto", "torch", "native", "triton")
+        "auto",
+        "attention backend (auto: the best of the device; flashinfer: CUDA, where it is installed, for comparison)",
+        choices=("auto", "torch", "native", "triton", "flashinfer"),
     )
     sampler: str = setting(
         "auto", "cuts and verdicts (auto: triton on CUDA, else torch)", choices=("auto", "torch", "triton")

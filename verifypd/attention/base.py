@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -162,10 +163,12 @@ def backend(
 ) -> AttentionBackend:
     """The backend called `name`; "auto" takes the preferred one of the device.
 
-    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" rows
-    always may).
+    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" and
+    "flashinfer" rows always may).
     """
     available = available_backends(device)
+    if name == "flashinfer":  # never by itself: see its module
+        return _flashinfer(device, available, batch_invariant)
     chosen = available[0] if name == "auto" else name
     if chosen not in available and not (chosen == "triton" and triton_runs_on(device)):
         raise ConfigError(
@@ -182,3 +185,21 @@ def backend(
     from verifypd.attention.torch import TorchAttention
 
     return TorchAttention()
+
+
+def _flashinfer(device: torch.device | str, available: list[str], batch_invariant: bool) -> AttentionBackend:
+    instead = f"use one of: {', '.join(['auto', *available])}"
+    if torch.device(device).type != "cuda" or not triton_runs_on(device):
+        raise ConfigError(f"--attention flashinfer needs CUDA and Triton and does not run on {device} here; {instead}")
+    if batch_invariant:
+        raise ConfigError(
+            "--batch-invariant needs --attention triton: how flashinfer splits a context depends on the whole pass"
+        )
+    if find_spec("flashinfer") is None:
+        raise ConfigError(
+            "--attention flashinfer needs the package flashinfer-python, which is not installed here: run"
+            f" pip install 'verifypd[flashinfer]', or {instead}"
+        )
+    from verifypd.attention.flashinfer import FlashInferAttention
+
+    return FlashInferAttention()

@@ -88,9 +88,9 @@ class TritonAttention:
         if not rows:
             return out
         if rotary is None:
-            _write(k, v, cache, layout)
+            write_rows(k, v, cache, layout)
         else:
-            q = _rotate_and_write(q, k, v, cache, layout, rotary)
+            q = rotate_and_write_rows(q, k, v, cache, layout, rotary)
         for spans in prepared:
             cut = self._tiling(spans, q, k.shape[1], window)
             _launch(q, cache, layout, spans, cut, out, scale, window, softcap)
@@ -130,7 +130,7 @@ def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
     )
 
 
-def _write(k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout) -> None:
+def write_rows(k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout) -> None:
     """Keys and values of the pass into the cache, in one launch."""
     rows, kv_heads, width = k.shape
     elements = kv_heads * width
@@ -140,8 +140,10 @@ def _write(k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout) -> None:
     )
 
 
-def _rotate_and_write(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout, rotary: Rotary) -> Tensor:
-    """As `_write`, with keys rotated on the way and queries in place; returns those."""
+def rotate_and_write_rows(
+    q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout, rotary: Rotary
+) -> Tensor:
+    """As `write_rows`, with keys rotated on the way and queries in place; returns those."""
     rows, heads, width = q.shape
     kv_heads, half = k.shape[1], rotary[0].shape[1]
     block_h = max(1, ROTATED_ELEMENTS // power_of_two(half))

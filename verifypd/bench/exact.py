@@ -32,14 +32,18 @@ SHAPE: dict[str, Any] = {
 TOP_K = 4  # tokens a draw of the χ² test may take
 
 
-def write_pair(folder: Path, noise: float = 0.03, seed: int = 0) -> tuple[str, str]:
-    """A verifier with random weights, and a draft that is the same with noise: some of its tokens stand."""
+def write_pair(folder: Path, noise: float = 0.03, seed: int = 0, **changes: Any) -> tuple[str, str]:
+    """A verifier with random weights, and a draft that is the same with noise: some of its tokens stand.
+
+    changes: of the small model's config, e.g. head_dim=64.
+    """
+    shape = {**TINY, **changes}
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
-    for spec in Llama.specs(ModelConfig.from_dict(TINY)).values():
+    for spec in Llama.specs(ModelConfig.from_dict(shape)).values():
         for name, rows in spec.pieces:
-            shape = (rows,) if spec.columns is None else (rows, spec.columns)
-            each = torch.randn(shape, generator=generator) * (0.3 if spec.columns else 0.1) + (not spec.columns)
+            size = (rows,) if spec.columns is None else (rows, spec.columns)
+            each = torch.randn(size, generator=generator) * (0.3 if spec.columns else 0.1) + (not spec.columns)
             weights[f"model.{name}"] = each
     noisy = {
         name: each + noise * each.std() * torch.randn(each.shape, generator=generator) if each.dim() == 2 else each
@@ -49,7 +53,7 @@ def write_pair(folder: Path, noise: float = 0.03, seed: int = 0) -> tuple[str, s
     for name, tensors in (("verifier", weights), ("draft", noisy)):
         path = folder / name
         path.mkdir(parents=True)
-        (path / "config.json").write_text(json.dumps(TINY))
+        (path / "config.json").write_text(json.dumps(shape))
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         paths.append(str(path))
     return paths[0], paths[1]

@@ -56,7 +56,7 @@ def build(config: EngineConfig) -> Built:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
-    if config.batch_invariant and (kernels.name == "torch" or attends == "torch"):
+    if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
         raise ConfigError(
             "--batch-invariant needs kernels and attention of one kind, native (--device cpu, and gcc or clang"
             f" installed) or triton (CUDA); these are {kernels.name} and {attends}"
@@ -70,6 +70,9 @@ def build(config: EngineConfig) -> Built:
     for name in drafts:
         if name != "ngram" and config.arch != "plain":
             draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
+    aside = 0
+    if attends == "flashinfer":
+        aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
     tokenizer = read_tokenizer(source)
     vocab_map = None
     head = draft_source is not None and draft_source.config.family == "head"
@@ -91,7 +94,7 @@ def build(config: EngineConfig) -> Built:
         draft = load_head(draft_source, model, load_format=config.load_format, int8=int8)
     elif draft_source is not None:
         draft = _load(config, draft_source, dtype, device, kernels, max_len)
-    budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off")
+    budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
         source.name,
@@ -150,6 +153,7 @@ def make_budget(
     max_len: int,
     capacity: int,
     replayed: bool = False,
+    aside: int = 0,
 ) -> Budget:
     """Count everything that will be allocated, then give the rest, or what was asked for, to KV blocks."""
     vocab = model.config.vocab_size
@@ -163,6 +167,8 @@ def make_budget(
     rows = spans + chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
     parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
+    if aside:
+        parts.append(("attention", aside))
     if replayed:
         parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None)))
     verifier_block = _block_bytes(model, config.block_size)
@@ -261,9 +267,23 @@ def pick_sampler(name: str, device: torch.device) -> str:
 
 def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str:
     """When passes are captured. auto: at start, where there are graphs and lanes run in line."""
+    if attends == "flashinfer" and config.graphs in ("lazy", "start"):
+        raise ConfigError(
+            f"--graphs {config.graphs} needs --attention triton: flashinfer plans every pass on the host, use --graphs"
+            " off with it"
+        )
     if config.graphs != "auto":
         return config.graphs
     return "start" if device.type == "cuda" and attends == "triton" and config.in_line else "off"
+
+
+def check_flashinfer(config: EngineConfig, dtype: torch.dtype, sources: list[ModelSource]) -> int:
+    """Refuse models FlashInfer has no kernel for. Bytes it sets aside: lanes of their own streams have their own."""
+    from verifypd.attention import flashinfer
+
+    for source in sources:
+        flashinfer.check_model(dtype, source.config.head_dim)
+    return flashinfer.STREAM_BYTES * (1 + sum(where != "fused" for where in config.placements.values()))
 
 
 def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype:
