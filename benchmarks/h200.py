@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,6 +42,7 @@ from verifypd.engine.measure import Point, time_points
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.wiring import policies
 
+T = TypeVar("T")
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 ALPHA = 0.8
 TARGETS = {"tpot_ms_p95": 15.0, "ttft_ms_p95": 200.0}  # of max_rate
@@ -98,6 +99,18 @@ class Bench:
             self._llm = None
             gc.collect()
             torch.cuda.empty_cache()
+
+    def alone(self, options: dict[str, Any], work: Callable[[Engine], T]) -> T:
+        """What comes of `work` on an engine of its own, whose memory is free again afterwards."""
+        llm = LLM(self.model, **options)
+        try:
+            return work(llm.engine)
+        finally:
+            llm.shutdown()
+            del llm
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def told(self, arm: str, alpha: float = ALPHA) -> Drive:
         """The engine under one architecture, with beliefs of its own, at an acceptance."""
@@ -201,27 +214,33 @@ class Bench:
         quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
         common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
         sizes = {"batch_size": 4 if self.tiny else 16, "max_model_len": 500 if self.tiny else 4500}
-        for where, chunk in (("fused", 512), ("stream", 4096), ("partition:48", 4096)):
-            own = {"placement": f"prefill={where}", "prefill_chunk": 16 if self.tiny else chunk, "arch": "pd"}
-            with LLM(self.model, **self.options(**common, **sizes, **own)) as llm:
-                drive = Drive(llm.engine)
-                drive.closed(2, 4, 20, 8)
-                alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
-            self.details[f"prompts {where}"] = {
+
+        def bursts(engine: Engine) -> dict[str, float]:
+            drive = Drive(engine)
+            drive.closed(2, 4, 20, 8)
+            alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
+            return {
                 "gap_ms_p99": found["beside_gap_ms_p99"],
                 "quiet_gap_ms_p99": alone["beside_gap_ms_p99"],
                 "ttft_ms_p95": found["ttft_ms_p95"],
                 "beside_tok_s": found["beside_tok_s"],
             }
+
+        for where, chunk in (("fused", 512), ("stream", 4096), ("partition:48", 4096)):
+            own = {"placement": f"prefill={where}", "prefill_chunk": 16 if self.tiny else chunk, "arch": "pd"}
+            self.details[f"prompts {where}"] = self.alone(self.options(**common, **sizes, **own), bursts)
         level = 4 if self.tiny else 32
+
+        def closed(engine: Engine) -> dict[str, float]:
+            drive = Drive(engine)
+            drive.closed(level, level, 20, 8)
+            found = drive.closed(level, 2 * level, 20 if self.tiny else 384, 8 if self.tiny else 128)
+            return {name: found[name] for name in ("tok_s", "tpot_ms_p50")}
+
         for where, graphs in (("fused", "start"), ("fused", "off"), ("stream", "off"), ("partition:32", "off")):
             own = {"placement": f"decode={where}", "arch": "pdv", "batch_size": level, "verify_batch": level // 2}
             own |= {} if self.device.type == "cpu" else {"graphs": graphs}
-            with LLM(self.model, **self.options(**common, **own)) as llm:
-                drive = Drive(llm.engine)
-                drive.closed(level, level, 20, 8)
-                found = drive.closed(level, 2 * level, 20 if self.tiny else 384, 8 if self.tiny else 128)
-            self.details[f"drafts {where}, graphs {graphs}"] = {name: found[name] for name in ("tok_s", "tpot_ms_p50")}
+            self.details[f"drafts {where}, graphs {graphs}"] = self.alone(self.options(**common, **own), closed)
 
     def auto(self) -> None:
         """Tokens/s of `auto` over `plain` in the same closed loop, by acceptance; `plain` before and after."""
@@ -248,8 +267,7 @@ class Bench:
             options = self.options(batch_invariant=fixed, batch_size=most, measure_costs=False, graphs="lazy")
             if self.device.type == "cpu":
                 options.pop("graphs")
-            with LLM(self.model, **options) as llm:
-                found[fixed] = time_points(llm.engine, points)
+            found[fixed] = self.alone(options, lambda engine: time_points(engine, points))
         self.details["invariant"] = {
             f"{point.requests}x{point.drafts + 1}": {"ms": 1e3 * a.verify_seconds, "fixed_ms": 1e3 * b.verify_seconds}
             for point, a, b in zip(points, found[False], found[True], strict=True)
