@@ -8,6 +8,7 @@ made with others.
 
     python benchmarks/simulated_map.py                       # everything, some minutes on two cores
     python benchmarks/simulated_map.py --quick --out /tmp/map.json
+    python benchmarks/simulated_map.py --part tails          # `auto` against `plain` where drafts gain least
     python benchmarks/simulated_map.py --plot-only           # draw again from the JSON
 """
 
@@ -35,11 +36,13 @@ from verifypd.control.traffic import Acceptance, poisson
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulated-map.json"
+TAILS = RESULTS.with_name("simulated-tails.json")
 IMAGES = ROOT / "docs" / "images"
 
 ALPHAS = (0.3, 0.5, 0.7, 0.9)
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.2)
 SEEDS = tuple(range(7, 16))
+TAIL_ALPHA, TAIL_SEEDS = 0.3, tuple(range(7, 31))  # where nine seeds cannot tell `auto` from `plain`
 FIXED = (1, 2, 3, 4, 6)
 ERROR = 0.2  # of every coefficient
 NOISE = 0.05  # of every pass
@@ -218,6 +221,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def tail_table(runs: list[dict[str, Any]]) -> str:
+    """Markdown: `auto` over `plain` at each load, mean over seeds of each seed's ratio ± its standard error."""
+    shown = [figure for figure in SHOWN if figure != "throughput"]
+    lines = ["| load | " + " | ".join(shown) + " |", "|---" * (1 + len(shown)) + "|"]
+    value = {(run["arm"], run["load"], run["seed"]): run for run in runs}
+    for load in sorted({run["load"] for run in runs}):
+        cells = []
+        for figure in shown:
+            seeds = sorted({run["seed"] for run in runs})
+            ratio = [value["auto", load, seed][figure] / value["plain", load, seed][figure] for seed in seeds]
+            cells.append(f"{statistics.fmean(ratio):.4f} ± {statistics.stdev(ratio) / math.sqrt(len(ratio)):.4f}")
+        lines.append(f"| {load:.0%} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def as_text(result: dict[str, Any]) -> str:
     """JSON with a line for each run, figures to five digits."""
     lists = {key: result[key] for key in ("runs", "worlds") if key in result}
@@ -309,9 +327,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two α, three loads, one seed")
     parser.add_argument("--plot-only", action="store_true", help="draw and print from the JSON of an earlier run")
     parser.add_argument("--arms", help="run these again, comma-separated, and keep the others of an earlier run")
-    parser.add_argument("--part", choices=("all", "map", "worlds"), default="all")
+    parser.add_argument("--part", choices=("all", "map", "worlds", "tails"), default="all")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
+    if args.part == "tails":
+        out = TAILS if args.out == RESULTS else args.out
+        if not args.plot_only:
+            made = provenance()
+            loads, seeds = ((0.3, 1.2), (1, 2)) if args.quick else (LOADS, TAIL_SEEDS)
+            runs = run_map((TAIL_ALPHA,), loads, seeds, ["plain", "auto"], args.workers)
+            out.write_text(as_text({**runs, **made}))
+        print(tail_table(json.loads(out.read_text())["runs"]))
+        return
     if args.plot_only:
         result = json.loads(args.out.read_text())
     else:
