@@ -264,6 +264,9 @@ def main() -> None:
     cases, padded_cases = (TINY_CASES, {}) if args.tiny else (CASES, PADDED_CASES)
     if args.cases:
         wanted = args.cases.split(",")
+        unknown = [name for name in wanted if name not in cases | padded_cases]
+        if unknown:
+            parser.error(f"--cases: {unknown[0]} is none of {', '.join(cases | padded_cases)}")
         cases, padded_cases = (
             {name: c for name, c in known.items() if name in wanted} for known in (cases, PADDED_CASES)
         )

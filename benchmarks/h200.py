@@ -95,7 +95,7 @@ class Bench:
     def close(self) -> None:
         """End the engine."""
         if self._llm is not None:
-            self._llm.engine.shutdown()
+            self._llm.shutdown()
             self._llm = None
             gc.collect()
             torch.cuda.empty_cache()
@@ -209,7 +209,7 @@ class Bench:
 
     def placements(self) -> None:
         """Where prompts and drafts run, as ablations: long prompts beside eight requests, and draft beside verify."""
-        beside, length, count = (2, 60, 2) if self.tiny else (8, 4096, 8)
+        beside, length, count = (2, 60, 2) if self.tiny else (8, 4096, 6)
         long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
         quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
         common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
@@ -287,7 +287,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
     parser.add_argument("--levels", default="1,8,32,128", help="concurrent requests")
-    parser.add_argument("--rates", default="4,8,16,20,24,28", help="of mixed traffic, requests/s")
+    parser.add_argument("--rates", default="4,8,16,28", help="of mixed traffic, requests/s")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every engine")
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model and short work: tests this script, means nothing"

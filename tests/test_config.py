@@ -33,6 +33,7 @@ from verifypd.errors import ConfigError
         ({"arch": "pdv", "lane_weights": "kitchen=1"}, "prefill=1"),
         ({"placement": "verify=cuda:1"}, "not there yet"),
         ({"placement": "partition"}, "for one lane"),
+        ({"placement": "prefill=partition:48,decode=partition:32"}, "one lane may have a partition"),
         ({"placement": "verify=partition:48"}, "use prefill=partition:48"),
         ({"placement": "prefill=partition:0"}, "fused or stream or partition"),
         ({"synthetic_acceptance": "1.5"}, "0..1"),

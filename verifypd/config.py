@@ -65,7 +65,7 @@ class EngineConfig:
     placement: str = setting(
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
-        " multiprocessors of their own (prefill=partition:48); pd and pdv have a prefill lane",
+        " some multiprocessors only (prefill=partition:48); pd and pdv have a prefill lane",
     )
     measure_costs: bool | None = setting(
         None,
@@ -194,6 +194,8 @@ class EngineConfig:
             if where.startswith("partition") and lane not in ("prefill", "decode"):
                 raise ConfigError(f"--placement: {where!r} is for one lane, prompts or drafts; use prefill={where}")
             chosen.update({lane: where} if lane else dict.fromkeys(LANES, where))
+        if sum(where.startswith("partition") for where in chosen.values()) > 1:
+            raise ConfigError(f"--placement {self.placement}: one lane may have a partition; they would share it")
         return chosen
 
     @property

@@ -43,8 +43,10 @@ def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     assert set(report["figures"]) == expected
     assert all(value >= 0 for value in report["figures"].values())
     assert all(result["passed"] for result in report["details"]["exact"].values())
-    assert all(report["details"][f"prompts {where}"]["ttft_ms_p95"] > 0 for where in ("fused", "partition:64"))
-    assert report["details"]["drafts stream, graphs off"]["tok_s"] > 0
+    assert all(
+        report["details"][f"prompts {where}"]["ttft_ms_p95"] > 0 for where in ("fused", "stream", "partition:48")
+    )
+    assert all(report["details"][f"drafts {where}, graphs off"]["tok_s"] > 0 for where in ("stream", "partition:32"))
     assert set(report["details"]["invariant"]) == {"1x1", "1x5", "4x1", "4x5"}
     assert report["details"]["closed_auto_8"]["unfinished"] == 0
     assert report["details"]["closed_plain_8"]["requests"] == 16

@@ -297,6 +297,25 @@ def test_late_prompts_shorten_drafts_until_they_have_been_in_time_for_a_while() 
     assert [longest(early) for _ in range(20)][-1] == free  # somebody always does, but nobody late
 
 
+@pytest.mark.parametrize("running", ["unified", "pd", "pdv"])
+def test_without_drafts_no_architecture_takes_more_of_late_prompts_than_plain(running: str) -> None:
+    controller = ThroughputController(h200())
+    auto = Auto(controller)
+    auto.running = auto.label = running
+    controller.chosen = controller.predict([view(0)], snapshot([view(0)]))[0]  # what a look leaves that drafts nothing
+    late = [view(30 + i, prefill_left=3000, since_output=0.4) for i in range(20)]
+    auto.plan(snapshot([*[view(i, slo_tpot=100.0) for i in range(8)], *late], prefill_chunk=512))
+    assert not controller.speculating
+    assert auto.prefill_chunk is not None and auto.prefill_chunk <= 512
+
+
+def test_late_prompts_are_hurried_beside_drafts_of_a_fixed_length() -> None:
+    auto = Auto(FixedController(4), h200())
+    late = [view(30 + i, prefill_left=3000, since_output=0.4) for i in range(20)]
+    auto.plan(snapshot([*[view(i, slo_tpot=100.0) for i in range(8)], *late], prefill_chunk=512))
+    assert auto.prefill_chunk is not None and auto.prefill_chunk > 512
+
+
 def test_nobody_decoding_means_the_largest_chunk() -> None:
     policy = auto()
     policy.plan(snapshot([prompt(0)], prefill_chunk=256))

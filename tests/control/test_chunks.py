@@ -84,7 +84,7 @@ def test_without_drafts_a_chunk_is_never_larger_than_that_of_plain(since: float,
     running = [view(i, slo_tpot=100.0) for i in range(8)]
     late = [view(30 + i, prefill_left=3000, since_output=since) for i in range(20)]
     views = snapshot([*running, *late], prefill_chunk=512, waiting=waiting)
-    assert prefill_chunk(views, running, h200(), None, 1.0, False).tokens == 512
+    assert prefill_chunk(views, running, h200(), None, 1.0, False, idle=True).tokens == 512
     if since == 0.4:
         assert prefill_chunk(views, running, h200(), DRAFTS, 1.3, False).tokens > 512, "drafts make room for more"
 

@@ -242,12 +242,15 @@ class Auto:
             self._busy += max(0.0, snapshot.now - self._last[0])
         self._last = (snapshot.now, bool(ready))
 
+    def _idle(self, snapshot: Snapshot) -> bool:
+        """Whether nothing is drafted but probes; controllers of fixed rules draft whatever comes."""
+        return snapshot.drafter is None or (self._throughput is not None and not self._throughput.speculating)
+
     def _relabel(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
         """`plain` is the running architecture with nothing drafted: note when that begins and ends."""
         if not ready or self.running != "unified":
             return
-        idle = snapshot.drafter is None or (self._throughput is not None and not self._throughput.speculating)
-        label = "plain" if idle else "unified"
+        label = "plain" if self._idle(snapshot) else "unified"
         if label == self.label:
             return
         if snapshot.drafter is None:
@@ -285,8 +288,9 @@ class Auto:
             self.queue_factor = self._next_queue_factor(snapshot, ready)
         chosen = self._throughput.chosen if self._throughput else None
         stretch = self._throughput.stretch if self._throughput else 1.0
-        drafting = chosen if self.label != "plain" else None
-        chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified")
+        idle = self._idle(snapshot)
+        drafting = None if idle else chosen
+        chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified", idle)
         self.prefill_chunk = chunk.tokens
         self._calm = 0 if chunk.pressed else self._calm + 1
         waiting = snapshot.away or any(view.prefill_left for view in snapshot.requests)

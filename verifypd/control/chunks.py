@@ -60,6 +60,7 @@ def prefill_chunk(
     drafting: Allocation | None,
     stretch: float,
     apart: bool,
+    idle: bool = False,
 ) -> Chunk:
     """As many prompt tokens as ride for nothing: up to the rows at which a pass begins to cost more.
 
@@ -69,7 +70,8 @@ def prefill_chunk(
     the tightest inter-token target in flight. A prompt past its early aim hurries nobody past that target while its
     first token comes in time all the same. Where nothing is drafted, never more than `plain` takes while requests
     decode: longer steps hold up those who decode, and with them the slots that others wait for.
-    `drafting`: what the step drafts; `stretch`: how much longer that makes it; `apart`: chunks get a pass of their own.
+    `drafting`: what the step drafts, where that is known; `stretch`: how much longer that makes it; `apart`: chunks get
+    a pass of their own; `idle`: nothing is drafted.
     """
     waiting = [view for view in snapshot.requests if view.prefill_left]
     if not waiting or not cost.known:
@@ -99,10 +101,10 @@ def prefill_chunk(
         return Chunk(min(even, paced) if gentle else even)
     if not crowd and _in_time(waiting, paced / step.seconds(cost, paced), LATE * first, missed=False):
         return Chunk(paced, pressed=True)
-    if drafting is None:
+    if idle:
         return Chunk(even, pressed=True)
     # late: a step that emits several tokens for each request may last as many times the target of one
-    tokens = drafting.tokens / max(1, len(served))
+    tokens = drafting.tokens / max(1, len(served)) if drafting else 1.0
     longer = min(target * tokens, HURRY * step.seconds(cost, 0))
     hurried = chunk_within(cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
     return Chunk(max(even, hurried), pressed=True)

@@ -86,7 +86,8 @@ class Prober:
 
     def meet(self, snapshot: Snapshot) -> None:
         """See whether anyone else wants the time."""
-        self._full = snapshot.waiting > 0 or len(snapshot.requests) >= FULL * snapshot.batch_size
+        running = len(snapshot.requests)  # one alone takes time from nobody
+        self._full = snapshot.waiting > 0 or running >= max(2.0, FULL * snapshot.batch_size)
 
     def save_up(self, seconds: float) -> None:
         """A step without drafts has passed: a share of its time may go to probes."""

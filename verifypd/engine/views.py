@@ -1,4 +1,4 @@
-"""What a policy sees of the engine: counts and times of each request. Reads the engine and changes nothing in it."""
+"""What a policy sees of the engine: counts and times of each request. Reads the engine; plans nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Where a lane executes, and how long it took there. Knows streams and events; nothing of batches or of scheduling.
 
 `fused`: on the engine's own stream, one lane after the other. `stream`: on a CUDA stream of the lane's own, ordered by
-the slots that launches share. `partition`: the same on some of the device's multiprocessors, which a green context sets
-apart. On a CPU there are no streams, and all are the same. Another device is a placement too; the settings refuse it
-until it is there.
+the slots that launches share. `partition`: the same, kept to some of the device's multiprocessors by a green context;
+the other lanes may use them too. On a CPU there are no streams, and all are the same. Another device is a placement
+too; the settings refuse it until it is there.
 """
 
 from __future__ import annotations
