@@ -302,6 +302,7 @@ def test_without_drafts_no_architecture_takes_more_of_late_prompts_than_plain(ru
     controller = ThroughputController(h200())
     auto = Auto(controller)
     auto.running = auto.label = running
+    controller.speculating = False
     controller.chosen = controller.predict([view(0)], snapshot([view(0)]))[0]  # what a look leaves that drafts nothing
     late = [view(30 + i, prefill_left=3000, since_output=0.4) for i in range(20)]
     auto.plan(snapshot([*[view(i, slo_tpot=100.0) for i in range(8)], *late], prefill_chunk=512))
