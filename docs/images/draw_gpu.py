@@ -38,7 +38,7 @@ def _groups(
             x = place + (index - (len(arms) - 1) / 2) * (WIDTH + 0.02)
             height = value / highest[place]
             axes.bar(x, height, WIDTH, color=colour, alpha=0.85, label=label if not place else None)
-            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", color=theme.ink, fontsize=7.5)
+            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", color=theme.ink, fontsize=7)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylim(0, 1.12)
 
@@ -70,8 +70,8 @@ def h200(theme: Theme) -> None:
     ):
         arms = {
             "auto": (theme.verify, [ours[f"mixed_{rate}_{name}"] for rate in RATES]),
-            "vLLM plain, better setting": (theme.gone, better("plain", name)),
-            "vLLM speculative, better setting": (theme.draft, better("speculative", name)),
+            "vLLM plain": (theme.gone, better("plain", name)),
+            "vLLM speculative": (theme.draft, better("speculative", name)),
         }
         _groups(where, theme, RATES, arms, 0 if name.startswith("ttft") else 1)
         _plain(where, theme, title)
