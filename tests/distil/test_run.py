@@ -180,11 +180,36 @@ def test_tokens_that_are_always_in_cover_only_what_is_written() -> None:
     assert ids.tolist() == [1, 7] and coverage["covered"]["2"] == 0.5
 
 
+@pytest.mark.parametrize(("share", "copies"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 3), (0.7, 7)])
+def test_few_given_prompts_are_answered_often(share: float, copies: int) -> None:
+    prompts = [text.Text(np.array([n]), 1, 0.0, "given" if n < 2 else "self-written") for n in range(8)]
+    found = [ids[0] for ids in text.repeated(prompts, share)]
+    assert sorted(found) == sorted([0, 1] * copies + list(range(2, 8)))
+    assert text.repeated(prompts[2:], share) == [[n] for n in range(2, 8)]
+
+
 def test_training_learns(verifier: Path, tmp_path: Path) -> None:
     made = make(verifier, tmp_path, recipe={"steps": 40, "losses": ("kl",), "warmup": 8, "responses": 64})
     first, last = (json.loads((tmp_path / "curve.json").read_text())["curve"][i]["validation"] for i in (0, -1))
     assert last["0.8"]["all"]["alpha"][0] > first["0.8"]["all"]["alpha"][0] + 0.05
     assert made["evaluation"]["0.8"]["all"]["alpha"][0] > 0.25
+
+
+def test_training_begins_with_a_given_draft(verifier: Path, whole: Path, tmp_path: Path) -> None:
+    first, draft = load_file(whole / "draft" / "model.safetensors"), str(whole / "draft")
+    still = {"start": draft, "learning_rate": 0.0, "losses": ("kl",), "vocab": 48}
+    make(verifier, tmp_path / "still", recipe=still)
+    second = load_file(tmp_path / "still" / "draft" / "model.safetensors")
+    assert len(second.pop("vocab_map")) == 48 and len(first.pop("vocab_map")) == 64
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_draft_of_another_shape_is_no_start(verifier: Path, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another shape: mlp 96, not 80"):
+        make(verifier, tmp_path, recipe={"start": str(whole / "draft"), "mlp_size": 80})
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(ConfigError, match="no draft that can be read"):
+        make(verifier, tmp_path, recipe={"start": str(verifier / "nowhere")})
 
 
 def test_the_command_makes_a_draft(verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

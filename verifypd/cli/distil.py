@@ -19,6 +19,7 @@ SETTINGS = {
     "seed": "everything follows from it",
     "self_prompts": "prompts the verifier writes itself, after its own chat template",
     "responses": "answers the draft learns from",
+    "given_share": "least share of given prompts among those answered, each as often as that takes",
     "max_prompt": "tokens of a prompt at most; longer ones are left out",
     "max_new": "tokens of an answer at most",
     "generate_batch": "sequences generated side by side",
@@ -29,6 +30,7 @@ SETTINGS = {
     "feature_layers": "verifier layers it reads beside the last (default: two in between)",
     "vocab": "tokens it can propose",
     "window": "tokens its attention sees",
+    "start": "folder of a draft of the same shape, whose weights training begins with; its vocabulary may differ",
     "depth": "draft positions it is trained on",
     "losses": "losses tried; the one with the best acceptance goes on",
     "pilot_steps": "steps each loss is tried for",
@@ -59,7 +61,8 @@ def register(command: Command) -> None:
         shown = (
             "" if value is None else f" (default: {','.join(map(str, value)) if isinstance(value, tuple) else value})"
         )
-        parser.add_argument("--" + name.replace("_", "-"), metavar="N", help=text + shown)
+        metavar = "DIR" if name == "start" else "N"
+        parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text + shown)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,6 +113,6 @@ def _parse(name: str, text: str) -> Any:
         if kind.startswith("tuple"):
             convert = float if "float" in kind else str if "str" in kind else int
             return tuple(convert(part) for part in text.split(","))
-        return float(text) if kind == "float" else int(text)
+        return text if kind.startswith("str") else float(text) if kind == "float" else int(text)
     except ValueError:
         raise ConfigError(f"--{name.replace('_', '-')} {text!r} is not of the kind it needs ({kind})") from None

@@ -1,4 +1,4 @@
-"""Writes a head as a folder the engine loads by path: config.json, model.safetensors, and how it was made."""
+"""A head as a folder the engine loads by path: config.json, model.safetensors, how it was made. Knows no training."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from verifypd.distil.head import Head, HeadShape
+from verifypd.errors import ConfigError
 from verifypd.models.config import ModelConfig
 
 MODEL_TYPE = "verifypd_head"
+_SHAPE = {  # what decides the sizes of a head's own weights: field of HeadShape -> of config.json
+    "hidden": "hidden_size",
+    "mlp": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "feature_layers": "feature_layers",
+}
 
 
 def write_draft(folder: Path, head: Head, ids: Tensor, verifier: ModelConfig, name: str, made: dict[str, Any]) -> None:
@@ -25,6 +36,25 @@ def write_draft(folder: Path, head: Head, ids: Tensor, verifier: ModelConfig, na
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", head_config(head.shape, verifier, name))
     write_json(folder / "distil.json", made)
+
+
+def read_draft(folder: Path, shape: HeadShape) -> dict[str, Tensor]:
+    """The weights of a draft in a folder, in float32; raises ConfigError where they do not fit a head of this shape."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"--start {folder} is no draft that can be read ({error}): give a folder of `distil`"
+        ) from None
+    found = {name: config.get(field) for name, field in _SHAPE.items()}
+    found["feature_layers"] = tuple(found["feature_layers"] or ())
+    wrong = [
+        f"{name} {found[name]}, not {getattr(shape, name)}" for name in _SHAPE if found[name] != getattr(shape, name)
+    ]
+    if wrong:
+        raise ConfigError(f"--start {folder} is a head of another shape: {'; '.join(wrong)}")
+    return {name: weight.float() for name, weight in weights.items() if name != "vocab_map"}
 
 
 def head_config(shape: HeadShape, verifier: ModelConfig, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Recipe:
     self_prompts: int = 60_000  # prompts the verifier writes itself, after its own chat template
     responses: int = 200_000  # answers in all, over given and self-written prompts
     raw_share: float = 0.08  # of the answers: text continued without a chat template
+    given_share: float = 0.0  # least share of given prompts among those answered; few are answered again and again
     temperatures: tuple[float, ...] = (0.0, 0.8, 0.5, 0.0, 0.8, 1.0, 0.0, 0.8)  # used in turn
     max_prompt: int = 192  # tokens; longer prompts are left out
     max_new: int = 320  # tokens of an answer
@@ -30,6 +31,7 @@ class Recipe:
     vocab: int = 8192  # tokens it can propose
     window: int = 512  # tokens its attention sees
     # training
+    start: str | None = None  # folder of a draft whose weights training begins with
     depth: int = 4  # draft positions unrolled
     depth_decay: float = 0.8  # weight of a position against the one before
     losses: tuple[str, ...] = LOSSES  # tried for `pilot_steps`; the best goes on
@@ -59,8 +61,9 @@ class Recipe:
                 f"a window of {self.window} tokens must hold a training text of"
                 f" {self.max_prompt + self.max_new}: raise --window, or lower --max-prompt or --max-new"
             )
-        if not 0.0 <= self.raw_share < 1.0:
-            raise ConfigError(f"raw_share {self.raw_share} must lie in 0..1")
+        for name in ("raw_share", "given_share"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 0 and below 1")
 
     @property
     def text_key(self) -> dict[str, object]:
@@ -73,6 +76,7 @@ _TEXT = {
     "self_prompts",
     "responses",
     "raw_share",
+    "given_share",
     "temperatures",
     "max_prompt",
     "max_new",

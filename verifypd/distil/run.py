@@ -16,8 +16,8 @@ from torch import Tensor
 
 from verifypd import __version__
 from verifypd.distil.dense import BatchKernels
-from verifypd.distil.export import commit_here, write_draft, write_json
-from verifypd.distil.head import shape_for
+from verifypd.distil.export import commit_here, read_draft, write_draft, write_json
+from verifypd.distil.head import HeadShape, shape_for
 from verifypd.distil.measure import measure, report
 from verifypd.distil.plot import draw_curve
 from verifypd.distil.prompts import Prompt
@@ -59,6 +59,8 @@ def distil(
     begun = time.monotonic()
     check = _until(None if time_limit is None else begun + time_limit - RESERVE)
     verifier, tokenizer, stop_ids = load_verifier(model, pick_device(device), recipe)
+    if recipe.start is not None:
+        read_draft(Path(recipe.start), _shape(verifier, recipe, recipe.vocab))  # refused before hours of text
     work = out / "work"
     try:
         Writer(verifier, tokenizer, stop_ids, recipe, work, check).write(prompts, held_out)
@@ -67,7 +69,7 @@ def distil(
         return {"finished": False, "stage": "text"}
     texts = load_all(work)
     ids, coverage = choose_vocab(texts, recipe.vocab, verifier.config.vocab_size, stop_ids)
-    shape = shape_for(verifier.config, recipe.layers, recipe.mlp_size, recipe.feature_layers, len(ids), recipe.window)
+    shape = _shape(verifier, recipe, len(ids))
     teacher = Teacher(verifier, shape.feature_layers, ids)
     trainer = Trainer(teacher, shape, recipe, texts, load(work / "validation.npz"), work, check)
     finished = True
@@ -100,6 +102,10 @@ def distil(
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")
     return made
+
+
+def _shape(verifier: Model, recipe: Recipe, vocab: int) -> HeadShape:
+    return shape_for(verifier.config, recipe.layers, recipe.mlp_size, recipe.feature_layers, vocab, recipe.window)
 
 
 def load_verifier(model: str, device: torch.device, recipe: Recipe) -> tuple[Model, Tokenizer, tuple[int, ...]]:

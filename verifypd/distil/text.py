@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from verifypd.tokenizer import Tokenizer
 PROMPT_TOKENS = 96  # longest prompt the verifier writes itself
 PROMPT_MIN_P = 0.03
 RAW_TOKENS = 12  # of an answer, that a text without a template starts from
+GIVEN = "given"  # kind of a prompt that the verifier did not write itself
 MARK = "\u2042"  # stands for the user's words while the template is cut apart
 
 
@@ -86,8 +88,9 @@ class Writer:
         self._claim(given, held_out)
         prompts = self._prompts(given, held_out)
         self._held_out("evaluation", [(self.chat(p.text), p.kind) for p in held_out])
-        self._held_out("validation", [(ids, "validation") for ids in prompts[: self.recipe.validation]])
-        self._answers(sorted(prompts[self.recipe.validation :], key=len))  # little padding within a shard
+        kept, rest = prompts[: self.recipe.validation], prompts[self.recipe.validation :]
+        self._held_out("validation", [(prompt.ids.tolist(), "validation") for prompt in kept])
+        self._answers(sorted(repeated(rest, self.recipe.given_share), key=len))  # little padding within a shard
         self.release()
 
     def chat(self, text: str) -> list[int]:
@@ -101,18 +104,19 @@ class Writer:
 
     # -- prompts ------------------------------------------------------------------------------------------------------
 
-    def _prompts(self, given: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[list[int]]:
-        """Given and self-written prompts as ids, in one shuffled order; none of them is held out."""
+    def _prompts(self, given: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[Text]:
+        """Given and self-written prompts without an answer, in one shuffled order; none of them is held out."""
         path = self.folder / "prompts.npz"
         if not path.exists():
             known = {plain(prompt.text) for prompt in held_out}
-            texts = [prompt.text for prompt in given] + self._self_written()
-            unique = {plain(text): text for text in texts if plain(text) and plain(text) not in known}
-            ids = [self.chat(text) for text in unique.values()]
-            ids = [each for each in ids if len(each) <= self.recipe.max_prompt]
+            texts = [(text, "self-written") for text in self._self_written()]
+            texts += [(prompt.text, GIVEN) for prompt in given]  # last: a prompt of both kinds is a given one
+            unique = {plain(text): (text, kind) for text, kind in texts if plain(text) and plain(text) not in known}
+            ids = [(self.chat(text), kind) for text, kind in unique.values()]
+            ids = [(each, kind) for each, kind in ids if len(each) <= self.recipe.max_prompt]
             random.Random(self.recipe.seed).shuffle(ids)
-            _save(path, [Text(np.array(each, np.int32), len(each), 0.0) for each in ids])
-        prompts = [text.ids.tolist() for text in load(path)]
+            _save(path, [Text(np.array(each, np.int32), len(each), 0.0, kind) for each, kind in ids])
+        prompts = load(path)
         if len(prompts) <= self.recipe.validation:
             raise ConfigError(
                 f"{len(prompts)} usable prompts are too few to keep {self.recipe.validation} back: give more prompts"
@@ -215,6 +219,14 @@ class Writer:
                 raise ConfigError(f"{self.folder} holds text made otherwise ({names} differ): give another --out")
             return
         path.write_text(json.dumps(key, indent=1) + "\n", encoding="utf-8")
+
+
+def repeated(prompts: Sequence[Text], share: float) -> list[list[int]]:
+    """The ids of all prompts, given ones as often as makes them `share` of the list or more; the others once."""
+    given = [prompt.ids.tolist() for prompt in prompts if prompt.kind == GIVEN]
+    others = [prompt.ids.tolist() for prompt in prompts if prompt.kind != GIVEN]
+    copies = math.ceil(share * len(others) / ((1 - share) * len(given))) if given else 0
+    return given * max(1, copies) + others
 
 
 def fingerprint(model: Model) -> str:

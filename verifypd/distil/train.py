@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verifypd.distil.export import read_draft
 from verifypd.distil.head import Head, HeadShape
 from verifypd.distil.loss import loss_of
 from verifypd.distil.measure import measure, report, score
@@ -61,11 +62,14 @@ class Trainer:
         self._start()
 
     def _start(self) -> None:
-        """A fresh head; the same seed gives the same weights."""
+        """A fresh head, or the given draft's; the same seed gives the same weights."""
         torch.manual_seed(self.recipe.seed)
         self.head = Head(self.shape).to(self.device)
-        with torch.no_grad():
-            self.head.norm.weight.copy_(final_norm(self.teacher))
+        if self.recipe.start is not None:
+            self.head.load_state_dict(read_draft(Path(self.recipe.start), self.shape))
+        else:
+            with torch.no_grad():
+                self.head.norm.weight.copy_(final_norm(self.teacher))
         decayed = [p for p in self.head.parameters() if p.dim() == 2]
         plain = [p for p in self.head.parameters() if p.dim() != 2]
         groups = [{"params": decayed, "weight_decay": self.recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
