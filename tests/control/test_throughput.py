@@ -92,7 +92,30 @@ def test_nobody_is_asked_for_drafts_while_none_can_come() -> None:
         lengths = controller.draft_lengths(views, snapshot(views))
         assert asked[-1] or not lengths
         controller.observe_step(StepTiming(verify_requests=64, verify_rows=64, verify_seconds=8e-3, step_seconds=8e-3))
-    assert 0.05 < sum(asked) / len(asked) < 0.3
+    assert 0.01 < sum(asked) / len(asked) < 0.1
+
+
+def test_looks_become_rare_until_somebody_leaves() -> None:
+    controller = ThroughputController(h200(), probe_share=0.0)
+    World(64, lambda step, i: 0.02).run(controller, 200)
+    views = [view(i) for i in range(64)]
+
+    def looks(steps: int) -> list[int]:
+        found = []
+        for step in range(steps):
+            if controller.curious:
+                found.append(step)
+            controller.draft_lengths(views, snapshot(views))
+            controller.observe_step(StepTiming(verify_requests=64, verify_rows=64, verify_seconds=8e-3))
+        return found
+
+    looks(300)
+    first, *_, last = looks(300)
+    assert 1 < len(looks(300)) <= 5 and last > first
+    views.pop()
+    controller.forget(63)
+    after = looks(40)
+    assert after[0] <= 8 and after[1] - after[0] <= 16
 
 
 def test_the_urgent_get_longer_drafts() -> None:

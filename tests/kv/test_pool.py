@@ -59,3 +59,24 @@ def test_blocks_that_change_hands_keep_what_they_held() -> None:
     features.keep(states([0], [6], 2.0, table))
     assert read(features, 0, 6, table) == [2.0, 2.1, 2.2]
     assert read(features, 0, 6, TABLE) == [1.0, 1.1, 1.2]
+
+
+def test_what_waited_together_is_what_each_pass_would_have_left() -> None:
+    """Ragged passes over several slots, with places that come again as after a rejected draft."""
+    noise = torch.Generator().manual_seed(0)
+    passes = []
+    for _ in range(30):
+        slots = torch.randperm(2, generator=noise)
+        counts = torch.randint(1, 4, (2,), generator=noise)
+        starts = torch.randint(0, 2 * BLOCK - 3, (2,), generator=noise)
+        span = torch.repeat_interleave(torch.arange(2), counts)
+        positions = torch.cat([start + torch.arange(int(n)) for start, n in zip(starts, counts, strict=True)])
+        streams = tuple(torch.randn(len(span), width, generator=noise) for width in (2, 4))
+        passes.append(Kept(TABLE, slots, span, positions, streams))
+    together, apart = cache(), cache()
+    for each in passes:
+        together.keep(each)
+        apart.keep(each)
+        apart.settle()
+    together.settle()
+    assert torch.equal(together.data, apart.data) and together.data.abs().sum() > 0

@@ -90,7 +90,7 @@ class Auto:
     @property
     def curious(self) -> bool:
         """As its controller is; and when it is about to weigh the architectures."""
-        return self.controller.curious or (self._steps + 1) % INTERVAL == 0
+        return self.controller.curious or ((self._steps + 1) % INTERVAL == 0 and not self._resting)
 
     @property
     def cost(self) -> CostModel:
@@ -106,7 +106,10 @@ class Auto:
         self._steps += 1
         tuned = self._tune(snapshot, ready)
         if ready and self._steps % INTERVAL == 0:
-            self._look(tuned)
+            if self._resting:
+                self._emitted, self._busy = 0, 0.0  # nothing was foretold of this time
+            else:
+                self._look(tuned)
         plan = self.choices[self.running].plan(tuned)
         self._relabel(snapshot, ready)
         return plan
@@ -246,6 +249,11 @@ class Auto:
         """Whether nothing is drafted but probes; controllers of fixed rules draft whatever comes."""
         return snapshot.drafter is None or (self._throughput is not None and not self._throughput.speculating)
 
+    @property
+    def _resting(self) -> bool:
+        """Whether nothing is drafted in line: then there is nothing to weigh, all others do the same or less well."""
+        return self.label == "plain" and self.running == "unified"
+
     def _relabel(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
         """`plain` is the running architecture with nothing drafted: note when that begins and ends."""
         if not ready or self.running != "unified":
@@ -267,7 +275,7 @@ class Auto:
             self._since_switch = 0
             self._agree = ("", 0)
             self._emitted, self._busy = 0, 0.0
-        if not self.predicted:
+        if not self.predicted or self._resting:  # what was foretold before the rest is old
             self.predicted = self.predict(snapshot)
         decision = Decision(snapshot.step, snapshot.now, self.label, label, reason, dict(self.predicted))
         self.running, self.label = running, label
@@ -289,12 +297,17 @@ class Auto:
         chosen = self._throughput.chosen if self._throughput else None
         stretch = self._throughput.stretch if self._throughput else 1.0
         idle = self._idle(snapshot)
+        prompts = any(view.prefill_left for view in snapshot.requests)
+        if self._resting and not (prompts or self._pressed or self.controller.curious):
+            self._calm += 1
+            self.prefill_chunk = snapshot.prefill_chunk
+            return snapshot  # nothing to tune: the plan is that of `plain`
         drafting = None if idle else chosen
         chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified", idle)
         self.prefill_chunk = chunk.tokens
         self._calm = 0 if chunk.pressed else self._calm + 1
-        waiting = snapshot.away or any(view.prefill_left for view in snapshot.requests)
-        self._pressed = bool(waiting) and (chunk.pressed or (self._pressed and self._calm < CALM))
+        waiting = bool(snapshot.away) or prompts
+        self._pressed = waiting and (chunk.pressed or (self._pressed and self._calm < CALM))
         verify_batch = snapshot.verify_batch
         if self.running == "pdv":
             verify_batch = max(1, min(snapshot.batch_size, len(ready)) // 2)

@@ -18,7 +18,8 @@ FULL = 0.75  # of the batch: from there on, or while requests wait for a slot, o
 SCARCE = 0.25  # … and this part of its share is saved up for one
 PROBED = 16  # requests in one probe at most
 LOOKED_UP = 0.01  # of a step: what a look-up costs beside its rows
-REST = 8  # steps for which nobody looks into the purse of a drafter that had nothing to propose
+REST, LONG_REST = 8, 64  # steps for which nobody looks into the purse of a drafter that had nothing to propose; the
+# second where others want the time
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Prober:
     @property
     def ready(self) -> bool:
         """Whether any purse may pay for a probe, or none has been looked into yet."""
-        return not self._purses or any(purse.full for purse in self._purses.values())
+        return bool(self.share) and (not self._purses or any(purse.full for purse in self._purses.values()))
 
     def meet(self, snapshot: Snapshot) -> None:
         """See whether anyone else wants the time."""
@@ -114,8 +115,8 @@ class Prober:
         for name in groups:
             self._purses.setdefault(name, Purse())
         for name, purse in self._purses.items():
-            if name not in groups or not self.share:
-                purse.rest = REST
+            if name not in groups:
+                purse.rest = LONG_REST if self._full else REST
         for name in sorted(groups, key=lambda name: self._purses[name].turn):
             purse, views = self._purses[name], groups[name]
             slots, price = self._few(views, load, snapshot)

@@ -25,7 +25,9 @@ AMENDS = 0.25  # of what others' drafts cost a request, what bringing its draft 
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
-LOOK = 8  # steps after which the choice is weighed anew while nothing is drafted
+LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted; twice as many each time
+# nothing has changed, up to so many
+SPARSE = 4  # while nothing is drafted, one step is like the next: every so many are learnt from
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
 SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so many steps was begun too lightly: each time
 # in a row adds so much to the gain that is asked for, so many times at most
@@ -71,6 +73,7 @@ class ThroughputController:
         self._stint = 0  # steps since drafting began
         self._relapses = 0.0  # how often it was soon given up, lately
         self._idle = 0  # steps since the choice was looked at while not drafting
+        self._patience = LOOK  # of those, how many may pass
         self._news = False  # whether a draft's verdict came in since
         self._outputs: dict[int, int] = {}  # order → tokens emitted
         self._mean_output = 64.0
@@ -103,6 +106,7 @@ class ThroughputController:
             return {}
         if not self.speculating and not self._look_due:
             return self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
+        self._patience = LOOK if self._news or self.speculating else min(SELDOM, 2 * self._patience)
         self._idle, self._news = 0, False
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
         if not joining:  # nobody is worth it: that says nothing about those who come
@@ -142,7 +146,7 @@ class ThroughputController:
     @property
     def _look_due(self) -> bool:
         """While not drafting: whether to weigh it anew, after a probe's verdict or now and then."""
-        return self._news or self._idle >= LOOK
+        return self._news or self._idle >= self._patience
 
     def _choose(
         self,
@@ -329,6 +333,8 @@ class ThroughputController:
             self._relapses *= PARDON
             self.prober.save_up(timing.step_seconds or timing.device_seconds)
         drafted = timing.draft_seconds > 0.0  # by look-up too, which takes no steps
+        if not (self.speculating or drafted) and self.cost.known and self._idle % SPARSE:
+            return
         expected = self.cost.step_seconds(timing) - self.cost.overhead
         if expected > 0.0 and timing.verify_rows and self.cost.known:
             miss = max(-0.3, min(0.3, timing.device_seconds / expected - 1.0))
@@ -340,6 +346,7 @@ class ThroughputController:
     def forget(self, order: int) -> None:
         """A request has left: its length tells how long others will last."""
         self.survival.forget(order)
+        self._patience = LOOK  # fewer are left: what did not pay may pay now
         emitted = self._outputs.pop(order, 0)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)

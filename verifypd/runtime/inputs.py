@@ -40,6 +40,8 @@ class BlockTables:
         self.width = -(-capacity // block_size)
         self.data = torch.zeros(slots, self.width, dtype=torch.int32, device=device)
         self._rows: list[list[int]] = [[] for _ in range(slots)]  # what `data` holds once it is flushed
+        self._flat = self.data.view(-1)
+        self._here = self._flat.numpy() if self.data.device.type == "cpu" else None  # the same memory
         self._changed: dict[int, int] = {}  # place in `data` -> block
 
     def write(self, slot: int, blocks: Sequence[int]) -> None:
@@ -55,10 +57,13 @@ class BlockTables:
 
     def flush(self) -> None:
         """Bring what has changed to the device, without waiting for it."""
-        if self._changed:
+        if self._changed and self._here is not None:
+            self._here[list(self._changed)] = list(self._changed.values())
+            self._changed.clear()
+        elif self._changed:
             places = host_tensor(list(self._changed), self.data.device)
             blocks = host_tensor(list(self._changed.values()), self.data.device)
-            self.data.view(-1).index_copy_(0, places, blocks.to(torch.int32))
+            self._flat.index_copy_(0, places, blocks.to(torch.int32))
             self._changed.clear()
 
 
