@@ -202,6 +202,8 @@ def test_training_begins_with_a_given_draft(verifier: Path, whole: Path, tmp_pat
     second = load_file(tmp_path / "still" / "draft" / "model.safetensors")
     assert len(second.pop("vocab_map")) == 48 and len(first.pop("vocab_map")) == 64
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    made = json.loads((tmp_path / "still" / "draft" / "distil.json").read_text())
+    assert made["start"] == json.loads((whole / "draft" / "distil.json").read_text())
 
 
 def test_a_draft_of_another_shape_is_no_start(verifier: Path, whole: Path, tmp_path: Path) -> None:

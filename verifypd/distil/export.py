@@ -57,6 +57,13 @@ def read_draft(folder: Path, shape: HeadShape) -> dict[str, Tensor]:
     return {name: weight.float() for name, weight in weights.items() if name != "vocab_map"}
 
 
+def how_made(folder: Path) -> dict[str, Any] | None:
+    """What a draft's folder says of how it was made, its own start included; None where it says nothing."""
+    path = folder / "distil.json"
+    made: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return made
+
+
 def head_config(shape: HeadShape, verifier: ModelConfig, name: str) -> dict[str, Any]:
     """The head in the fields of a Hugging Face config, and three of its own."""
     return {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verifypd import __version__
 from verifypd.distil.dense import BatchKernels
-from verifypd.distil.export import commit_here, read_draft, write_draft, write_json
+from verifypd.distil.export import commit_here, how_made, read_draft, write_draft, write_json
 from verifypd.distil.head import HeadShape, shape_for
 from verifypd.distil.measure import measure, report
 from verifypd.distil.plot import draw_curve
@@ -98,6 +98,8 @@ def distil(
         "steps": trainer.step,
         "evaluation": report(evaluation),
     }
+    if recipe.start is not None:
+        made["start"] = how_made(Path(recipe.start))
     write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")
