@@ -68,8 +68,11 @@ class ModelDrafter:
         longest = drafting[0].drafts
         sampled = self.sampling.needs([span.slot for span in drafting]).rejection
         noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
-        last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
-        hidden, carried = hidden[last], carried[last]
+        if len(catching) == 1:
+            hidden, carried = hidden[-1:], carried[-1:]
+        else:
+            last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
+            hidden, carried = hidden[last], carried[last]
         tokens = self._draw(hidden, drafting, index, 0, noise)
         if longest == 1:
             return
