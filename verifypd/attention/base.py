@@ -54,7 +54,7 @@ class PassLayout:
         Void rows (negative position) write to the null block, block 0.
         """
         device = starts.device
-        if len(span_rows) == 1:  # between two passes caches are cold, and an operation more is 30 us on a CPU
+        if len(span_rows) == 1:  # between two passes caches are cold, and each operation takes tens of us on a CPU
             offsets = torch.tensor((0, span_rows[0]))
             row_span, within = torch.zeros(span_rows[0], dtype=torch.int64), torch.arange(span_rows[0])
         else:
