@@ -77,6 +77,12 @@ class EngineConfig:
     )
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
     quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
+    draft_quantization: str = setting(
+        "auto",
+        "the draft's weights: int8, or none: the verifier's dtype"
+        " (auto: int8 with native kernels and beside an int8 verifier)",
+        choices=("auto", "int8", "none"),
+    )
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
     kv_memory: str | int | None = setting(None, "memory for both models' KV blocks, e.g. 2GB (default: by device)")
     max_model_len: int | None = setting(None, "longest prompt + output, tokens (default: the model's, 8192 at most)")
@@ -130,6 +136,7 @@ class EngineConfig:
             "acceptance",
             "dtype",
             "quantization",
+            "draft_quantization",
             "load_format",
             "attention",
             "kernels",

@@ -31,12 +31,12 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny("llama", tmp_path_factory.mktemp("pair") / "verifier", max_position_embeddings=1024)
 
 
-def evaluate(verifier: Path, draft: str, out: Path) -> dict:
+def evaluate(verifier: Path, draft: str, out: Path, weights: str = "auto") -> dict:
     prompts = out / "prompts.jsonl"
     lines = [{"kind": "code" if i % 2 else "story", "text": f"w{i} w{i + 1} w5 w6"} for i in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     flags = {"prompts": prompts, "tokens": 16, "timed": 2, "max-draft": 3, "dtype": "float32", "device": "cpu"}
-    flags |= {"json": out / "report.json", "plot": out / "report.png"}
+    flags |= {"draft-quantization": weights, "json": out / "report.json", "plot": out / "report.png"}
     command = ["evaluate-draft", "--model", str(verifier), "--draft", draft]
     assert main([*command, *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]) == 0
     return json.loads((out / "report.json").read_text())
@@ -45,7 +45,8 @@ def evaluate(verifier: Path, draft: str, out: Path) -> dict:
 def test_a_model_that_drafts_for_itself_is_always_right(
     verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = evaluate(verifier, str(verifier), tmp_path)
+    report = evaluate(verifier, str(verifier), tmp_path, weights="none")
+    assert report["settings"]["draft_quantization"] == "none"
     for temperature in ("0", "0.8", "0.3"):
         assert set(report["acceptance"][temperature]) == {"all", "code", "story"}
         assert min(report["acceptance"][temperature]["all"]["alpha"]) > 0.98

@@ -106,6 +106,7 @@ def check(folders: Pair, drafter: str, schedule: tuple[int, int, int, bool, int,
         prefix_cache=prefix,
         preempt=preempt,
         late_tickets=late,
+        draft_quantization="int8" if prefix else "none",
     )
     for prompt, output in zip(many, texts, strict=True):
         assert len(output) == tokens
@@ -175,10 +176,21 @@ def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: di
         assert second.metrics.accepted_per_position == first.metrics.accepted_per_position  # drafts are the same too
 
 
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_a_draft_in_int8_on_torch_kernels(folders: dict[str, Pair], drafter: str) -> None:
+    many = prompts(3)
+    settings = {"kernels": "torch", "attention": "torch", "draft_quantization": "int8"}
+    texts, stats, _ = run(folders["llama"], drafter, many, FEWER, **settings)
+    for prompt, output in zip(many, texts, strict=True):
+        assert_greedy(folders["llama"][0], prompt, output)
+    assert stats.accepted
+
+
 def test_self_draft_is_accepted(folders: dict[str, Pair]) -> None:
     verifier, *_ = folders["llama"]
     many = prompts(4)
-    _, stats, outputs = run((verifier, verifier, verifier), "model", many, tokens=101)
+    same = {"draft_quantization": "none"}
+    _, stats, outputs = run((verifier, verifier, verifier), "model", many, tokens=101, **same)
     assert stats.acceptance_rate >= 0.98
     for output in outputs:
         assert output.metrics.mean_accepted_length >= 0.98 * 5

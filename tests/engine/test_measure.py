@@ -235,6 +235,18 @@ def test_each_combination_has_a_file_of_its_own(pair: tuple[Path, Path], cache: 
     assert len(places) == len(variants) + 2
 
 
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_times_of_another_draft_quantisation_are_not_used(pair: tuple[Path, Path], cache: Path, drafter: str) -> None:
+    named = "model" if drafter == "model" else str(pair[0].parent / "head")
+    seen = []
+    for weights in ("int8", "none", "int8"):
+        with make(pair, named, draft_quantization=weights) as llm:
+            setup = costs.describe(llm.engine)
+            seen.append(costs.read(costs.place(setup), setup))
+            costs.write(costs.place(setup), setup, MEASURED)
+    assert seen == [None, None, MEASURED]
+
+
 SETUP = {"model": "x"}
 MEASURED = Measured(
     (StepTiming(verify_requests=1, verify_rows=1, verify_context=64.0, verify_seconds=0.01),), 1e-4, 2.0

@@ -15,6 +15,7 @@ from tests.models.checkpoints import VOCAB, tiny
 from verifypd import LLM, SamplingParams
 from verifypd.batch import DraftBatch
 from verifypd.errors import ConfigError, ModelError, TokenizerError
+from verifypd.kernels import Int8Weight, build
 from verifypd.runtime.inputs import host_tensor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -55,6 +56,32 @@ def test_a_draft_may_know_fewer_ids_than_a_verifier_without_a_tokenizer(tmp_path
             texts.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
     assert texts[0] == texts[1]
     assert max(texts[0]) >= VOCAB - 32, "nothing was drawn that the draft does not know"
+
+
+NATIVE = "native" if build.library() is not None else "torch"
+
+
+@pytest.mark.parametrize("drafter", ["draft", "head"])
+@pytest.mark.parametrize(
+    ("settings", "int8"),
+    [
+        ({"kernels": NATIVE}, NATIVE == "native"),
+        ({"kernels": NATIVE, "draft_quantization": "none"}, False),
+        ({"kernels": "torch"}, False),
+        ({"kernels": "torch", "draft_quantization": "int8"}, True),
+        ({"kernels": "torch", "quantization": "int8"}, True),
+        ({"kernels": "torch", "quantization": "int8", "draft_quantization": "none"}, False),
+    ],
+)
+def test_what_the_draft_is_kept_in(pair: tuple[Path, Path], drafter: str, settings: dict[str, Any], int8: bool) -> None:
+    folder = pair[1] if drafter == "draft" else pair[0].parent / "head"
+    with LLM(str(pair[0]), draft=str(folder), **OPTIONS, **settings) as llm:
+        engine: Any = llm.engine
+        verifier, draft = engine.verify.runner.model, engine.drafter.runner.model
+        parts = dict(llm.budget.parts)
+    assert isinstance(draft.layers[0].down, Int8Weight) is int8
+    assert isinstance(verifier.layers[0].down, Int8Weight) is (settings.get("quantization") == "int8")
+    assert parts["draft weights"] == draft.weight_bytes and parts["verifier weights"] == verifier.weight_bytes
 
 
 def test_a_different_tokenizer_is_refused_with_the_first_differing_token(

@@ -82,7 +82,8 @@ def test_distribution_of_each_position_is_the_verifiers(
     draws = 1500
     shared = {**TRANSFORMS[name], "allowed_token_ids": list(range(3, 11)), "max_tokens": 3, "ignore_eos": True}
     shared.setdefault("temperature", 1.0)
-    with make(pair, drafter, seed=3, batch_size=500, ngram_min=1, late_tickets=stormy, prefill_chunk=900) as llm:
+    settings = {"late_tickets": stormy, "draft_quantization": "none" if stormy else "int8"}
+    with make(pair, drafter, seed=3, batch_size=500, ngram_min=1, prefill_chunk=900, **settings) as llm:
         preempt_every(llm, 2 if stormy else 0)
         found = texts(llm, [prompt] * draws, SamplingParams(**shared, acceptance=acceptance))
         drafted, accepted = llm.engine.stats.drafted, llm.engine.stats.accepted
@@ -125,7 +126,7 @@ def _law(folder: Path, prompt: list[int], prefix: tuple[int, ...], params: dict[
 
 def test_self_draft_acceptance_when_sampling(pair: tuple[Path, Path]) -> None:
     for acceptance in ("rejection", "coupled"):
-        with make((pair[0], pair[0])) as llm:
+        with make((pair[0], pair[0]), draft_quantization="none") as llm:
             llm.generate([PROMPT] * 20, SamplingParams(max_tokens=40, acceptance=acceptance))
             assert llm.engine.stats.acceptance_rate >= 0.98, acceptance
 

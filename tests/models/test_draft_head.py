@@ -103,6 +103,34 @@ def test_int8_rows_are_the_verifiers(tmp_path: Path) -> None:
     torch.testing.assert_close(draft.logits(x), model.logits(x)[:, draft.vocab_map])
 
 
+@pytest.mark.parametrize("kernels", available_backends("cpu"))
+@torch.inference_mode()
+def test_an_int8_head_beside_a_verifier_that_is_not(tmp_path: Path, kernels: str) -> None:
+    folder = tiny("llama3", tmp_path / "verifier")
+    model = verifier_of(folder, kernels)
+    source = resolve(str(head_for(folder, tmp_path / "head", taught=False)))
+    exact, packed = load_head(source, model), load_head(source, model, int8=True)
+    layer = packed.layers[0]
+    matrices = [packed.head, packed._features, packed._fc, layer.qkv, layer.output, layer.gate_up, layer.down]
+    assert all(isinstance(weight, Int8Weight) for weight in matrices)
+    assert packed.embedding is model.embedding and isinstance(model.head, torch.Tensor), "the verifier is as it was"
+    vectors = exact.weight_bytes - 4 * sum(weight.shape.numel() for weight in matrices)  # norms
+    assert packed.weight_bytes == vectors + sum(weight.nbytes for weight in matrices)
+
+    rows, config = 20, exact.config
+    ids = torch.randint(3, VOCAB, (rows,), generator=torch.Generator().manual_seed(1))
+    streams = torch.randn(rows, exact.feature_width, generator=torch.Generator().manual_seed(2))
+    tables = BlockTables(1, 48, BLOCK, CPU)
+    tables.write(0, range(1, 7))
+    tables.flush()
+    logits = []
+    for head in (exact, packed):
+        cache = KVCache(config.layers, 7, BLOCK, config.kv_heads, config.head_dim, torch.float32, CPU)
+        normed, _ = head.read(ids, head.project(streams), spans([rows], [0], tables), backend(kernels), cache)
+        logits.append(head.logits(normed))
+    assert 0 < (logits[1] - logits[0]).norm() < 0.02 * logits[0].norm()
+
+
 def test_a_head_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = tiny("llama", tmp_path / "verifier")
     other = tiny("llama", tmp_path / "other", hidden_size=32)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifypd.runtime.inputs import BlockTables
+from verifypd.attention.base import PassLayout
+from verifypd.batch import DraftSpan
+from verifypd.runtime.inputs import BlockTables, Slots, draft_layouts
 from verifypd.runtime.passes import (
     CHUNKS,
     PassInputs,
@@ -126,3 +130,41 @@ def test_block_tables_bring_over_what_changed() -> None:
     tables.write(2, [3, 2, 1, 6, 5])
     tables.flush()
     assert tables.data.tolist() == [[0] * 5, [5, 0, 0, 0, 0], [3, 2, 1, 6, 5]]
+
+
+def test_the_passes_of_a_draft_loop_are_those_built_one_by_one() -> None:
+    cpu = torch.device("cpu")
+    slots, tables = Slots(4, 40, 5, cpu), BlockTables(4, 40, 4, cpu)
+    slots.lengths.copy_(torch.tensor([7, 0, 12, 30]))
+    for slot in (0, 2, 3):
+        tables.write(slot, range(10 * slot + 1, 10 * slot + 11))
+    tables.flush()
+    spans = [
+        DraftSpan(slot, lag=1, rows=1, drafts=drafts, context=20 + slot) for slot, drafts in ((2, 5), (0, 3), (3, 1))
+    ]
+    layouts = draft_layouts(spans, torch.tensor([2, 0, 3]), slots, tables)
+    assert [layout.slots.tolist() for layout in layouts] == [[2, 0], [2, 0], [2], [2]]
+    for depth, found in enumerate(layouts, 1):
+        count = found.spans
+        built = PassLayout.build(
+            [1] * count,
+            [span.context for span in spans[:count]],
+            found.slots,
+            slots.lengths[found.slots] - 1 + depth,
+            tables.data,
+            tables.block_size,
+        )
+        for field in dataclasses.fields(PassLayout):
+            torch.testing.assert_close(getattr(found, field.name), getattr(built, field.name), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "start"), [(1, 9), (6, 3), (5, -2)])
+def test_a_span_alone_lies_where_it_lies_among_others(rows: int, start: int) -> None:
+    table = torch.arange(1, 21, dtype=torch.int32).view(2, 10)
+    slots, starts = torch.tensor([1, 0]), torch.tensor([start, 0])
+    alone = PassLayout.build([rows], [20], slots[:1], starts[:1], table, 4)
+    among = PassLayout.build([rows, 3], [20, 20], slots, starts, table, 4)
+    assert alone.row_offsets.tolist() == [0, rows] and alone.row_span.tolist() == [0] * rows
+    assert alone.positions.tolist() == among.positions[:rows].tolist() == [max(start + j, 0) for j in range(rows)]
+    places = [0 if start + j < 0 else (11 + (start + j) // 4) * 4 + (start + j) % 4 for j in range(rows)]
+    assert alone.write_index.tolist() == among.write_index[:rows].tolist() == places

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.sampling.reference import transformed
 from verifypd.request import SamplingParams
+from verifypd.sampling import verify
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import Rows, histogram_threshold, sorted_threshold, transform, unpack_mask
 from verifypd.sampling.verify import best
@@ -197,7 +198,9 @@ def test_nan_is_excluded_and_infinity_wins():
     assert torch.isfinite(x).nonzero().flatten().tolist() == [2]
 
 
-def test_the_blocked_maximum_is_the_first_maximum():
+@pytest.mark.parametrize("few", [0, verify.FEW])
+def test_the_maximum_of_few_or_many_is_the_first_maximum(few, monkeypatch):
+    monkeypatch.setattr(verify, "FEW", few)
     generator = torch.Generator().manual_seed(1)
     for vocab in (1, 7, 64, 256, 300, 1000, 49_152):
         x = torch.randint(0, 50, (9, vocab), generator=generator).float()

@@ -54,11 +54,15 @@ class PassLayout:
         Void rows (negative position) write to the null block, block 0.
         """
         device = starts.device
-        counts = torch.tensor(span_rows, dtype=torch.int64)
-        offsets = torch.zeros(len(span_rows) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        row_span = torch.repeat_interleave(torch.arange(len(span_rows)), counts)
-        within = torch.arange(len(row_span)) - offsets[row_span]
+        if len(span_rows) == 1:  # between two passes caches are cold, and each operation takes tens of us on a CPU
+            offsets = torch.tensor((0, span_rows[0]))
+            row_span, within = torch.zeros(span_rows[0], dtype=torch.int64), torch.arange(span_rows[0])
+        else:
+            counts = torch.tensor(span_rows, dtype=torch.int64)
+            offsets = torch.zeros(len(span_rows) + 1, dtype=torch.int64)
+            torch.cumsum(counts, 0, out=offsets[1:])
+            row_span = torch.repeat_interleave(torch.arange(len(span_rows)), counts)
+            within = torch.arange(len(row_span)) - offsets[row_span]
         if device.type != "cpu":
             pinned = (t.pin_memory() if device.type == "cuda" else t for t in (offsets, row_span, within))
             offsets, row_span, within = (t.to(device, non_blocking=True) for t in pinned)
@@ -87,8 +91,9 @@ class PassLayout:
         """
         raw = starts[row_span] + within
         positions = raw.clamp_min(0)
-        blocks = block_table[slots[row_span], positions // block_size].to(torch.int64)
-        write_index = torch.where(raw < 0, 0, blocks * block_size + positions % block_size)
+        index = positions // block_size
+        write_index = torch.add(positions, block_table[slots[row_span], index] - index, alpha=block_size)
+        write_index.masked_fill_(raw < 0, 0)
         return cls(
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),

@@ -35,6 +35,12 @@ def register(command: Command) -> None:
     parser.add_argument("--timed", type=int, default=6, metavar="N", help="prompts that are timed alone (default: 6)")
     parser.add_argument("--dtype", default="auto", help="weights, as for 'generate'")
     parser.add_argument("--quantization", choices=("int8",), help="as for 'generate'")
+    parser.add_argument(
+        "--draft-quantization",
+        choices=("auto", "int8", "none"),
+        default="auto",
+        help="the draft's weights, as for 'generate'",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there (needs matplotlib)")
@@ -64,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
             tokens=args.tokens,
             length=args.max_draft,
             timed=args.timed,
-            settings={"dtype": args.dtype, "quantization": args.quantization, "device": args.device},
+            settings={
+                "dtype": args.dtype,
+                "quantization": args.quantization,
+                "draft_quantization": args.draft_quantization,
+                "device": args.device,
+            },
         )
     )
     report["command"] = shlex.join(["verifypd", *sys.argv[1:]])

@@ -11,7 +11,7 @@ from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
-from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layout, host_tensor
+from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layouts, host_tensor
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
 from verifypd.sampling.state import SamplingState
@@ -68,15 +68,18 @@ class ModelDrafter:
         longest = drafting[0].drafts
         sampled = self.sampling.needs([span.slot for span in drafting]).rejection
         noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
-        last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
-        hidden, carried = hidden[last], carried[last]
-        self._draw(hidden, drafting, index, 0, noise)
-        for depth in range(1, longest):
-            count = sum(span.drafts > depth for span in drafting)
-            drafting, index = drafting[:count], index[:count]
-            layout = draft_layout(drafting, index, depth, self.slots, self.runner.tables)
-            hidden, carried = self._step(self.slots.drafts[index, depth - 1], carried[:count], layout)
-            self._draw(hidden, drafting, index, depth, noise)
+        if len(catching) == 1:
+            hidden, carried = hidden[-1:], carried[-1:]
+        else:
+            last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
+            hidden, carried = hidden[last], carried[last]
+        tokens = self._draw(hidden, drafting, index, 0, noise)
+        if longest == 1:
+            return
+        for depth, layout in enumerate(draft_layouts(drafting, index, self.slots, self.runner.tables), 1):
+            count = layout.spans
+            hidden, carried = self._step(tokens[:count], carried[:count], layout)
+            tokens = self._draw(hidden, drafting[:count], layout.slots, depth, noise)
 
     def _replay(self, graphs: ModelGraphs, catching: Sequence[DraftSpan]) -> None:
         """The same by graphs: who is far behind catches up in a pass before the loop that drafts for all who may."""
@@ -104,9 +107,9 @@ class ModelDrafter:
 
     def _draw(
         self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
-    ) -> None:
-        """Draw the token at `depth` for each span and keep the distribution it was drawn from."""
-        propose(
+    ) -> Tensor:
+        """Draw the token at `depth` for each span, [R], and keep the distribution it was drawn from."""
+        proposal = propose(
             self.runner.logits(hidden),
             index,
             tuple(span.slot for span in spans),
@@ -121,6 +124,7 @@ class ModelDrafter:
             noise=None if noise is None else noise[: len(spans), depth],
             context=max(span.context for span in spans),
         )
+        return proposal.tokens
 
     def promise(self, request: Request) -> int:
         """As many as are asked for."""

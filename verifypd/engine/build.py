@@ -87,13 +87,13 @@ def build(config: EngineConfig) -> Built:
         )
     capacity = max_len + config.max_draft + 2
     base = process_bytes()
-    model = _load(config, source, dtype, device, kernels, max_len)
+    model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8")
     draft: Model | None = None
+    int8 = draft_in_int8(config, kernels)
     if draft_source is not None and head:
-        int8 = config.quantization == "int8"
         draft = load_head(draft_source, model, load_format=config.load_format, int8=int8)
     elif draft_source is not None:
-        draft = _load(config, draft_source, dtype, device, kernels, max_len)
+        draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
@@ -131,8 +131,21 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     return (known.draft, "ngram")
 
 
+def draft_in_int8(config: EngineConfig, kernels: Kernels) -> bool:
+    """Whether the draft's weights are int8. No output depends on it; auto: where a draft step is quicker for it."""
+    if config.draft_quantization == "auto":
+        return kernels.name == "native" or config.quantization == "int8"
+    return config.draft_quantization == "int8"
+
+
 def _load(
-    config: EngineConfig, source: ModelSource, dtype: torch.dtype, device: torch.device, kernels: Kernels, length: int
+    config: EngineConfig,
+    source: ModelSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
+    length: int,
+    int8: bool,
 ) -> Model:
     return load_model(
         source,
@@ -140,7 +153,7 @@ def _load(
         device=device,
         kernels=kernels,
         load_format=config.load_format,
-        int8=config.quantization == "int8",
+        int8=int8,
         max_model_len=length,
     )
 

@@ -2,7 +2,7 @@
 
 Row p reads token p and the *feature* of position p − 1, and predicts token p + 1. A feature is made from the verifier's
 residual streams by `project`; where the verifier has not been, the stream of the head's own row before stands in.
-Embedding and output rows are the verifier's.
+Embedding and output rows are the verifier's; of the latter the head may hold an int8 copy.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class DraftHead(Llama):
         vocab_map: Tensor,
         dtype: torch.dtype,
         max_model_len: int,
+        int8: bool = False,
     ) -> None:
-        """vocab_map [V] int64: the verifier's id of each token the head may propose."""
-        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map)}
+        """vocab_map [V] int64: the verifier's id of each token the head may propose. int8: of its output rows."""
+        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, int8)}
         super().__init__(config, {**weights, **shared}, kernels, dtype=dtype, max_model_len=max_model_len)
         self.verifier = verifier
         self.vocab_map = vocab_map
@@ -94,11 +95,12 @@ class DraftHead(Llama):
         return self.verifier.embed(ids)
 
 
-def rows_of(weight: Weight, ids: Tensor) -> Weight:
-    """Some rows of a weight, in its own format."""
+def rows_of(weight: Weight, ids: Tensor, int8: bool = False) -> Weight:
+    """Some rows of a weight, in its own format; int8: in that one at any rate."""
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
-    return weight[ids].contiguous()
+    rows = weight[ids].contiguous()
+    return Int8Weight.quantize(rows) if int8 else rows
 
 
 def _vector(weight: Weight) -> Tensor:

@@ -74,7 +74,10 @@ def load_model(
 def load_head(
     source: ModelSource, verifier: Model, *, load_format: str = "auto", int8: bool = False, seed: int = 0
 ) -> DraftHead:
-    """A draft head beside its verifier, on the same device and in the same dtype."""
+    """A draft head beside its verifier, on the same device and in the same dtype.
+
+    int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in.
+    """
     config = source.config
     _check_head(source, verifier)
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
@@ -104,6 +107,7 @@ def load_head(
         vocab_map=ids.to(device, torch.int64),
         dtype=dtype,
         max_model_len=verifier.max_model_len,
+        int8=int8,
     )
 
 

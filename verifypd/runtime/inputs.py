@@ -109,11 +109,34 @@ def catch_up_layout(spans: Sequence[DraftSpan], slots: Slots, tables: BlockTable
     )
 
 
-def draft_layout(
-    spans: Sequence[DraftSpan], index: Tensor, depth: int, slots: Slots, tables: BlockTables
-) -> PassLayout:
-    """One row a span: the draft token at `depth` − 1, in the position after the confirmed tokens and earlier drafts."""
-    starts = slots.lengths[index] - 1 + depth
-    return PassLayout.build(
-        [1] * len(spans), [span.context for span in spans], index, starts, tables.data, tables.block_size
-    )
+def draft_layouts(spans: Sequence[DraftSpan], index: Tensor, slots: Slots, tables: BlockTables) -> list[PassLayout]:
+    """The passes of a draft loop after its first, made at once: pass d reads the draft token at depth d.
+
+    One row for each span that has more than d + 1 drafts, in the position after the confirmed tokens and earlier
+    drafts. Spans, and their slots in `index`, come longest draft first.
+    """
+    size, passes = tables.block_size, spans[0].drafts - 1
+    starts = slots.lengths[index] + torch.arange(passes, device=slots.device)[:, None]  # [passes, R]
+    block = starts // size
+    places = torch.add(starts, tables.data[index, block] - block, alpha=size)
+    offsets = torch.arange(len(spans) + 1, device=slots.device)
+    layouts = []
+    for depth, (at, place) in enumerate(zip(starts.unbind(0), places.unbind(0), strict=True)):
+        count = sum(span.drafts > depth + 1 for span in spans)
+        contexts = tuple(span.context for span in spans[:count])
+        layouts.append(
+            PassLayout(
+                span_rows=(1,) * count,
+                contexts=contexts,
+                max_context=max(contexts),
+                row_offsets=offsets[: count + 1],
+                row_span=offsets[:count],
+                slots=index[:count],
+                starts=at[:count],
+                positions=at[:count],
+                write_index=place[:count],
+                block_table=tables.data,
+                block_size=size,
+            )
+        )
+    return layouts

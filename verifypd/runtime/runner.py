@@ -45,7 +45,10 @@ class ModelRunner:
 
 
 class HeadRunner:
-    """Runs passes of a draft head over its paged cache, and keeps the features it reads in the same blocks."""
+    """Runs passes of a draft head over its paged cache, and keeps the features it reads in the same blocks.
+
+    Callers hold torch.inference_mode(): entered again for every pass, it shows in the time of a draft step on a CPU.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,6 @@ class HeadRunner:
         streams = (*captured, hidden)
         self.features.keep(Kept(self.tables.data, layout.slots, layout.row_span, layout.positions, streams))
 
-    @torch.inference_mode()
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
@@ -78,12 +80,10 @@ class HeadRunner:
         features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
 
-    @torch.inference_mode()
     def draft(self, ids: Tensor, stream: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of drafted tokens, each with the head's own stream of the row before it: (normed, stream)."""
         return self.model.read(ids, stream, layout, self.attention, self.cache)
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, tokens it may propose] in fp32."""
         return self.model.logits(hidden)

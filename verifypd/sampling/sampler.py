@@ -59,10 +59,10 @@ def propose(
     in `transform`.
     """
     needs = state.needs(slot_ids)
-    rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
     if state.kernels == "triton" and draft_q is not None:
         from verifypd.sampling.triton import propose_
 
+        rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
         scale = None if temperature_scale is None else temperature_scale[slots]
         x = widen(logits, vocab_map, state.vocab)
         x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)
@@ -73,6 +73,7 @@ def propose(
         chosen = best(clean(logits, state.vocab if vocab_map is None else vocab_map.shape[0]))[1]
         proposal = Proposal(chosen if vocab_map is None else vocab_map[chosen], None, needs.rejection)
     else:
+        rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
         x = widen(logits, vocab_map, state.vocab)
         scale = None if temperature_scale is None else temperature_scale[slots]
         x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)

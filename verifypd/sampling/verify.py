@@ -26,6 +26,7 @@ from verifypd.sampling.state import Needs, SamplingState, Subset, on_device
 from verifypd.sampling.transforms import ELEMENTS_AT_ONCE, Rows, clean, transform
 
 BLOCK = 256  # vocabulary is searched in blocks of this many tokens
+FEW = 2**15  # values up to which one operation on a CPU is quicker than several cheaper ones
 
 
 class Finish(IntEnum):
@@ -124,7 +125,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 def best(x: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value [N] and its lowest index [N] in x [N, V] (no NaN)."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or x.numel() <= FEW:
         value, index = x.max(-1)
         return value, index
     # An index-carrying maximum is scalar code on the CPU (7 to 20 times slower), the maximum alone is not.
