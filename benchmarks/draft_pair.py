@@ -7,7 +7,8 @@ draft and both side by side. A crowd: 16 requests at once against `plain`. Every
 next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates. Where other
 processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
 Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, built last, and
-`against_plain` is against the mean of both.
+`against_plain` is against the mean of both. A crowd finds no prompt in a prefix cache: every round computes its prompts
+again, and its blocks lie where those of the round before lay.
 """
 
 from __future__ import annotations
@@ -155,8 +156,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             if "crowd" in args.sections:
                 crowd = [prompt for job in jobs for prompt in job][:16]
                 crowds = [crowd] * args.crowds
-                last = stack.enter_context(LLM("smollm2", **ARMS["plain"], **options))
-                three = {**two, "plain, built last": last}
+                options["prefix_cache"] = False
+                three = {
+                    name: stack.enter_context(LLM("smollm2", **ARMS[name.partition(",")[0]], **options))
+                    for name in ("plain", "auto", "plain, built last")
+                }
                 report["crowd"][numbers], _ = compare(three, crowds, min(64, args.tokens), f"{numbers}, 16 at once")
     return report
 

@@ -46,8 +46,11 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(3):
         features.keep(states([0], [step], 1.0 + step))
         assert not features.data.any()
-    features.keep(states([0], [3], 4.0))
-    assert features.data.count_nonzero() == 4 * 6
+    features.keep(states([0, 1], [3, 0], 4.0))
+    assert features.data.count_nonzero() == 3 * 6, "what waited made room"
+    features.keep(states([1] * 5, [1, 2, 3, 4, 5], 5.0))
+    assert features.data.count_nonzero() == (3 + 2 + 5) * 6, "more than may wait is written at once"
+    assert read(features, 1, 5) == [5.0, 5.1, 5.2] and read(features, 0, 3) == [4.0, 4.1, 4.2]
 
 
 def test_blocks_that_change_hands_keep_what_they_held() -> None:
