@@ -153,12 +153,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             if copying:
                 copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
-            if "crowd" in args.sections:
-                crowd = [prompt for job in jobs for prompt in job][:16]
-                crowds = [crowd] * args.crowds
-                options["prefix_cache"] = False
+        if "crowd" in args.sections:
+            crowds = [[prompt for job in jobs for prompt in job][:16]] * args.crowds
+            with ExitStack() as stack:
                 three = {
-                    name: stack.enter_context(LLM("smollm2", **ARMS[name.partition(",")[0]], **options))
+                    name: stack.enter_context(
+                        LLM("smollm2", **ARMS[name.partition(",")[0]], **options, prefix_cache=False)
+                    )
                     for name in ("plain", "auto", "plain, built last")
                 }
                 report["crowd"][numbers], _ = compare(three, crowds, min(64, args.tokens), f"{numbers}, 16 at once")

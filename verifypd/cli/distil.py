@@ -19,6 +19,7 @@ SETTINGS = {
     "seed": "everything follows from it",
     "self_prompts": "prompts the verifier writes itself, after its own chat template",
     "responses": "answers the draft learns from",
+    "raw_share": "share of the answers that continue text without a chat template",
     "given_share": "least share of given prompts among those answered, each as often as that takes",
     "max_prompt": "tokens of a prompt at most; longer ones are left out",
     "max_new": "tokens of an answer at most",

@@ -76,6 +76,7 @@ class Auto:
         self.queue_factor: float | None = None  # None: the setting
         self.prefill_chunk: int | None = None
         self._calm = 0  # steps since prompts were last late
+        self._prompts = False  # whether prompts were waiting at the last plan
         self._pressed = False  # whether prompts that wait are late, or were when they were last looked at
         self._fidelity: dict[str, float] = {}  # architecture → measured / foretold tokens a second
         self._scatter = 0.0
@@ -103,6 +104,7 @@ class Auto:
         """What the next step runs."""
         ready = [view for view in snapshot.requests if not view.prefill_left and view.room > 0]
         self._clock(snapshot, ready)
+        self._prompts = any(view.prefill_left for view in snapshot.requests)
         self._steps += 1
         tuned = self._tune(snapshot, ready)
         if ready and self._steps % INTERVAL == 0:
@@ -132,7 +134,8 @@ class Auto:
     def state(self) -> dict[str, float | str]:
         """What it has chosen, how often it has changed its mind, and what its controller believes."""
         chosen: dict[str, float | str] = {"architecture": self.label, "decisions": self.decided}
-        foretold = {f"foretold_{name}": rate for name, rate in self.predicted.items()}  # tokens a second
+        known = {} if self._resting else self.predicted
+        foretold = {f"foretold_{name}": rate for name, rate in known.items()}  # tokens a second
         return chosen | self.controller.state() | foretold
 
     # -- which architecture -------------------------------------------------------------------------------------------
@@ -251,8 +254,8 @@ class Auto:
 
     @property
     def _resting(self) -> bool:
-        """Whether nothing is drafted in line: then there is nothing to weigh, all others do the same or less well."""
-        return self.label == "plain" and self.running == "unified"
+        """Whether nothing is drafted and no prompt waits: all architectures that draft in line then plan the same."""
+        return self.label == "plain" and self.running == "unified" and not (self.overlap or self._prompts)
 
     def _relabel(self, snapshot: Snapshot, ready: Sequence[RequestView]) -> None:
         """`plain` is the running architecture with nothing drafted: note when that begins and ends."""
@@ -271,11 +274,12 @@ class Auto:
         self._switch(snapshot, self.running, label, reason)
 
     def _switch(self, snapshot: Snapshot, running: str, label: str, reason: str) -> None:
+        if running != self.running or label != self.label:
+            self._emitted, self._busy = 0, 0.0  # what comes is held against what is foretold now
         if running != self.running:
             self._since_switch = 0
             self._agree = ("", 0)
-            self._emitted, self._busy = 0, 0.0
-        if not self.predicted or self._resting:  # what was foretold before the rest is old
+        if not self.predicted or self.label == "plain":  # what was foretold before a rest is old
             self.predicted = self.predict(snapshot)
         decision = Decision(snapshot.step, snapshot.now, self.label, label, reason, dict(self.predicted))
         self.running, self.label = running, label
@@ -297,8 +301,7 @@ class Auto:
         chosen = self._throughput.chosen if self._throughput else None
         stretch = self._throughput.stretch if self._throughput else 1.0
         idle = self._idle(snapshot)
-        prompts = any(view.prefill_left for view in snapshot.requests)
-        if self._resting and not (prompts or self._pressed or self.controller.curious):
+        if self._resting and not (self._pressed or self.controller.curious):
             self._calm += 1
             self.prefill_chunk = snapshot.prefill_chunk
             return snapshot  # nothing to tune: the plan is that of `plain`
@@ -306,7 +309,7 @@ class Auto:
         chunk = prefill_chunk(snapshot, ready, self.cost, drafting, stretch, self.running != "unified", idle)
         self.prefill_chunk = chunk.tokens
         self._calm = 0 if chunk.pressed else self._calm + 1
-        waiting = bool(snapshot.away) or prompts
+        waiting = bool(snapshot.away) or self._prompts
         self._pressed = waiting and (chunk.pressed or (self._pressed and self._calm < CALM))
         verify_batch = snapshot.verify_batch
         if self.running == "pdv":

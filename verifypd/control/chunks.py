@@ -15,6 +15,7 @@ from verifypd.control.snapshot import RequestView, Snapshot
 
 SMALLEST_CHUNK = 32  # tokens: prefill always progresses
 CHUNK_FACTOR = 4  # a chunk is at most this many times the setting
+WORTHWHILE = 1.02  # times as fast, by token, that a longer chunk must be while nobody decodes
 HURRY = 2.5  # times its length without a chunk that a step may last for the sake of late prompts
 DEBT = 0.25  # part of a step that may go to bringing drafts' caches up to date
 EARLY, LATE = 0.25, 0.6  # parts of the target for the first token by which prompts must be done, or chunks may cost
@@ -77,7 +78,7 @@ def prefill_chunk(
     if not waiting or not cost.known:
         return Chunk(snapshot.prefill_chunk)
     if not ready:
-        return Chunk(CHUNK_FACTOR * snapshot.prefill_chunk)
+        return Chunk(_alone(snapshot.prefill_chunk, cost))
     served = ready[: snapshot.batch_size]
     step = Step(
         rows=len(served) + (drafting.rows if drafting else 0.0),
@@ -108,6 +109,16 @@ def prefill_chunk(
     longer = min(target * tokens, HURRY * step.seconds(cost, 0))
     hurried = chunk_within(cost, max(target, longer), step, CHUNK_FACTOR * snapshot.prefill_chunk)
     return Chunk(max(even, hurried), pressed=True)
+
+
+def _alone(chunk: int, cost: CostModel) -> int:
+    """Tokens of a chunk while nobody decodes: more than set only where fewer passes save time.
+
+    Where they do not, the first prompts of many are done sooner, and their requests decode beside the rest.
+    """
+    longer = CHUNK_FACTOR * chunk
+    apart = CHUNK_FACTOR * (cost.verify_seconds(chunk, 0.0) + cost.overhead)
+    return longer if apart > WORTHWHILE * (cost.verify_seconds(longer, 0.0) + cost.overhead) else chunk
 
 
 def draft_chunk(snapshot: Snapshot, cost: CostModel, chosen: Allocation | None) -> int:

@@ -89,6 +89,9 @@ class Prober:
         """See whether anyone else wants the time."""
         running = len(snapshot.requests)  # one alone takes time from nobody
         self._full = snapshot.waiting > 0 or running >= max(2.0, FULL * snapshot.batch_size)
+        if not self._full:
+            for purse in self._purses.values():
+                purse.rest = min(purse.rest, REST)
 
     def save_up(self, seconds: float) -> None:
         """A step without drafts has passed: a share of its time may go to probes."""

@@ -27,7 +27,7 @@ FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
 LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted; twice as many each time
 # nothing has changed, up to so many
-SPARSE = 4  # while nothing is drafted, one step is like the next: every so many are learnt from
+SPARSE = 4  # steps without drafts and prompts are alike: one of so many is learnt from
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
 SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so many steps was begun too lightly: each time
 # in a row adds so much to the gain that is asked for, so many times at most
@@ -74,6 +74,7 @@ class ThroughputController:
         self._relapses = 0.0  # how often it was soon given up, lately
         self._idle = 0  # steps since the choice was looked at while not drafting
         self._patience = LOOK  # of those, how many may pass
+        self._alike = 0  # steps without drafts and prompts
         self._news = False  # whether a draft's verdict came in since
         self._outputs: dict[int, int] = {}  # order → tokens emitted
         self._mean_output = 64.0
@@ -333,8 +334,10 @@ class ThroughputController:
             self._relapses *= PARDON
             self.prober.save_up(timing.step_seconds or timing.device_seconds)
         drafted = timing.draft_seconds > 0.0  # by look-up too, which takes no steps
-        if not (self.speculating or drafted) and self.cost.known and self._idle % SPARSE:
-            return
+        if not (self.speculating or drafted or timing.chunk_rows) and self.cost.known:
+            self._alike += 1
+            if self._alike % SPARSE:
+                return
         expected = self.cost.step_seconds(timing) - self.cost.overhead
         if expected > 0.0 and timing.verify_rows and self.cost.known:
             miss = max(-0.3, min(0.3, timing.device_seconds / expected - 1.0))

@@ -41,9 +41,9 @@ def write_draft(folder: Path, head: Head, ids: Tensor, verifier: ModelConfig, na
 def read_draft(folder: Path, shape: HeadShape) -> dict[str, Tensor]:
     """The weights of a draft in a folder, in float32; raises ConfigError where they do not fit a head of this shape."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         weights = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(
             f"--start {folder} is no draft that can be read ({error}): give a folder of `distil`"
         ) from None
@@ -54,13 +54,22 @@ def read_draft(folder: Path, shape: HeadShape) -> dict[str, Tensor]:
     ]
     if wrong:
         raise ConfigError(f"--start {folder} is a head of another shape: {'; '.join(wrong)}")
-    return {name: weight.float() for name, weight in weights.items() if name != "vocab_map"}
+    weights.pop("vocab_map", None)
+    odd = weights.keys() ^ Head(shape).state_dict().keys()
+    if odd:
+        raise ConfigError(
+            f"--start {folder} lacks or has too much of {', '.join(sorted(odd)[:3])}: make the draft again"
+        )
+    return {name: weight.float() for name, weight in weights.items()}
 
 
 def how_made(folder: Path) -> dict[str, Any] | None:
     """What a draft's folder says of how it was made, its own start included; None where it says nothing."""
     path = folder / "distil.json"
-    made: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        made: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise ConfigError(f"--start: {path} is damaged ({error}): restore it, or delete it to go on without") from None
     return made
 
 

@@ -63,7 +63,9 @@ class Recipe:
             )
         for name in ("raw_share", "given_share"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 0 and below 1")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)} and must be at least 0 and below 1"
+                )
 
     @property
     def text_key(self) -> dict[str, object]:

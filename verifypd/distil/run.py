@@ -59,8 +59,10 @@ def distil(
     begun = time.monotonic()
     check = _until(None if time_limit is None else begun + time_limit - RESERVE)
     verifier, tokenizer, stop_ids = load_verifier(model, pick_device(device), recipe)
+    began_with = None
     if recipe.start is not None:
         read_draft(Path(recipe.start), _shape(verifier, recipe, recipe.vocab))  # refused before hours of text
+        began_with = how_made(Path(recipe.start))
     work = out / "work"
     try:
         Writer(verifier, tokenizer, stop_ids, recipe, work, check).write(prompts, held_out)
@@ -99,7 +101,7 @@ def distil(
         "evaluation": report(evaluation),
     }
     if recipe.start is not None:
-        made["start"] = how_made(Path(recipe.start))
+        made["start"] = began_with
     write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")

@@ -67,7 +67,7 @@ class RequestMemory:
     def reserve(self, request: Request, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
         tokens = min(tokens, self.capacity)
-        if all(len(pool.blocks.held[request.order]) * pool.blocks.block_size >= tokens for pool in self._pools):
+        if all(len(pool.blocks.held.get(request.order, ())) * pool.blocks.block_size >= tokens for pool in self._pools):
             return True  # most steps
         missing = [pool.blocks.missing(request.order, tokens) for pool in self._pools]
         if any(count > pool.blocks.available for count, pool in zip(missing, self._pools, strict=True)):

@@ -80,15 +80,16 @@ class FeatureCache:
 
     @torch.inference_mode()
     def keep(self, kept: Kept) -> None:
-        """Keep the states of a pass."""
+        """Keep the states of a pass. Nobody may write to its slots, row_span and positions afterwards."""
         rows = kept.positions.shape[0]
-        if rows > len(self._gathered):
+        if not self._waits or rows > len(self._gathered):
             self.settle()
             self._write(kept.block_table, kept.slots[kept.row_span], kept.positions, torch.cat(kept.streams, -1))
             return
         if self._rows + rows > len(self._gathered):
             self.settle()
         torch.cat(kept.streams, -1, out=self._gathered[self._rows : self._rows + rows])
+        assert not self._kept or self._kept[0].block_table is kept.block_table, "one pool has one table"
         self._kept.append(kept._replace(streams=()))
         self._rows += rows
 
