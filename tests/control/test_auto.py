@@ -164,6 +164,41 @@ def test_pd_wins_where_mixed_passes_are_dear() -> None:
     assert len(policy.decisions) <= 3
 
 
+def test_pd_wins_there_without_drafts_too() -> None:
+    world, policy = World(replace(GPU, mixed=20e-3), 8, 0.02, prompts=True, prefill_chunk=64), auto(adapt=False)
+    world.run(policy, 900)
+    assert policy.running == "pd"
+
+
+def test_at_rest_it_plans_as_plain_and_wakes_with_fresh_forecasts() -> None:
+    world, policy = World(GPU, 16, 0.02), auto()
+    world.run(policy, 300)
+    assert policy.label == "plain" and not any(name.startswith("foretold") for name in policy.state())
+    plain, same = Plain(), 0
+    for _ in range(100):
+        state, asked = world.snapshot(), policy.curious
+        plan = policy.plan(state)
+        same += plan == plain.plan(state)
+        assert asked or plan.draft is None, "nobody was asked, so nothing is drafted"
+        world.turn(policy, plan)
+    assert same >= 95, "all but probes"
+    stale, world.alpha = dict(policy.predicted), 0.85
+    world.run(policy, 600)
+    woken = next(d for d in policy.decisions[::-1] if d.architecture == "unified")
+    assert woken.previous == "plain" and woken.predicted != stale
+    assert policy.predicted["unified"] > 1.2 * stale["unified"] and "foretold_unified" in policy.state()
+
+
+def test_pdv_is_found_after_a_rest() -> None:
+    costs = replace(GPU, floor=1e-3, row=3e-6, draft_step=1.6e-3, draft_context=0.0)
+    policy, world = auto(costs, overlap=True), World(costs, 64, 0.02, two_devices=True)
+    world.run(policy, 200)
+    assert policy.label == "plain"
+    world.alpha = 0.8
+    world.run(policy, 800)
+    assert policy.running == "pdv"
+
+
 def test_pdv_wins_with_two_devices_and_a_dear_draft() -> None:
     costs = replace(GPU, floor=1e-3, row=3e-6, draft_step=1.6e-3, draft_context=0.0)
     policy = auto(costs, overlap=True)
@@ -317,10 +352,11 @@ def test_late_prompts_are_hurried_beside_drafts_of_a_fixed_length() -> None:
     assert auto.prefill_chunk is not None and auto.prefill_chunk > 512
 
 
-def test_nobody_decoding_means_the_largest_chunk() -> None:
-    policy = auto()
+@pytest.mark.parametrize(("base", "chunk"), [(4e-3, 1024), (0.0, 256)])
+def test_nobody_decoding_means_longer_chunks_where_fewer_passes_save_time(base: float, chunk: int) -> None:
+    policy = auto(replace(GPU, base=base))
     policy.plan(snapshot([prompt(0)], prefill_chunk=256))
-    assert policy.prefill_chunk == 1024
+    assert policy.prefill_chunk == chunk
 
 
 def test_the_queue_factor_moves_within_bounds() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from tests.control.views import snapshot, view
 from tests.control.world import World
+from verifypd.control.allocation import Load
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.probing import Prober
 from verifypd.control.tables import h200
 from verifypd.control.throughput import ThroughputController
 
@@ -83,3 +86,26 @@ def test_probes_are_bounded_where_they_stand_and_drafting_still_never_pays(alpha
     assert not controller.speculating
     assert controller.prober.worth == 0.05, "nothing is gained even where every draft stands"
     assert (controller.prober.seconds - spent) / seconds <= 0.001
+
+
+@pytest.mark.parametrize(("running", "apart"), [(16, 65), (4, 9)])
+def test_a_drafter_with_nothing_to_propose_is_asked_seldom_in_a_full_batch(running: int, apart: int) -> None:
+    """And as often as ever as soon as the batch is no longer full."""
+    prober = Prober(h200(), 8, 0.005)
+    copying, drafting = [view(0, proposer="ngram")], [view(i) for i in range(running)]
+    load = Load(running, float(running), 512.0 * running, 0.0, False, 0.0, 0.0, 0.0)
+    for views in (copying, drafting):  # both are known
+        prober.probe([(each, 1) for each in views], load, snapshot(views, batch_size=16))
+    prober._purses["model"].credit = -1e9
+    asked = []
+    for step in range(200):
+        state = snapshot(drafting, batch_size=16)
+        prober.meet(state)
+        if prober.ready:
+            asked.append(step)
+            prober.probe([(each, 1) for each in drafting], load, state)
+        prober.save_up(8e-3)
+    assert {later - earlier for earlier, later in itertools.pairwise(asked)} == {apart - 1}
+    few = drafting[:2]
+    prober.meet(snapshot(few, batch_size=16))
+    assert all(purse.rest <= 8 for purse in prober._purses.values())

@@ -3,6 +3,7 @@ stands."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -110,12 +111,29 @@ def test_looks_become_rare_until_somebody_leaves() -> None:
         return found
 
     looks(300)
-    first, *_, last = looks(300)
-    assert 1 < len(looks(300)) <= 5 and last > first
+    found = looks(300)
+    assert {later - earlier for earlier, later in itertools.pairwise(found)} == {64}
     views.pop()
     controller.forget(63)
     after = looks(40)
     assert after[0] <= 8 and after[1] - after[0] <= 16
+
+
+def test_steps_that_are_alike_are_learnt_from_now_and_then_and_prompts_always() -> None:
+    """However often somebody new arrives and the choice is weighed."""
+    controller = ThroughputController(h200())
+    World(64, lambda step, i: 0.02).run(controller, 200)
+    views = [view(i) for i in range(64)]
+    for chunk, learnt in ((0, 10), (32, 40)):
+        before = controller.cost.observations
+        for step in range(40):
+            controller.draft_lengths(views, snapshot(views))
+            controller.observe(Observation(1000 + chunk + step, 0, 0, 1, False, False, 1.0, None))
+            rows = 64 + chunk
+            controller.observe_step(
+                StepTiming(verify_requests=64, verify_rows=rows, chunk_rows=chunk, verify_seconds=8e-3)
+            )
+        assert not controller.speculating and controller.cost.observations - before == learnt
 
 
 def test_the_urgent_get_longer_drafts() -> None:

@@ -82,7 +82,7 @@ class _Cell:
 
 
 class CostModel:
-    """Predicts seconds, learns from every step, forgets slowly. Holds at most `CELLS` means of past measurements."""
+    """Predicts seconds, learns from the steps it is told of, forgets slowly. Holds at most `CELLS` means of them."""
 
     def __init__(self, coefficients: Coefficients | None = None) -> None:
         self.coefficients = coefficients or Coefficients()

@@ -132,7 +132,7 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
 
 
 def draft_in_int8(config: EngineConfig, kernels: Kernels) -> bool:
-    """Whether the draft's weights are int8. No output depends on it; auto: where a draft step is quicker for it."""
+    """Whether the draft's weights are int8; no output's distribution depends on it. auto: where steps are quicker."""
     if config.draft_quantization == "auto":
         return kernels.name == "native" or config.quantization == "int8"
     return config.draft_quantization == "int8"
