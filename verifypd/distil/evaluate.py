@@ -240,7 +240,8 @@ def draw(report: dict[str, Any], path: Any) -> None:
     for temperature, kinds in report["acceptance"].items():
         alpha = kinds["all"]["alpha"]
         left.plot(range(1, len(alpha) + 1), alpha, "o-", label=f"T = {temperature}")
-    left.set(xlabel="draft position", ylabel="α", title="acceptance", ylim=(0, 1))
+    positions = range(1, report["draft_length"] + 1)
+    left.set(xlabel="draft position", ylabel="α", title="acceptance", ylim=(0, 1), xticks=positions)
     for temperature, taus in report["overlap_by_tau"].items():
         middle.plot([float(tau) for tau in taus], list(taus.values()), "o-", label=f"T = {temperature}")
     middle.set(xlabel="drafter temperature τ", ylabel="Σ min(p, q)", title="first position")
