@@ -377,7 +377,7 @@ def verdict(rows: list[dict[str, Any]]) -> str:
             f"goodput of auto / best fixed: {min(ratio):.3f} to {max(ratio):.3f}; 0.97 or more at "
             f"{sum(value >= 0.97 for value in ratio)} of {len(rows)} points"
         ),
-        f"goodput of auto / plain: {min(plain):.3f} to {max(plain):.3f}; below 1 at {sum(v < 1 for v in plain)}",
+        f"goodput of auto / plain: {min(plain):.3f} to {max(plain):.3f}; below 1 at {sum(v < 1 - 1e-9 for v in plain)}",
     ]
     for figure in LATENCIES:
         values = [row[f"auto_{figure}_plain_ratio"] for row in rows]
