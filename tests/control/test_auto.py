@@ -177,6 +177,7 @@ def test_at_rest_it_plans_as_plain_and_wakes_with_fresh_forecasts() -> None:
     plain, same = Plain(), 0
     for _ in range(100):
         state, asked = world.snapshot(), policy.curious
+        assert asked == policy.controller.curious, "it weighs nothing of its own"
         plan = policy.plan(state)
         same += plan == plain.plan(state)
         assert asked or plan.draft is None, "nobody was asked, so nothing is drafted"

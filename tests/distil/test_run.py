@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
@@ -212,6 +213,16 @@ def test_a_draft_of_another_shape_is_no_start(verifier: Path, whole: Path, tmp_p
     assert not (tmp_path / "work").exists()
     with pytest.raises(ConfigError, match="no draft that can be read"):
         make(verifier, tmp_path, recipe={"start": str(verifier / "nowhere")})
+    broken = tmp_path / "broken"
+    shutil.copytree(whole / "draft", broken)
+    (broken / "distil.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"distil\.json is damaged"):
+        make(verifier, tmp_path, recipe={"start": str(broken)})
+    weights = load_file(whole / "draft" / "model.safetensors")
+    del weights["fc.weight"]
+    save_file(weights, broken / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"fc\.weight"):
+        make(verifier, tmp_path, recipe={"start": str(broken)})
 
 
 def test_the_command_makes_a_draft(verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

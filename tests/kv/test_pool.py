@@ -76,10 +76,13 @@ def test_what_waited_together_is_what_each_pass_would_have_left() -> None:
         positions = torch.cat([start + torch.arange(int(n)) for start, n in zip(starts, counts, strict=True)])
         streams = tuple(torch.randn(len(span), width, generator=noise) for width in (2, 4))
         passes.append(Kept(TABLE, slots, span, positions, streams))
-    together, apart = cache(), cache()
+    together, apart, at_once = cache(), cache(), cache()
+    at_once._waits = False  # as on a device
     for each in passes:
         together.keep(each)
+        at_once.keep(each)
         apart.keep(each)
         apart.settle()
     together.settle()
     assert torch.equal(together.data, apart.data) and together.data.abs().sum() > 0
+    assert torch.equal(at_once.data, apart.data)

@@ -99,9 +99,8 @@ def distil(
         "pilots": trainer.pilots,
         "steps": trainer.step,
         "evaluation": report(evaluation),
+        "start": began_with,  # how the draft was made that it began with
     }
-    if recipe.start is not None:
-        made["start"] = began_with
     write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")

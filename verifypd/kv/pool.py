@@ -75,7 +75,8 @@ class FeatureCache:
         self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=device).zero_()
         self._waits = self.data.device.type == "cpu"
         self._gathered = torch.empty(GATHERED if self._waits else 0, width, dtype=dtype)
-        self._kept: list[Kept] = []  # where the first rows of it belong, oldest first
+        self._table: Tensor | None = None  # of the blocks that its rows belong to, while there are any
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []  # slots, row_span and positions of each pass, oldest first
         self._rows = 0  # of all of them
 
     @torch.inference_mode()
@@ -89,8 +90,9 @@ class FeatureCache:
         if self._rows + rows > len(self._gathered):
             self.settle()
         torch.cat(kept.streams, -1, out=self._gathered[self._rows : self._rows + rows])
-        assert not self._kept or self._kept[0].block_table is kept.block_table, "one pool has one table"
-        self._kept.append(kept._replace(streams=()))
+        assert not self._kept or self._table is kept.block_table, "one pool has one table"
+        self._table = kept.block_table
+        self._kept.append((kept.slots, kept.row_span, kept.positions))
         self._rows += rows
 
     def read(self, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
@@ -102,20 +104,21 @@ class FeatureCache:
     def settle(self) -> None:
         """Write what waits; of two states of one place the later one stays. Must run before the rows of a block table
         change hands."""
-        if not self._kept:
+        if not self._kept or self._table is None:
             return
-        table, rows = self._kept[0].block_table, self._gathered[: self._rows]
+        rows = self._gathered[: self._rows]
         if len(self._kept) == 1:
-            slots, positions = self._kept[0].slots[self._kept[0].row_span], self._kept[0].positions
+            [(spans, span, positions)] = self._kept
+            slots = spans[span]
         else:  # a few operations for all passes, not a few for each
-            all_slots = np.concatenate([kept.slots.numpy()[kept.row_span.numpy()] for kept in self._kept])
-            all_positions = np.concatenate([kept.positions.numpy() for kept in self._kept])
+            all_slots = np.concatenate([spans.numpy()[span.numpy()] for spans, span, _ in self._kept])
+            all_positions = np.concatenate([at.numpy() for _, _, at in self._kept])
             _, newest = np.unique((all_slots * (1 << 32) + all_positions)[::-1], return_index=True)
             if len(newest) < len(all_slots):  # a place comes twice: a draft was rejected, and its rows came again
                 stays = len(all_slots) - 1 - newest
                 all_slots, all_positions, rows = all_slots[stays], all_positions[stays], rows[torch.from_numpy(stays)]
             slots, positions = torch.from_numpy(all_slots), torch.from_numpy(all_positions)
-        self._write(table, slots, positions, rows)
+        self._write(self._table, slots, positions, rows)
         self._kept.clear()
         self._rows = 0
 
