@@ -190,14 +190,15 @@ def test_at_rest_it_plans_as_plain_and_wakes_with_fresh_forecasts() -> None:
     assert policy.predicted["unified"] > 1.2 * stale["unified"] and "foretold_unified" in policy.state()
 
 
-def test_pdv_is_found_after_a_rest() -> None:
-    costs = replace(GPU, floor=1e-3, row=3e-6, draft_step=1.6e-3, draft_context=0.0)
-    policy, world = auto(costs, overlap=True), World(costs, 64, 0.02, two_devices=True)
+@pytest.mark.parametrize(("overlap", "running"), [(False, "unified"), (True, "pdv")])
+def test_pdv_is_found_after_a_rest_though_drafts_in_line_do_not_pay(overlap: bool, running: str) -> None:
+    costs = replace(GPU, floor=1e-3, row=3e-6, draft_step=3e-3, draft_context=0.0)
+    policy, world = auto(costs, overlap=overlap), World(costs, 64, 0.02, two_devices=True)
     world.run(policy, 200)
     assert policy.label == "plain"
-    world.alpha = 0.8
-    world.run(policy, 800)
-    assert policy.running == "pdv"
+    world.alpha = 0.6
+    world.run(policy, 900)
+    assert policy.running == running and policy.label == ("pdv" if overlap else "plain")
 
 
 def test_pdv_wins_with_two_devices_and_a_dear_draft() -> None:
