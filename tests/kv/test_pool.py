@@ -1,4 +1,4 @@
-"""Features that wait: what is read is what was kept last, wherever the blocks went meanwhile."""
+"""Features in the blocks of a draft head's pool: what is read is what was kept last, through any table of blocks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifypd.kv import pool
-from verifypd.kv.pool import FeatureCache, Kept
+from verifypd.kernels import build, select
+from verifypd.kernels.base import Places
+from verifypd.kv.pool import FeatureCache
 
 CPU = torch.device("cpu")
 BLOCK = 4
 TABLE = torch.tensor([[3, 1], [2, 4]], dtype=torch.int32)
+needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 
-def cache() -> FeatureCache:
-    return FeatureCache(5, BLOCK, 6, torch.float32, CPU)
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_native)])
+def cache(request: pytest.FixtureRequest) -> FeatureCache:
+    return FeatureCache(5, BLOCK, 6, torch.float32, select("cpu", request.param), CPU)
 
 
-def states(slots: list[int], positions: list[int], value: float, table: Tensor = TABLE) -> Kept:
+def keep(features: FeatureCache, slots: list[int], positions: list[int], value: float, table: Tensor = TABLE) -> None:
     """One row a slot, in three streams of two numbers each: value, value + 0.1, value + 0.2."""
     streams = tuple(torch.full((len(slots), 2), value + i / 10) for i in range(3))
-    return Kept(table, torch.tensor(slots), torch.arange(len(slots)), torch.tensor(positions), streams)
+    features.keep(streams, Places(table, BLOCK, torch.tensor(slots), torch.arange(len(slots)), torch.tensor(positions)))
 
 
 def read(features: FeatureCache, slot: int, position: int, table: Tensor = TABLE) -> list[float]:
@@ -30,59 +33,40 @@ def read(features: FeatureCache, slot: int, position: int, table: Tensor = TABLE
     return [round(number, 1) for number in row[::2]]
 
 
-def test_a_read_sees_what_was_kept_last() -> None:
-    features = cache()
-    features.keep(states([0, 1], [5, 2], 1.0))
-    features.keep(states([0], [5], 2.0))  # a rejected draft is written over
-    assert not features.data.any(), "nothing is written before somebody reads"
-    assert read(features, 0, 5) == [2.0, 2.1, 2.2]
-    assert read(features, 1, 2) == [1.0, 1.1, 1.2]
-    assert features.data.count_nonzero() == 12
+def test_a_read_sees_what_was_kept_last(cache: FeatureCache) -> None:
+    keep(cache, [0, 1], [5, 2], 1.0)
+    keep(cache, [0], [5], 2.0)  # a rejected draft is written over
+    assert read(cache, 0, 5) == [2.0, 2.1, 2.2]
+    assert read(cache, 1, 2) == [1.0, 1.1, 1.2]
+    assert cache.data.count_nonzero() == 12, "nothing else is written"
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "GATHERED", 4)
-    features = cache()
-    for step in range(3):
-        features.keep(states([0], [step], 1.0 + step))
-        assert not features.data.any()
-    features.keep(states([0, 1], [3, 0], 4.0))
-    assert features.data.count_nonzero() == 3 * 6, "what waited made room"
-    features.keep(states([1] * 5, [1, 2, 3, 4, 5], 5.0))
-    assert features.data.count_nonzero() == (3 + 2 + 5) * 6, "more than may wait is written at once"
-    assert read(features, 1, 5) == [5.0, 5.1, 5.2] and read(features, 0, 3) == [4.0, 4.1, 4.2]
-
-
-def test_blocks_that_change_hands_keep_what_they_held() -> None:
-    """Settled before the table changes, the states of the one who left stay in its blocks, for who shares them."""
-    features, table = cache(), TABLE.clone()
-    features.keep(states([0], [6], 1.0, table))
-    features.settle()
+def test_blocks_that_change_hands_keep_what_they_held(cache: FeatureCache) -> None:
+    """The states of the one who left stay in its blocks, for who shares them."""
+    table = TABLE.clone()
+    keep(cache, [0], [6], 1.0, table)
     table[0] = torch.tensor([4, 2])
-    features.keep(states([0], [6], 2.0, table))
-    assert read(features, 0, 6, table) == [2.0, 2.1, 2.2]
-    assert read(features, 0, 6, TABLE) == [1.0, 1.1, 1.2]
+    keep(cache, [0], [6], 2.0, table)
+    assert read(cache, 0, 6, table) == [2.0, 2.1, 2.2]
+    assert read(cache, 0, 6, TABLE) == [1.0, 1.1, 1.2]
 
 
-def test_what_waited_together_is_what_each_pass_would_have_left() -> None:
-    """Ragged passes over several slots, with places that come again as after a rejected draft."""
+@pytest.mark.parametrize("widths", [(2, 2, 2), (2, 4), (6,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@needs_native
+def test_both_kernels_write_the_same(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Ragged passes over several slots, streams of like and of unlike width, in rows that lie apart in memory too."""
     noise = torch.Generator().manual_seed(0)
-    passes = []
-    for _ in range(30):
-        slots = torch.randperm(2, generator=noise)
+    caches = [FeatureCache(5, BLOCK, 6, dtype, select("cpu", name), CPU) for name in ("torch", "native")]
+    for turn in range(30):
         counts = torch.randint(1, 4, (2,), generator=noise)
         starts = torch.randint(0, 2 * BLOCK - 3, (2,), generator=noise)
         span = torch.repeat_interleave(torch.arange(2), counts)
         positions = torch.cat([start + torch.arange(int(n)) for start, n in zip(starts, counts, strict=True)])
-        streams = tuple(torch.randn(len(span), width, generator=noise) for width in (2, 4))
-        passes.append(Kept(TABLE, slots, span, positions, streams))
-    together, apart, at_once = cache(), cache(), cache()
-    at_once._waits = False  # as on a device
-    for each in passes:
-        together.keep(each)
-        at_once.keep(each)
-        apart.keep(each)
-        apart.settle()
-    together.settle()
-    assert torch.equal(together.data, apart.data) and together.data.abs().sum() > 0
-    assert torch.equal(at_once.data, apart.data)
+        streams = [torch.randn(len(span), 2 * width, generator=noise)[:, :width] for width in widths]
+        if turn % 2:
+            streams = [stream.contiguous() for stream in streams]
+        places = Places(TABLE, BLOCK, torch.randperm(2, generator=noise), span, positions)
+        for each in caches:
+            each.keep(streams, places)
+    assert torch.equal(caches[0].data, caches[1].data) and caches[0].data.abs().sum() > 0

@@ -42,10 +42,6 @@ class Drafter(Protocol):
         """Hidden states [N, hidden] of a verifier pass and the streams asked for, for drafters that read them."""
         ...
 
-    def settle(self) -> None:
-        """A slot and its blocks are about to change hands: what was put off for it is done now."""
-        ...
-
     def forget(self, request: Request) -> None:
         """The request has left."""
         ...

@@ -39,7 +39,3 @@ class HeadDrafter(ModelDrafter):
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Keep the features of every row: confirmed ones are read later, rejected ones are written over."""
         self.head.keep(captured, hidden, layout)
-
-    def settle(self) -> None:
-        """Write the features that wait: their places are those of the blocks that the slots still hold."""
-        self.head.features.settle()

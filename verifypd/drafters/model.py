@@ -136,8 +136,5 @@ class ModelDrafter:
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
 
-    def settle(self) -> None:
-        """Nothing is put off."""
-
     def forget(self, request: Request) -> None:
         """Nothing is kept by request."""

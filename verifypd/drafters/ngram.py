@@ -73,9 +73,6 @@ class NgramDrafter:
     def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
         """Not read."""
 
-    def settle(self) -> None:
-        """Nothing is put off."""
-
     def forget(self, request: Request) -> None:
         """Drop its index."""
         self._indexes.pop(request.order, None)

@@ -22,7 +22,7 @@ from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
 from verifypd.kv.budget import Budget, plan_budget, show
-from verifypd.kv.pool import GATHERED, block_bytes
+from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
@@ -180,8 +180,6 @@ def make_budget(
     rows = spans + chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
     parts.append(("workspace", spans * vocab * 4 * 2 + rows * width * model.activation_dtype.itemsize))
-    if isinstance(draft, DraftHead) and model.device.type == "cpu":
-        parts.append(("features that wait", GATHERED * draft.feature_width * draft.activation_dtype.itemsize))
     if aside:
         parts.append(("attention", aside))
     if replayed:

@@ -254,8 +254,6 @@ class Engine:
         """Free slot and blocks; a preempted request queues again."""
         assert request.slot is not None and not request.tickets
         self.placements.settle(request.slot)
-        for drafter in self.decode.drafters.values():
-            drafter.settle()
         self.memory.release(request)
         self.sampling.release(request.slot)
         self.verify.grammars.pop(request.slot, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -52,6 +53,17 @@ class Int8Weight:
         return self.values.nbytes + self.scale.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows of a pass lie in a cache of blocks."""
+
+    block_table: Tensor  # int32 [S, max_blocks]
+    block_size: int
+    slots: Tensor  # int64 [R]
+    row_span: Tensor  # int64 [N], which of the slots a row is of
+    positions: Tensor  # int64 [N]
+
+
 class Kernels(Protocol):
     """One implementation of the operations; all of them agree with TorchKernels."""
 
@@ -83,5 +95,12 @@ class Kernels(Protocol):
         """Rotary embedding in place, half-rotation. q [N, Hq, D] and k [N, Hkv, D] may be views of a fused qkv.
 
         cos, sin: [T, R / 2] float32 for the first R <= D dimensions of a head; positions [N] int64 index them.
+        """
+        ...
+
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+        """Write rows into a paged cache: data [blocks * block_size, W]; streams, each [N, a part of W], side by side.
+
+        Of two rows for one place either may stay; only the null block is written to twice.
         """
         ...

@@ -1,4 +1,4 @@
-/* CPU kernels: linear layers, norms, gated activations, rotary embedding and paged attention.
+/* CPU kernels: linear layers, norms, gated activations, rotary embedding, paged rows and paged attention.
  *
  * Portable C with GCC/Clang vector extensions; the vector width follows the compiler's target. Knows raw pointers and
  * strides (in elements) only; callers own every buffer and have checked shapes and dtypes.
@@ -600,6 +600,21 @@ EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t
         const float *c = cos + pos[i] * half, *s = sin + pos[i] * half;
         for (ptrdiff_t h = 0; h < Hq; h++) rotate_row(q + i * qs + h * D, c, s, half);
         for (ptrdiff_t h = 0; h < Hk; h++) rotate_row(k + i * ks + h * D, c, s, half);
+    }
+}
+
+/* ---- rows of a paged cache ------------------------------------------------------------------------------------- */
+
+/* Row i of every stream, one behind the other, goes where `data` holds position positions[i] of slot
+ * slots[row_span[i]]. Rows come in order: of two for one place the later one stays. */
+EXPORT void vpd_keep(float *data, const int64_t *streams, ptrdiff_t count, ptrdiff_t width, const int32_t *table,
+                     ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span,
+                     const int64_t *positions, ptrdiff_t n) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int64_t at = positions[i], block = table[slots[row_span[i]] * table_stride + at / block_size];
+        float *to = data + (block * block_size + at % block_size) * count * width;
+        for (ptrdiff_t s = 0; s < count; s++)
+            memcpy(to + s * width, (const float *)(intptr_t)streams[s] + i * width, sizeof(float) * (size_t)width);
     }
 }
 

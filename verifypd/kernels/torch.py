@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Int8Weight
+from verifypd.kernels.base import Activation, Int8Weight, Places
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -61,3 +63,15 @@ class TorchKernels:
             low, high = x[..., :half].float(), x[..., half : 2 * half].float()
             rotated = low * c - high * s, high * c + low * s  # both before either is written: low may be a view of x
             x[..., :half], x[..., half : 2 * half] = rotated
+
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+        """See Kernels.keep_rows_."""
+        keep_rows_(data, streams, places)
+
+
+def keep_rows_(data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+    """See Kernels.keep_rows_."""
+    index = places.positions // places.block_size
+    blocks = places.block_table[places.slots[places.row_span], index]
+    rows = torch.add(places.positions, blocks - index, alpha=places.block_size)
+    data.index_copy_(0, rows, torch.cat(tuple(streams), -1).to(data.dtype))  # on a CPU faster than data[rows] = …

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kv.pool import FeatureCache, Kept, KVCache
+from verifypd.kernels.base import Places
+from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.runtime.inputs import BlockTables
@@ -69,8 +70,9 @@ class HeadRunner:
 
         Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
         """
-        streams = (*captured, hidden)
-        self.features.keep(Kept(self.tables.data, layout.slots, layout.row_span, layout.positions, streams))
+        tables = self.tables
+        places = Places(tables.data, self.features.block_size, layout.slots, layout.row_span, layout.positions)
+        self.features.keep((*captured, hidden), places)
 
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
