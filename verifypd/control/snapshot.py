@@ -35,6 +35,7 @@ class RequestView:
     coupled: bool = False  # acceptance rule of a sampled request
     temperature: float = 1.0  # its own, not the drafter's
     proposer: str | None = None  # who drafts for it next, where it is not the snapshot's drafter
+    overheard: tuple[int, int] = (0, 0)  # look-ups that its text since the last view would have borne out, of so many
 
     @property
     def room(self) -> int:
@@ -58,6 +59,7 @@ class Snapshot:
     draft_chunk: int  # tokens
     drafter: str | None
     drafter_has_cache: bool
+    copier: str | None = None  # the drafter beside it that looks up
     now: float = 0.0  # s of the engine's clock
     waiting: int = 0  # requests that arrived and hold no slot yet
     away: int = 0  # requests left out of `requests`: their prompts run beside the rest

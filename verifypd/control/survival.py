@@ -165,6 +165,13 @@ class Survival:
         self._everyone.learn(accepted, trials, POPULATION)
         trace.curve = None
 
+    def overhear(self, order: int, kind: Kind, stood: int, trials: int) -> None:
+        """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
+        trace = self._trace(order, kind)
+        trace.learn(stood, trials, MEMORY)
+        self._population(kind).learn(stood, trials, POPULATION)
+        trace.curve = None
+
     def fade(self, keep: float, kind: Kind) -> None:
         """Trust the evidence about a kind less, and that about everyone, down to a few trials."""
         for population in (self._population(kind), self._everyone):

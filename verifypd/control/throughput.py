@@ -102,6 +102,8 @@ class ThroughputController:
         self.prober.meet(snapshot)
         if not self.curious:
             return {}
+        if not self.speculating:
+            self._overhear(views, snapshot)
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         if not candidates:
             return {}
@@ -313,11 +315,19 @@ class ThroughputController:
             return 1.0
         return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
 
+    def _overhear(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+        """Learn how look-ups would have fared, from texts that went on without them."""
+        for view in views:
+            stood, trials = view.overheard
+            if trials:
+                kind = kind_of(view.greedy, view.coupled, view.temperature, snapshot.copier)
+                self.survival.overhear(view.order, kind, stood, trials)
+
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
         if not self.speculating and seen.drafted:
             if seen.accepted == seen.drafted:
-                self.prober.stood(seen.drafter)
+                self.prober.stood()
             self.survival.fade(FORGET, kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter))
         self.survival.observe(seen)
         self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped

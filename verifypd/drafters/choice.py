@@ -7,6 +7,7 @@ token that a drafter has drawn. Knows requests; nothing of tensors, plans or clo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from verifypd.request import Request
 
@@ -64,15 +65,19 @@ class Copying:
         self._chances = tuple(Chance(prior) for prior in PRIOR)
         self._length = 0
         self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the foretold token stands
+        self._heard = (0, 0)  # trials that stood, of how many, since somebody asked
 
     def extend(self, tokens: list[int], prompt_len: int) -> None:
         """Take in what was appended to `tokens` since the last call."""
         if not self._length:
             self._read_prompt(tokens[: prompt_len - 1])
+        stood, trials = self._heard
         for at in range(self._length, len(tokens)):
             if self._match is not None and at >= prompt_len:
                 kind, place = self._match
                 self._chances[kind].learn(tokens[place] == tokens[at], 1)
+                stood += tokens[place] == tokens[at]
+                trials += 1
             self._match = None
             for kind, size in enumerate(self._sizes):
                 if at + 1 < size:
@@ -83,6 +88,12 @@ class Copying:
                     self._match = kind, place
                 self._follows[kind][gram] = at + 1
         self._length = len(tokens)
+        self._heard = (stood, trials)
+
+    def take_heard(self) -> tuple[int, int]:
+        """Look-ups that the text has borne out since the last call, and how many there might have been."""
+        heard, self._heard = self._heard, (0, 0)
+        return heard
 
     def _read_prompt(self, tokens: list[int]) -> None:
         """A prompt but for its last token, at once: nothing is judged there, and only the latest place counts."""
@@ -95,6 +106,14 @@ class Copying:
     def chance(self) -> float | None:
         """That a looked-up token stands; None where there is nothing to look up."""
         return None if self._match is None else self._chances[self._match[0]].mean
+
+
+class Pick(NamedTuple):
+    """Who proposes for a request next."""
+
+    drafter: str
+    longest: int  # tokens, at most
+    overheard: tuple[int, int]  # look-ups that the text since the last pick has borne out, of how many
 
 
 @dataclass(slots=True)
@@ -115,8 +134,8 @@ class Choice:
         self._everyone = Chance(0.6)
         self._requests: dict[int, _Known] = {}  # by order
 
-    def pick(self, request: Request, limit: int, able: bool = True) -> tuple[str, int]:
-        """Who proposes next, and how many tokens at most. `able`: whether the model can draft for it."""
+    def pick(self, request: Request, limit: int, able: bool = True) -> Pick:
+        """Who proposes next, and how much. `able`: whether the model can draft for it."""
         known = self._requests.get(request.order)
         if known is None:
             known = self._requests[request.order] = _Known(Copying(*self._sizes), Chance(self._everyone.mean))
@@ -128,7 +147,7 @@ class Choice:
             copied, length = gain(chance, limit, self.row)
             if length and copied >= own:
                 name, longest = self.copier, length
-        return name, longest
+        return Pick(name, longest, known.copying.take_heard())
 
     def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
         """A draft was judged. Look-ups are counted from the text alone."""

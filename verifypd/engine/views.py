@@ -38,6 +38,7 @@ def snapshot(engine: Engine) -> Snapshot:
         prefill_chunk=engine.config.prefill_chunk,
         draft_chunk=engine.config.draft_chunk,
         drafter=engine.drafter.name if engine.drafter else None,
+        copier=engine.choice.copier if engine.choice else None,
         drafter_has_cache=bool(engine.drafter and engine.drafter.has_cache),
         routine_lag=2 if engine.drafter is None or engine.drafter.keeps_drafts else engine.config.max_draft + 1,
     )
@@ -49,13 +50,13 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
     drafting = curious and decoding and params.speculation and engine.drafter is not None
     assert request.slot is not None
-    proposer, promise, lag = None, 0, request.draft_lag
+    proposer, promise, lag, overheard = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
         able = not (request.unread and engine.drafter.reads_hidden)
         if engine.choice is None:
             promise = engine.drafter.promise(request) if able else 0
         else:
-            name, promise = engine.choice.pick(request, limit, able)
+            name, promise, overheard = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
     return RequestView(
@@ -83,4 +84,5 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         coupled=params.coupled(engine.config.acceptance),
         temperature=params.temperature,
         proposer=proposer,
+        overheard=overheard,
     )
