@@ -38,13 +38,18 @@ def confirm(engine: Engine, request: Request, verdict: Verdict) -> None:
         engine.end(request, verdict.finish)
 
 
-def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
-    """Tell the policy what became of a draft, or of a single token."""
+def observe(
+    engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float, peaks: tuple[float, ...] = ()
+) -> None:
+    """Tell the policy what became of a draft, or of a single token. `peaks`: how sure the drafter was."""
     if span.start is not None:
         return
-    params = request.params
+    params, drafter = request.params, span.drafter
+    if peaks and drafter is None and engine.drafter is not None:
+        drafter = engine.drafter.name  # all that it drafted was withheld
     if engine.choice is not None:
-        engine.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
+        withheld = peaks[verdict.drafted] if len(peaks) > verdict.drafted == verdict.accepted else None
+        engine.choice.observe(request.order, drafter, verdict.drafted, verdict.accepted, withheld)
     engine.architecture.observe(
         Observation(
             order=request.order,
@@ -54,8 +59,9 @@ def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict
             coupled=params.coupled(engine.config.acceptance),
             greedy=params.greedy,
             temperature=params.temperature,
-            drafter=span.drafter,
+            drafter=drafter,
             tau=tau,
+            peaks=peaks,
         )
     )
 

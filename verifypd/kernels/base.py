@@ -104,3 +104,7 @@ class Kernels(Protocol):
         Of two rows for one place either may stay; only the null block is written to twice.
         """
         ...
+
+    def peaks(self, logits: Tensor) -> list[float]:
+        """The largest probability of each row's softmax, logits [N, V], on the host. Waits for the device."""
+        ...

@@ -6,7 +6,7 @@ Activations are float32; weights float32, bfloat16, float16 or int8 with a scale
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int64
+from ctypes import c_float, c_int64
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,7 @@ class NativeKernels:
         self._gated = loaded.vpd_gated
         self._rotate = loaded.vpd_rotate
         self._keep = loaded.vpd_keep
+        self._peaks = loaded.vpd_peaks
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """float32 always: weights are widened as they are read."""
@@ -176,3 +177,12 @@ class NativeKernels:
             table.data_ptr(), table.stride(0), places.block_size, places.slots.data_ptr(), places.row_span.data_ptr(),
             places.positions.data_ptr(), len(places.positions),
         )  # fmt: skip
+
+    def peaks(self, logits: Tensor) -> list[float]:
+        """See Kernels.peaks."""
+        rows, width = logits.shape
+        if logits.dtype is not torch.float32 or logits.stride(1) != 1:
+            logits = logits.float().contiguous()
+        found = (c_float * rows)()
+        self._peaks(logits.data_ptr(), logits.stride(0), rows, width, found)
+        return list(found)
