@@ -15,7 +15,9 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
+from verifypd.batch import Gate
 from verifypd.engine import wiring
+from verifypd.engine.views import snapshot
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
 
@@ -69,13 +71,14 @@ def test_a_pool_too_small_for_all_loses_nothing(pair: tuple[Path, Path], plain: 
 
 
 class Restless:
-    """A controller that changes its mind all the time: lengths 0 to 3 and drafter temperatures 0.6 to 1.6.
+    """A controller that changes its mind all the time: lengths 0 to 3, drafter temperatures 0.6 to 1.6, and gates.
 
-    Both follow the request and its confirmed length, never a drawn token.
+    All follow the request and its confirmed length, never a drawn token.
     """
 
     name = "restless"
     curious = True
+    withheld = cut = 0  # drafts of which something was withheld, and of which something was left
 
     def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
@@ -83,7 +86,13 @@ class Restless:
     def temperature(self, view: Any) -> float:
         return 0.6 + (view.order + view.length_floor) % 11 / 10
 
-    def observe(self, seen: Any) -> None: ...
+    def gate(self, view: Any, snapshot: Any) -> Gate | None:
+        turn = (view.order + view.length_floor) % 5
+        return Gate(0.2 * turn, 0.25 * turn, turn % 2, 0.1, shift=4.0) if turn else None
+
+    def observe(self, seen: Any) -> None:
+        self.withheld += len(seen.peaks) > seen.drafted
+        self.cut += 0 < seen.drafted < len(seen.peaks)
 
     def observe_step(self, timing: Any) -> None: ...
 
@@ -96,15 +105,33 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch: str) -> None:
-    with make(pair, arch, late_tickets=True) as llm:
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "drafter"), [*((arch, "model") for arch in ARCHITECTURES), ("unified", "head"), ("pd", "both")]
+)
+def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
+    """Drafts that are cut short or withheld altogether included, where draft and verdict are of one plan."""
+    with make(pair, arch, drafter, late_tickets=late) as llm:
         assert texts(llm, 10) == plain
         assert llm.engine.stats.drafted
+        mind: Any = llm.engine.architecture
+        controller = getattr(mind, "controller", None)
+        assert arch in ("pdv", "table") or (controller.withheld and (controller.cut or drafter == "both"))
+        llm.engine.check()
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize(("arch", "drafter"), [("pdv", "model"), ("unified", "head"), ("pdv", "both")])
+def test_gates_can_be_turned_off(pair: tuple[Path, Path], plain: Any) -> None:
+    with make(pair, "unified", draft_gate=False) as llm:
+        assert texts(llm, 10) == plain
+        mind: Any = llm.engine.architecture
+        assert llm.engine.stats.drafted and not mind.controller.withheld
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize(
+    ("arch", "drafter"), [("pdv", "model"), ("unified", "model"), ("unified", "head"), ("pdv", "both")]
+)
 def test_the_law_of_each_position_holds_with_the_controller_on(
     pair: tuple[Path, Path], arch: str, drafter: str
 ) -> None:
@@ -116,6 +143,8 @@ def test_the_law_of_each_position_holds_with_the_controller_on(
         params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
         found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
         assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
+        mind: Any = llm.engine.architecture
+        assert mind.controller.withheld > draws / 20 or arch == "pdv"
     for position in range(3):
         prefix, count = Counter(tuple(text[:position]) for text in found).most_common(1)[0]
         logits = reference_logits(pair[0], [*prompt, *prefix])[-1, 3:11].double() / 0.8
@@ -287,3 +316,36 @@ def test_the_policy_hears_verdicts_and_times(pair: tuple[Path, Path], arch: str,
     # round and round: at the end a request leaves from the decode lane, or from the verify lane with a late verdict
     assert 0 <= lanes["decode"].passed - lanes["verify"].passed <= 8
     assert lanes["prefill"].wait(0.95) > 0
+
+
+# -- at rest -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("arch", ["plain", "unified", "auto"])
+def test_at_rest_the_engine_plans_what_the_architecture_would(
+    pair: tuple[Path, Path], plain: Any, arch: str, late: bool
+) -> None:
+    """Step by step, under arrivals, preemptions and ends; and it does spare the architecture most of the asking."""
+    settings: dict[str, Any] = {"controller": "throughput"} if arch == "auto" else {"max_draft": 0}
+    with make(pair, arch, late_tickets=late, kv_memory=420_000, **settings) as llm:
+        engine: Any = llm.engine
+        mind = engine.architecture
+        if arch == "auto":  # drafting never pays, and nobody tries
+            mind.controller.prober.share, mind.controller.speculating = 0.0, False
+            mind.controller._choose = lambda options, *_: options[0]
+        original, asked = engine._routine, [0, 0]
+
+        def routine() -> Any:
+            found = original()
+            asked[found is not None] += 1
+            if found is not None:
+                whole = mind.plan(snapshot(engine))
+                assert whole.draft is None and whole.prefill is None
+                assert set(whole.verify.spans) == set(found.verify.spans)
+            return found
+
+        engine._routine = routine
+        assert texts(llm, 10) == plain
+        assert asked[1] > asked[0] / 3 and (engine.stats.preemptions or arch == "plain"), asked
+        engine.check()

@@ -157,3 +157,18 @@ def test_unknown_kernels_are_refused() -> None:
     with pytest.raises(ConfigError, match="run on the CPU"):
         select("meta", "native")
     assert select("meta").name == "torch"
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 12288), (3, 577), (16, 33)])
+def test_peaks(kernels: Kernels, rows: int, width: int) -> None:
+    logits = 6 * random(rows, width)
+    expected = logits.double().softmax(-1).amax(-1)
+    assert_close(torch.tensor(kernels.peaks(logits)).double(), expected, rtol=1e-5, atol=0)
+    assert kernels.peaks(logits) == [kernels.peaks(row[None])[0] for row in logits]
+    apart = torch.cat([logits, logits], 1)[:, :width]  # rows that lie apart in memory
+    assert kernels.peaks(apart) == kernels.peaks(logits)
+    logits[:, width // 2 :] = -torch.inf
+    if width > 1:
+        assert_close(
+            torch.tensor(kernels.peaks(logits)).double(), logits.double().softmax(-1).amax(-1), rtol=1e-5, atol=0
+        )

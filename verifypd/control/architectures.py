@@ -29,6 +29,11 @@ class Architecture(Protocol):
         """Whether the next plan may draft: while not, the views need not say what could be proposed."""
         ...
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether, while nobody prefills, its next plan is one token for each request and nothing else."""
+        ...
+
     def plan(self, snapshot: Snapshot) -> Plan:
         """What the next step runs."""
         ...
@@ -58,6 +63,11 @@ class Policy:
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
+
+    @property
+    def at_rest(self) -> bool:
+        """Not by itself: lanes and turns have an order of their own."""
+        return False
 
     @property
     def curious(self) -> bool:
@@ -128,6 +138,11 @@ class Unified(Policy):
     def __init__(self, controller: Controller, queue_factor: float | None = None) -> None:
         super().__init__(controller)
         self.queue_factor = queue_factor  # None: the server's setting
+
+    @property
+    def at_rest(self) -> bool:
+        """While its controller would not draft."""
+        return not self.controller.curious
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """Draft for as many decoding requests as the batch takes, verify them, and let prompt chunks ride along.

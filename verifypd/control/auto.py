@@ -94,6 +94,11 @@ class Auto:
         return self.controller.curious or ((self._steps + 1) % INTERVAL == 0 and not self._resting)
 
     @property
+    def at_rest(self) -> bool:
+        """While nothing is drafted, no prompt was waiting, and its controller does not look."""
+        return self._resting and not (self._pressed or self.controller.curious)
+
+    @property
     def cost(self) -> CostModel:
         """What passes are believed to take."""
         return self._own_cost

@@ -146,7 +146,7 @@ class ThroughputController:
         """A probe, if it is time for one. How sure a drafter is of itself is learnt first, once for each kind."""
         kinds = {self._kind(view, snapshot.drafter) for view, _ in candidates if view.proposer is None}
         chance = self.survival.mean(next(iter(kinds), None))
-        self._pupil = snapshot.gates and not all(map(self.confidence.known, kinds))
+        self._pupil = snapshot.gates and self.prober.share > 0 and not all(map(self.confidence.known, kinds))
         return self.prober.probe(candidates, load, snapshot, chance, owed=self._pupil)
 
     def _most(self, snapshot: Snapshot) -> int:

@@ -166,7 +166,7 @@ class Engine:
             news.update((request.order, request) for request in self.absorb(ticket))
         self.admit()
         self._price()
-        plan = self.reserve(self.architecture.plan(snapshot(self)))
+        plan = self.reserve(self._routine() or self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -176,6 +176,20 @@ class Engine:
         if not self.busy:
             self.check()
         return list(news.values())
+
+    def _routine(self) -> Plan | None:
+        """One token for everyone, where the architecture would plan nothing else: it need not be asked, nor be told of
+        every request. None where that is not sure."""
+        running = self.running
+        if not (self.architecture.at_rest and 0 < len(running) <= self.config.batch_size) or self.inflight.away:
+            return None
+        spans = []
+        for slot, request in running.items():
+            context, left = request.length_bound, request.max_length - request.length_floor
+            if request.state is not State.DECODE or request.preempting or request.pending or left <= 0:
+                return None
+            spans.append(VerifySpan(slot, 1, 0, None, True, min(context, request.max_length)))
+        return Plan(verify=VerifyBatch(tuple(spans)))
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""

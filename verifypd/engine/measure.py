@@ -174,7 +174,7 @@ class _Probe:
 
     name = "measure"
     speculative = True
-    curious = False  # it has its plan already
+    curious = at_rest = False  # it has its plan already
 
     def __init__(self) -> None:
         self.next = Plan()
