@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from verifypd.config import WAITS
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
 from verifypd.engine.measure import measure
+from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.streams import HostCopy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -153,3 +155,15 @@ def test_batch_invariant_on_the_device(tmp_path: Path) -> None:
     """bfloat16 by kernels whose sums have one order: the same text alone and among others, to the token."""
     found = same_in_any_company(write_pair(tmp_path), graphs="lazy")
     assert found["passed"], found
+
+
+def test_nothing_is_collected_during_a_capture() -> None:
+    """Graphs of an engine that is gone would be freed then, and break it."""
+    collecting, x = [], torch.zeros(4, device="cuda")
+
+    def work() -> torch.Tensor:
+        collecting.append(gc.isenabled())
+        return x + 1
+
+    assert Graphs(torch.device("cuda")).run("key", work).tolist() == [1.0] * 4
+    assert collecting == [True, False] and gc.isenabled(), "warmed up, captured, and on again"

@@ -276,6 +276,7 @@ class Listener:
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.curious, self.speculative = inner, inner.name, True, True
+        self.at_rest = False
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []

@@ -14,6 +14,7 @@ from verifypd.request import Request
 from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layouts, host_tensor
 from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.runtime.streams import HostCopy
 from verifypd.sampling.sampler import draft_noise, propose
 from verifypd.sampling.state import SamplingState
 
@@ -98,10 +99,11 @@ class ModelDrafter:
         for depth in range(len(layouts) + 1):
             logits = self.runner.logits(hidden)
             spans = [drafting[row] for row in rows]
-            peaks = self.runner.model.kernels.peaks(logits)  # of the distribution as it is, not of the token drawn
+            # of the distribution as it is, not of the token drawn
+            copy = HostCopy({"peaks": self.runner.model.kernels.peaks(logits)})
             own = noise if noise is None or len(rows) == len(drafting) else noise[rows]
             tokens = self._draw(logits, spans, slots, depth, own)
-            on = gating.look(spans, peaks)
+            on = gating.look(spans, [float(peak) for peak in copy.wait()["peaks"]])
             if not on:
                 break
             if len(on) < len(rows):

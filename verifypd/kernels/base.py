@@ -105,6 +105,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def peaks(self, logits: Tensor) -> list[float]:
-        """The largest probability of each row's softmax, logits [N, V], on the host. Waits for the device."""
+    def peaks(self, logits: Tensor) -> Tensor:
+        """The largest probability of each row's softmax: logits [N, V] -> [N] float32."""
         ...

@@ -6,7 +6,7 @@ Activations are float32; weights float32, bfloat16, float16 or int8 with a scale
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_float, c_int64
+from ctypes import c_int64
 
 import torch
 import torch.nn.functional as F
@@ -178,11 +178,11 @@ class NativeKernels:
             places.positions.data_ptr(), len(places.positions),
         )  # fmt: skip
 
-    def peaks(self, logits: Tensor) -> list[float]:
+    def peaks(self, logits: Tensor) -> Tensor:
         """See Kernels.peaks."""
         rows, width = logits.shape
         if logits.dtype is not torch.float32 or logits.stride(1) != 1:
             logits = logits.float().contiguous()
-        found = (c_float * rows)()
-        self._peaks(logits.data_ptr(), logits.stride(0), rows, width, found)
-        return list(found)
+        found = torch.empty(rows)
+        self._peaks(logits.data_ptr(), logits.stride(0), rows, width, found.data_ptr())
+        return found

@@ -6,8 +6,10 @@ comes (once to warm it up), so it must be fit to: all it writes is where the pas
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -67,10 +69,22 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
             result = work()
         self.bytes += before - torch.cuda.mem_get_info(self.device)[0]
         return graph, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is collected within: graphs of an engine that is gone, freed during a capture, would break it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class ModelGraphs:
