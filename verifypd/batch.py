@@ -2,37 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-SUREST = 1e-4  # how close to 0 and 1 a peak is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Which tokens of a draft are worth a row of the verifier, by how sure the drafter was.
-
-    A token's peak is the largest probability of the distribution it comes from, whatever was drawn: a choice by it
-    cannot bias what is written. The chance that a token stands is sigmoid(shift + slope · logit(peak)), that a draft
-    stands as far as it is the product.
-    """
-
-    floor: float  # chance up to which a token is withheld from the verifier, and all after it
-    enough: float  # chance up to which no token is drafted that would need another row
-    free: int = 0  # tokens whose rows cost nothing: none of them is withheld …
-    worth: float = 0.0  # … and the next of them is drafted above this chance
-    shift: float = 0.0
-    slope: float = 1.0
-
-    def chance(self, peak: float) -> float:
-        """That a token with this peak stands."""
-        return 1.0 / (1.0 + math.exp(-self.shift - self.slope * logit(peak)))
-
-
-def logit(peak: float) -> float:
-    """Logarithm of the odds, kept finite."""
-    peak = min(1.0 - SUREST, max(SUREST, peak))
-    return math.log(peak / (1.0 - peak))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +19,6 @@ class DraftSpan:
     context: int  # upper bound of the context at the end, tokens
     temperature: float = 1.0  # of the drafter, relative to the request's own
     drafter: str | None = None  # who drafts, where it is not the batch's
-    gate: Gate | None = None  # None: all of it is verified, and nobody asks how sure the drafter was
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +41,6 @@ class DraftBatch:
 
     drafter: str
     spans: tuple[DraftSpan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """What came of gated spans, by slot: known as soon as they are launched, so only where a launch is the work."""
-
-    steps: int  # of the loop
-    kept: dict[int, int]  # tokens that are worth a row
-    peaks: dict[int, tuple[float, ...]]  # of every token that was drafted
 
 
 @dataclass(frozen=True, slots=True)

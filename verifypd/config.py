@@ -43,7 +43,6 @@ class EngineConfig:
     )
     arch: str = setting("auto", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)
-    draft_gate: bool = setting(True, "on a CPU: verify only draft tokens that the drafter was sure enough of")
     search_temperature: bool = setting(
         False, "let the throughput controller look for the drafter temperature with most accepted tokens"
     )

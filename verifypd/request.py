@@ -311,9 +311,6 @@ class Request:
         self.pending = 0  # draft tokens launched and waiting for the verify lane
         self.drafter: str | None = None  # who wrote them
         self.draft_temperature = 1.0  # of the drafter when it wrote them, relative to the request's own
-        self.draft_peaks: tuple[
-            float, ...
-        ] = ()  # how sure it was of each, those withheld included; where that is asked
         self.slot: int | None = None
         self.computed = 0  # tokens in the verifier's cache, while prefilling
         self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
@@ -321,7 +318,6 @@ class Request:
         self.counted: list[int] = []  # for each of those, tokens that `draft_lag` allows for it; 0: it is exact
         self.unread = False  # whether the verifier passed over tokens of it whose states no draft head got
         self.temperatures: list[float] = []  # of the drafter, for each of those
-        self.peaks: list[tuple[float, ...]] = []  # of its tokens, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

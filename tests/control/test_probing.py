@@ -112,7 +112,7 @@ def test_where_nobody_can_be_probed_the_purse_rests_longer_in_a_full_batch(runni
         prober.meet(state)
         if prober.ready:
             asked.append(step)
-            assert not prober.probe([(each, 1) for each in copying], load, state, 0.5)
+            assert not prober.probe([(each, 1) for each in copying], load, state)
         prober.save_up(8e-3)
     assert {later - earlier for earlier, later in itertools.pairwise(asked)} == {apart}
     prober.purse.rest = apart

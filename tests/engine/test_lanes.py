@@ -15,7 +15,6 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
-from verifypd.batch import Gate
 from verifypd.engine import wiring
 from verifypd.engine.views import snapshot
 from verifypd.request import State
@@ -71,14 +70,13 @@ def test_a_pool_too_small_for_all_loses_nothing(pair: tuple[Path, Path], plain: 
 
 
 class Restless:
-    """A controller that changes its mind all the time: lengths 0 to 3, drafter temperatures 0.6 to 1.6, and gates.
+    """A controller that changes its mind all the time: lengths 0 to 3 and drafter temperatures 0.6 to 1.6.
 
-    All follow the request and its confirmed length, never a drawn token.
+    Both follow the request and its confirmed length, never a drawn token.
     """
 
     name = "restless"
     curious = True
-    withheld = cut = 0  # drafts of which something was withheld, and of which something was left
 
     def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
@@ -86,13 +84,7 @@ class Restless:
     def temperature(self, view: Any) -> float:
         return 0.6 + (view.order + view.length_floor) % 11 / 10
 
-    def gate(self, view: Any, snapshot: Any) -> Gate | None:
-        turn = (view.order + view.length_floor) % 5
-        return Gate(0.2 * turn, 0.25 * turn, turn % 2, 0.1, shift=4.0) if turn else None
-
-    def observe(self, seen: Any) -> None:
-        self.withheld += len(seen.peaks) > seen.drafted
-        self.cut += 0 < seen.drafted < len(seen.peaks)
+    def observe(self, seen: Any) -> None: ...
 
     def observe_step(self, timing: Any) -> None: ...
 
@@ -105,33 +97,15 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(
-    ("arch", "drafter"), [*((arch, "model") for arch in ARCHITECTURES), ("unified", "head"), ("pd", "both")]
-)
-def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch: str, drafter: str, late: bool) -> None:
-    """Drafts that are cut short or withheld altogether included, where draft and verdict are of one plan."""
-    with make(pair, arch, drafter, late_tickets=late) as llm:
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_controller_changes_a_text(pair: tuple[Path, Path], plain: Any, arch: str) -> None:
+    with make(pair, arch, late_tickets=True) as llm:
         assert texts(llm, 10) == plain
         assert llm.engine.stats.drafted
-        mind: Any = llm.engine.architecture
-        controller = getattr(mind, "controller", None)
-        assert arch in ("pdv", "table") or (controller.withheld and (controller.cut or drafter == "both"))
-        llm.engine.check()
 
 
 @pytest.mark.usefixtures("restless")
-def test_gates_can_be_turned_off(pair: tuple[Path, Path], plain: Any) -> None:
-    with make(pair, "unified", draft_gate=False) as llm:
-        assert texts(llm, 10) == plain
-        mind: Any = llm.engine.architecture
-        assert llm.engine.stats.drafted and not mind.controller.withheld
-
-
-@pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize(
-    ("arch", "drafter"), [("pdv", "model"), ("unified", "model"), ("unified", "head"), ("pdv", "both")]
-)
+@pytest.mark.parametrize(("arch", "drafter"), [("pdv", "model"), ("unified", "head"), ("pdv", "both")])
 def test_the_law_of_each_position_holds_with_the_controller_on(
     pair: tuple[Path, Path], arch: str, drafter: str
 ) -> None:
@@ -143,8 +117,6 @@ def test_the_law_of_each_position_holds_with_the_controller_on(
         params = SamplingParams(**shared, acceptance="rejection", temperature=0.8)
         found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
         assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
-        mind: Any = llm.engine.architecture
-        assert mind.controller.withheld > draws / 20 or arch == "pdv"
     for position in range(3):
         prefix, count = Counter(tuple(text[:position]) for text in found).most_common(1)[0]
         logits = reference_logits(pair[0], [*prompt, *prefix])[-1, 3:11].double() / 0.8

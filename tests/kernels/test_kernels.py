@@ -157,16 +157,3 @@ def test_unknown_kernels_are_refused() -> None:
     with pytest.raises(ConfigError, match="run on the CPU"):
         select("meta", "native")
     assert select("meta").name == "torch"
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 12288), (3, 577), (16, 33)])
-def test_peaks(kernels: Kernels, rows: int, width: int) -> None:
-    logits = 6 * random(rows, width)
-    found = kernels.peaks(logits)
-    assert_close(found.double(), logits.double().softmax(-1).amax(-1), rtol=1e-5, atol=0)
-    assert_close(torch.cat([kernels.peaks(row[None]) for row in logits]), found, rtol=1e-6, atol=0)
-    apart = torch.cat([logits, logits], 1)[:, :width]  # rows that lie apart in memory
-    assert torch.equal(kernels.peaks(apart), found)
-    if width > 1:
-        logits[:, width // 2 :] = -torch.inf
-        assert_close(kernels.peaks(logits).double(), logits.double().softmax(-1).amax(-1), rtol=1e-5, atol=0)

@@ -39,24 +39,6 @@ class PassLayout:
     block_table: Tensor  # [S, max_blocks] int32, whole table, indexed by slot
     block_size: int
 
-    def single_rows(self, spans: Sequence[int]) -> PassLayout:
-        """The same of these spans only, in this order, where every span has one row."""
-        take = torch.tensor(spans, device=self.slots.device)
-        contexts, starts = tuple(self.contexts[span] for span in spans), self.starts[take]
-        return PassLayout(
-            span_rows=(1,) * len(spans),
-            contexts=contexts,
-            max_context=max(contexts),
-            row_offsets=self.row_offsets[: len(spans) + 1],
-            row_span=self.row_span[: len(spans)],
-            slots=self.slots[take],
-            starts=starts,
-            positions=starts,
-            write_index=self.write_index[take],
-            block_table=self.block_table,
-            block_size=self.block_size,
-        )
-
     @classmethod
     def build(
         cls,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -57,7 +56,6 @@ def allocations(
     cost: CostModel,
     overlap: bool = False,
     looked_up: Sequence[bool] = (),
-    gated: Columns | None = None,
 ) -> list[Allocation]:
     """For each longest draft 0, 1, 2 … the best filling: most (requests + Σ survivals) a second. The first is of none.
 
@@ -66,15 +64,13 @@ def allocations(
     down while they pay for their row: survival > rate · row (Dinkelbach's iteration), and rows below the knee are free.
     Drafts of requests in `looked_up` take no loop: all positions of theirs that pay for their rows.
     `overlap`: drafting runs beside the verifier, on a device of its own, so that the longer of the two counts.
-    `gated`: how drafts of the others would go, sampled, where each is cut by how sure its drafter is: they all draft,
-    and the threshold says which tokens are verified.
     """
     c = cost.coefficients
     fixed = cost.verify_seconds(1, load.context, load.chunk_context, load.mixed) - max(c.floor, c.row) + cost.overhead
     plain = fixed + max(c.floor, c.row * load.rows)
     found = [Allocation(0, 1.0, float(load.requests), plain, 0.0, 0.0, load.aside)]
-    copied = Columns([curve for curve, free in zip(curves, looked_up, strict=True) if free] if looked_up else [])
-    drafted = gated or Columns(
+    copied = _Columns([curve for curve, free in zip(curves, looked_up, strict=True) if free] if looked_up else [])
+    drafted = _Columns(
         [curve for curve, free in zip(curves, looked_up, strict=True) if not free] if looked_up else curves
     )
     free = c.knee - load.rows  # rows that cost nothing more
@@ -84,15 +80,14 @@ def allocations(
         for _ in range(6):
             threshold = rate * c.row
             count = drafted.count(longest, threshold) + copied.count(copied.deepest, threshold)
-            if count < free and gated is None:
+            if count < free:
                 threshold = _fill(drafted, copied, longest, math.ceil(free), threshold)
                 count = drafted.count(longest, threshold) + copied.count(copied.deepest, threshold)
             if not count:
                 break
             gain = drafted.gain(longest, threshold) + copied.gain(copied.deepest, threshold)
             part = drafted.part(threshold) if longest else 0.0
-            steps = drafted.steps(longest, threshold)
-            draft = cost.draft_seconds(steps, load.draft_rows * part, load.draft_context * part) if part else 0.0
+            draft = cost.draft_seconds(longest, load.draft_rows * part, load.draft_context * part) if part else 0.0
             verify = fixed + max(c.floor, c.row * (load.rows + count))
             seconds = max(verify, draft) if overlap else verify + draft
             option = Allocation(longest, threshold, load.requests + gain, seconds, draft, count, load.aside)
@@ -107,7 +102,7 @@ def allocations(
     return found
 
 
-class Columns:
+class _Columns:
     """Survivals by position, sorted, so that those above a threshold are counted and summed at once."""
 
     def __init__(self, curves: Sequence[Sequence[float]]) -> None:
@@ -116,55 +111,33 @@ class Columns:
         # negative and rising, as bisect wants them
         self._columns = [sorted([-curve[i] for curve in curves if len(curve) > i]) for i in range(self.deepest)]
         self._sums = [[0.0, *accumulate(column)] for column in self._columns]
-        self._requests: int | None = None  # that the curves stand for as samples; None: each is a request
-        self._scale = 1.0  # requests a curve stands for
-        self._free = 0  # positions that are taken whatever their survival
 
-    def standing_for(self, requests: int, deepest: int, free: int = 0) -> Columns:
-        """The same as samples of what drafts of so many requests come to, known only once they are drafted. The rows of
-        the first `free` tokens of each cost nothing."""
-        other = copy(self)
-        other._requests, other._scale, other._free = requests, requests / max(1, self.curves), free
-        other.deepest = min(deepest, self.deepest)
-        return other
-
-    def count(self, longest: int, threshold: float) -> float:
+    def count(self, longest: int, threshold: float) -> int:
         """How many of the first `longest` positions have a survival above the threshold."""
         total = 0
-        for position, column in enumerate(self._columns[:longest]):
-            above = len(column) if position < self._free else bisect_left(column, -threshold)
+        for column in self._columns[:longest]:
+            above = bisect_left(column, -threshold)
             if not above:
                 break  # survivals fall along the positions
             total += above
-        return self._scale * total
+        return total
 
     def gain(self, longest: int, threshold: float) -> float:
         """The sum of those."""
         total = 0.0
-        for position, (column, sums) in enumerate(zip(self._columns[:longest], self._sums, strict=False)):
-            above = len(column) if position < self._free else bisect_left(column, -threshold)
+        for column, sums in zip(self._columns[:longest], self._sums, strict=False):
+            above = bisect_left(column, -threshold)
             if not above:
                 break
             total -= sums[above]
-        return self._scale * total
+        return total
 
     def part(self, threshold: float) -> float:
         """Part of the requests that draft at all."""
-        if self._requests is not None:
-            return 1.0
         return bisect_left(self._columns[0], -threshold) / self.curves if self.curves else 0.0
 
-    def steps(self, longest: int, threshold: float) -> float:
-        """Steps of the loop: the longest draft, or where drafts end by themselves what is to be expected of it."""
-        if self._requests is None or not self.curves:
-            return longest
-        steps = 1.0
-        for column in self._columns[: longest - 1]:  # another step is taken while any draft goes on
-            steps += 1.0 - (1.0 - bisect_left(column, -threshold) / self.curves) ** self._requests
-        return min(float(longest), steps)
 
-
-def _fill(drafted: Columns, copied: Columns, longest: int, free: float, threshold: float) -> float:
+def _fill(drafted: _Columns, copied: _Columns, longest: int, free: float, threshold: float) -> float:
     """The lowest threshold, up to the given one, that keeps the count within the free rows."""
     low, high = LEAST, max(LEAST, threshold)
     if drafted.count(longest, low) + copied.count(copied.deepest, low) <= free:

@@ -90,11 +90,10 @@ class Policy:
         """Its name and what its controller believes."""
         return {"architecture": self.name, **self.controller.state()}
 
-    def draft(self, views: Sequence[RequestView], snapshot: Snapshot, gates: bool = False) -> list[DraftSpan]:
+    def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
         """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget.
 
-        What it lacks after every verdict is not counted against that budget. gates: whether drafts may be cut by how
-        sure the drafter was.
+        What it lacks after every verdict is not counted against that budget.
         """
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
@@ -115,16 +114,14 @@ class Policy:
             budget -= max(0, rows - routine)
             if rows or drafts:
                 temperature = self.controller.temperature(view) if drafts else 1.0
-                gate = self.controller.gate(view, snapshot) if gates and drafts and view.proposer is None else None
-                context = view.context + drafts
-                spans.append(DraftSpan(view.slot, lag, rows, drafts, context, temperature, view.proposer, gate))
+                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
         return spans
 
     def atomic(
         self, views: Sequence[RequestView], snapshot: Snapshot
     ) -> tuple[DraftBatch | None, tuple[VerifySpan, ...]]:
         """Draft and verify the same requests in one plan; drafts already written are verified as they stand."""
-        drafts = self.draft(views, snapshot, snapshot.gates)
+        drafts = self.draft(views, snapshot)
         lengths = {span.slot: span.drafts for span in drafts}
         spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
         return draft_batch(drafts, snapshot), spans

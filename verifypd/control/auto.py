@@ -187,8 +187,8 @@ class Auto:
             views, snapshot
         )  # every architecture computes the prompts: what counts is what else it does
         rates = {
-            "unified": self._best_rate(views, snapshot, 0.0, riding, False, snapshot.gates),
-            "pd": self._best_rate(views, apart, prefill, riding, False, snapshot.gates),
+            "unified": self._best_rate(views, snapshot, 0.0, riding, False),
+            "pd": self._best_rate(views, apart, prefill, riding, False),
         }
         if len(views) >= 2 and snapshot.drafter is not None:
             rates["pdv"] = self._best_rate(half, alone, prefill, riding, self.overlap)
@@ -202,13 +202,7 @@ class Auto:
         return with_chunk - self.cost.verify_seconds(rows, context)
 
     def _best_rate(
-        self,
-        views: Sequence[RequestView],
-        snapshot: Snapshot,
-        prefill: float,
-        aside: float,
-        overlap: bool,
-        gates: bool = False,
+        self, views: Sequence[RequestView], snapshot: Snapshot, prefill: float, aside: float, overlap: bool
     ) -> float:
         """Most tokens a second of these requests, a pass of `prefill` seconds beside each step, `aside` not counted."""
         if self._throughput is None:
@@ -218,7 +212,7 @@ class Auto:
             passes = self.cost.verify_seconds(len(views) + sum(lengths), context) + prefill
             seconds = (max(draft, passes) if overlap else draft + passes) - (aside if prefill else 0.0)
             return len(views) / seconds
-        options = self._throughput.predict(views, snapshot, overlap, gates)
+        options = self._throughput.predict(views, snapshot, overlap)
         best = max(options, key=lambda option: option.rate)
         verify = best.seconds - best.draft_seconds if not overlap else best.seconds
         seconds = max(best.draft_seconds, verify + prefill) if overlap else best.seconds + prefill

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from verifypd.batch import Gate
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
@@ -35,10 +34,6 @@ class Controller(Protocol):
 
     def temperature(self, view: RequestView) -> float:
         """τ: the drafter draws at τ times the request's temperature."""
-        ...
-
-    def gate(self, view: RequestView, snapshot: Snapshot) -> Gate | None:
-        """Which tokens of its draft are verified, by how sure the drafter was; None: all."""
         ...
 
     def observe(self, seen: Observation) -> None:
@@ -84,10 +79,6 @@ class FixedController:
         """The request's own."""
         return 1.0
 
-    def gate(self, view: RequestView, snapshot: Snapshot) -> Gate | None:
-        """All are verified."""
-        return None
-
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
 
@@ -132,10 +123,6 @@ class ThresholdController:
     def temperature(self, view: RequestView) -> float:
         """A tenth above the request's own under pressure."""
         return self.tau
-
-    def gate(self, view: RequestView, snapshot: Snapshot) -> Gate | None:
-        """All are verified."""
-        return None
 
     def observe(self, seen: Observation) -> None:
         """Count a verified draft; every tenth moves the length."""

@@ -112,7 +112,7 @@ class CostModel:
         seconds = c.base + max(c.floor, c.row * rows) + c.context * context + c.chunk_context * chunk_context
         return seconds + c.mixed if mixed else seconds
 
-    def draft_seconds(self, steps: float, rows: float, context: float) -> float:
+    def draft_seconds(self, steps: int, rows: float, context: float) -> float:
         """A loop of `steps` that first catches up with `rows` tokens; the first step does both."""
         c = self.coefficients
         if steps <= 0 and rows <= 0:

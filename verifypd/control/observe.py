@@ -18,8 +18,6 @@ class Observation:
     temperature: float  # the request's own
     drafter: str | None
     tau: float = 1.0  # times the request's temperature: what the drafter drew with
-    peaks: tuple[float, ...] = ()  # how sure the drafter was of each token, where asked; those after `drafted` were
-    # withheld from the verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,24 +104,14 @@ class Prober:
         """Drafting begins: the probes that led to it were not in vain."""
         self.purse.fruitless = 0
 
-    def probe(
-        self,
-        candidates: list[tuple[RequestView, int]],
-        load: Load,
-        snapshot: Snapshot,
-        chance: float,
-        owed: bool = False,
-    ) -> dict[int, int]:
-        """A draft of one token for a few, once enough time has been saved up for it, or at once where it is owed.
-
-        chance: that one stands.
-        """
+    def probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
+        """A draft of one token for a few, once enough time has been saved up for it."""
         views = [view for view, _ in candidates if view.proposer is None]
         if not views:
             self.purse.rest = LONG_REST if self._full else REST
             return {}
-        slots, price = self._few(views, load, snapshot, chance)
-        if not self.share or not (self.purse.pay(price, len(slots), self.worth) or owed):
+        slots, price = self._few(views, load, snapshot)
+        if not self.share or not self.purse.pay(price, len(slots), self.worth):
             return {}
         self.probes += 1
         self.seconds += price
@@ -142,20 +132,16 @@ class Prober:
             best = max(best, tokens / seconds)
         self.worth = max(0.05, min(1.0, best / plain.rate - 1.0)) if plain.rate else 1.0
 
-    def _few(
-        self, views: list[RequestView], load: Load, snapshot: Snapshot, chance: float
-    ) -> tuple[dict[int, int], float]:
-        """Those who are cheapest to try, and what it costs in seconds: less what tokens that stand are worth."""
+    def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
+        """Those who are cheapest to try, and what it costs in seconds."""
         c = self.cost.coefficients
-        token = self.cost.verify_seconds(load.rows, load.context) / max(1, load.requests)
-        row = max(0.0, c.row - chance * token)
         lags = [(view.draft_lag if snapshot.drafter_has_cache else 0, view.slot) for view in views]
         lags.sort(key=lambda pair: pair[0])
         launch = c.draft_start + c.draft_step
         free, price = c.knee - load.rows, launch
         slots: dict[int, int] = {}
         for lag, slot in lags[:PROBED]:  # the launch is paid once: several together tell more for the same time
-            more = c.draft_row * lag + (row if len(slots) >= free else 0.0)
+            more = c.draft_row * lag + (c.row if len(slots) >= free else 0.0)
             if slots and more > 0.5 * launch:
                 break
             price += more

@@ -73,7 +73,6 @@ class Snapshot:
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
     pressed: bool = False  # prompts are late: drafts leave them more of a step
-    gates: bool = False  # whether drafts may be cut by how sure the drafter was: where a launch is the work
     routine_lag: int = 2  # tokens a draft's cache lacks after a verdict, at most, that followed a draft
 
 

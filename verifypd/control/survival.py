@@ -42,7 +42,7 @@ class _Running:
     accepted: float = 0.0
     trials: float = 0.0
 
-    def learn(self, accepted: float, trials: int, memory: float) -> None:
+    def learn(self, accepted: int, trials: int, memory: float) -> None:
         """Add a draft's trials."""
         keep = 1.0 - trials / memory if trials < memory else 0.0
         self.accepted = self.accepted * keep + accepted
@@ -142,9 +142,9 @@ class Survival:
         mean = self._everyone.mean
         return sqrt(mean * (1.0 - mean) / max(1.0, self._everyone.trials))
 
-    def observe(self, seen: Observation, withheld: float | None = None) -> None:
-        """Learn from one verdict. withheld: the chance of the token after those that all stood, which nobody judged."""
-        if not seen.drafted and withheld is None:
+    def observe(self, seen: Observation) -> None:
+        """Learn from one verdict."""
+        if not seen.drafted:
             for trace in self._requests.get(seen.order, {}).values():
                 if trace.trials:
                     trace.accepted *= FADE
@@ -154,15 +154,12 @@ class Survival:
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
         trace = self._trace(seen.order, kind)
         population = self._kinds.get(kind) or self._population(kind)
-        accepted: float = seen.accepted
-        trials = seen.accepted + 1 if seen.accepted < seen.drafted else seen.accepted
-        if seen.drafted:
-            self._turn += 1
-            position = self._turn % seen.drafted  # one a draft, picked before its outcome is looked at
-            if position < trials and not seen.peaks:  # gates choose what is judged: it says nothing of the others
-                self._calibrate(trace, population, min(position, self.depth - 1), position < accepted)
-        if withheld is not None:
-            accepted, trials = accepted + withheld, trials + 1
+        accepted = seen.accepted
+        trials = accepted + 1 if accepted < seen.drafted else accepted
+        self._turn += 1
+        position = self._turn % seen.drafted  # one a draft, picked before its outcome is looked at
+        if position < trials:
+            self._calibrate(trace, population, min(position, self.depth - 1), position < accepted)
         trace.learn(accepted, trials, MEMORY)
         population.learn(accepted, trials, POPULATION)
         self._everyone.learn(accepted, trials, POPULATION)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from verifypd.batch import Gate
-from verifypd.control.allocation import Allocation, Columns, Load, allocations, reach
-from verifypd.control.confidence import Confidence
+from verifypd.control.allocation import Allocation, Load, allocations, reach
 from verifypd.control.controller import allowed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
@@ -35,7 +33,6 @@ SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so man
 # in a row adds so much to the gain that is asked for, so many times at most
 PARDON = 1.0 - 1.0 / 512.0  # what is left of that after a step without drafts
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
-SURELY = 0.4  # part of the draft tokens that are all but sure to stand if those before them do
 CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
 
 
@@ -62,17 +59,12 @@ class ThroughputController:
         self.max_draft = max_draft
         self.survival = Survival(max_draft)
         self.search = TemperatureSearch() if search_temperature else None
-        self.confidence = Confidence(max_draft, self.survival.reliability)
         self.prober = Prober(self.cost, max_draft, probe_share)
         self.base_margin = margin
         self.overlap = False  # whether drafting runs beside the verifier
         self.speculating = True
         self.gain = 1.0  # foretold: tokens a second over those of plain decoding
         self.chosen: Allocation | None = None  # of the last step
-        self._gates: dict[Kind, Gate] = {}  # of this step
-        self._cut = False  # whether its drafts are cut by confidence
-        self._free = 0  # tokens of each draft whose rows cost nothing
-        self._pupil = False  # whether it has still to learn how sure the drafter is of itself
         self.stretch = 1.0  # how much longer its drafts make a step
         self._longest = 0  # of the model's drafts, when there last were any
         self._drafted = 0  # longest draft of the last step that might have drafted
@@ -90,7 +82,7 @@ class ThroughputController:
     @property
     def curious(self) -> bool:
         """Drafting, or about to look again whether to, or with enough saved up for a probe."""
-        return self.speculating or self._look_due or self.prober.ready or self._pupil
+        return self.speculating or self._look_due or self.prober.ready
 
     @property
     def margin(self) -> float:
@@ -107,7 +99,6 @@ class ThroughputController:
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
-        self._gates.clear()
         self.prober.meet(snapshot)
         if not self.curious:
             return {}
@@ -117,107 +108,38 @@ class ThroughputController:
         if not candidates:
             return {}
         if not self.speculating and not self._look_due:
-            return self._probe(candidates, self._load(views, snapshot, []), snapshot)
+            return self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
         self._patience = LOOK if self._news or self.speculating else min(SELDOM, 2 * self._patience)
         self._idle, self._news = 0, False
         joining = [pair for pair in candidates if self._worth_catching_up(pair[0], snapshot)]
         if not joining:  # nobody is worth it: that says nothing about those who come
-            return {} if self.speculating else self._probe(candidates, self._load(views, snapshot, []), snapshot)
+            return {} if self.speculating else self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
-        gated = self._samples(joining, load, snapshot) if snapshot.gates else None
-        self._cut = gated is not None
-        options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining), gated)
+        options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining))
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
             self.prober.appraise(candidates, load, options[0], self.overlap)
             self.chosen = options[0]
-            return self._probe(candidates, load, snapshot)
+            return self.prober.probe(candidates, load, snapshot)
         self.chosen = best
         lengths = {
             view.slot: length
             for (view, _), curve in zip(joining, curves, strict=True)
-            if (length := self._length(view, curve, best))
+            if (length := _length(view, curve, best))
         }
         self._drafted = max(lengths.values(), default=0)
         return lengths
-
-    def _probe(self, candidates: list[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> dict[int, int]:
-        """A probe, if it is time for one. How sure a drafter is of itself is learnt first, once for each kind."""
-        kinds = {self._kind(view, snapshot.drafter) for view, _ in candidates if view.proposer is None}
-        chance = self.survival.mean(next(iter(kinds), None))
-        self._pupil = snapshot.gates and self.prober.share > 0 and not all(map(self.confidence.known, kinds))
-        return self.prober.probe(candidates, load, snapshot, chance, owed=self._pupil)
 
     def _most(self, snapshot: Snapshot) -> int:
         """The longest draft there may be now."""
         return min(self.max_draft, PRESSED) if snapshot.pressed else self.max_draft
 
-    def predict(
-        self, views: Sequence[RequestView], snapshot: Snapshot, overlap: bool = False, gates: bool = False
-    ) -> list[Allocation]:
+    def predict(self, views: Sequence[RequestView], snapshot: Snapshot, overlap: bool = False) -> list[Allocation]:
         """What each longest draft would come to for these requests; the first drafts nothing. Changes nothing."""
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         load = self._load(views, snapshot, [view for view, _ in candidates])
-        gated = self._samples(candidates, load, snapshot) if gates else None
-        return allocations(self._curves(candidates, snapshot), load, self.cost, overlap, _looked_up(candidates), gated)
-
-    def gate(self, view: RequestView, snapshot: Snapshot) -> Gate | None:
-        """A row for every token that is as likely to stand as pays for it. While that cannot be told, and for a probe,
-        a row for all, and a look at how sure the drafter was."""
-        kind = self._kind(view, snapshot.drafter)
-        found = self._gates.get(kind)
-        if found is None:
-            found = self._gates[kind] = self._gate(kind, len(snapshot.requests))
-        return found
-
-    def _gate(self, kind: Kind, requests: int) -> Gate:
-        known, chosen = self.confidence.calibration(kind), self.chosen
-        if not self.speculating or not self._cut or chosen is None:
-            return Gate(0.0, 0.0, shift=known.shift, slope=known.slope)
-        typical = max(0.1, self.confidence.typical(kind))
-        step = chosen.rate * self.cost.coefficients.draft_step / max(1, requests)  # tokens that a step would bring
-        enough, worth = chosen.threshold + step / SURELY, step / typical
-        return Gate(chosen.threshold, min(0.95, enough), self._free, min(0.95, worth), known.shift, known.slope)
-
-    def _samples(self, joining: Sequence[tuple[RequestView, int]], load: Load, snapshot: Snapshot) -> Columns | None:
-        """How the drafts of those who draft with the model would go; None where that is not known."""
-        requests: dict[Kind, int] = {}
-        deepest = 0
-        for view, cap in joining:
-            if view.proposer is None:
-                kind = self._kind(view, snapshot.drafter)
-                requests[kind] = requests.get(kind, 0) + 1
-                deepest = max(deepest, cap)
-        self._free = round(max(0.0, self.cost.coefficients.knee - load.rows) / max(1, sum(requests.values())))
-        return self.confidence.columns(requests, deepest, self._free)
-
-    def _length(self, view: RequestView, curve: Sequence[float], chosen: Allocation) -> int:
-        """What an allocation gives to a request; with drafts that are cut all get the longest there is."""
-        if view.proposer is None and self._cut:
-            return min(chosen.longest, len(curve))
-        return reach(curve, chosen.threshold, chosen.longest if view.proposer is None else len(curve))
-
-    def _progress(
-        self,
-        option: Allocation,
-        plain: Allocation,
-        curves: Sequence[Sequence[float]],
-        joining: Sequence[tuple[RequestView, int]],
-    ) -> list[float]:
-        """Tokens that each would make in the step."""
-        made = [
-            1.0 + sum(curve[: self._length(view, curve, option)])
-            for (view, _), curve in zip(joining, curves, strict=True)
-        ]
-        model = [i for i, (view, _) in enumerate(joining) if view.proposer is None] if self._cut else []
-        if model:  # the gain that is foretold of all of them together, by what is known of each
-            others = sum(made[i] - 1.0 for i in range(len(made)) if joining[i][0].proposer is not None)
-            each = max(0.0, option.tokens - plain.tokens - others)
-            total = sum(curves[i][0] for i in model)
-            for i in model:
-                made[i] = 1.0 + each * curves[i][0] / total
-        return made
+        return allocations(self._curves(candidates, snapshot), load, self.cost, overlap, _looked_up(candidates))
 
     def corrected(self, best: Allocation, plain: Allocation) -> float:
         """The gain of one over the other, with the errors lately made about steps with and without drafts taken out."""
@@ -277,9 +199,12 @@ class ThroughputController:
     ) -> bool:
         """Whether more than a few requests would miss a target that they meet without drafts, or the slowest would lose
         more than what all gain is worth: a mean that is bought from the tail shows in p95."""
-        progress = self._progress(option, plain, curves, joining)
+        missed, progress = 0, []  # tokens a request makes in the step
         low, high = plain.seconds * 1e3, option.seconds * 1e3
-        missed = sum(low <= v.slo_tpot < high / made for (v, _), made in zip(joining, progress, strict=True))
+        for (view, _), curve in zip(joining, curves, strict=True):
+            tokens = 1.0 + sum(curve[: _length(view, curve, option)])
+            progress.append(tokens)
+            missed += low <= view.slo_tpot < high / tokens
         if missed > FEW * len(joining):
             return True
         slowest = sorted(progress)[int(FEW * len(progress))]
@@ -400,16 +325,11 @@ class ThroughputController:
 
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
-        withheld = None
-        if seen.drafted or seen.peaks:
-            kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
-            if not self.speculating and seen.drafted:
-                if seen.accepted == seen.drafted:
-                    self.prober.stood()
-                self.survival.fade(FORGET, kind)
-            if seen.peaks:
-                withheld = self.confidence.observe(kind, seen)
-        self.survival.observe(seen, withheld)
+        if not self.speculating and seen.drafted:
+            if seen.accepted == seen.drafted:
+                self.prober.stood()
+            self.survival.fade(FORGET, kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter))
+        self.survival.observe(seen)
         self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped
         self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
         if seen.drafted:
@@ -449,6 +369,11 @@ def _looked_up(candidates: Sequence[tuple[RequestView, int]]) -> list[bool]:
     """Whose drafts no model makes; empty where all are."""
     flags = [view.proposer is not None for view, _ in candidates]
     return flags if any(flags) else []
+
+
+def _length(view: RequestView, curve: Sequence[float], chosen: Allocation) -> int:
+    """What an allocation gives to a request."""
+    return reach(curve, chosen.threshold, chosen.longest if view.proposer is None else len(curve))
 
 
 def _urgency(view: RequestView) -> float:

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
-from verifypd.batch import DraftBatch, Drafted
+from verifypd.batch import DraftBatch
 from verifypd.request import Request
 
 
@@ -26,8 +26,8 @@ class Drafter(Protocol):
     capture: tuple[int, ...]  # with them, the residual streams after these layers
     keeps_drafts: bool  # what its cache holds of a drafted token is as good as of a confirmed one
 
-    def launch(self, batch: DraftBatch) -> Drafted | None:
-        """Write the drafts of these spans. Says what came of them where spans have a gate."""
+    def launch(self, batch: DraftBatch) -> None:
+        """Write the drafts of these spans."""
         ...
 
     def promise(self, request: Request) -> int:

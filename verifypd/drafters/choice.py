@@ -26,7 +26,7 @@ class Chance:
     stood: float = 0.0
     trials: float = 0.0
 
-    def learn(self, stood: float, trials: int, memory: float = MEMORY) -> None:
+    def learn(self, stood: int, trials: int, memory: float = MEMORY) -> None:
         """Add trials; old ones fade."""
         keep = max(0.0, 1.0 - trials / memory)
         self.stood = self.stood * keep + stood
@@ -149,21 +149,14 @@ class Choice:
                 name, longest = self.copier, length
         return Pick(name, longest, known.copying.take_heard())
 
-    def observe(
-        self, order: int, drafter: str | None, drafted: int, accepted: int, withheld: float | None = None
-    ) -> None:
-        """A draft was judged. Look-ups are counted from the text alone.
-
-        withheld: the chance that the drafter itself gave to the token after those, which nobody verified.
-        """
+    def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
+        """A draft was judged. Look-ups are counted from the text alone."""
         known = self._requests.get(order)
-        if known is None or drafter != self.model or not (drafted or withheld):
+        if known is None or drafter != self.model or not drafted:
             return
-        stood, trials = float(accepted), min(drafted, accepted + 1)
-        if withheld is not None:
-            stood, trials = stood + withheld, trials + 1
-        known.drafting.learn(stood, trials)
-        self._everyone.learn(stood, trials, 16 * MEMORY)
+        trials = min(drafted, accepted + 1)
+        known.drafting.learn(accepted, trials)
+        self._everyone.learn(accepted, trials, 16 * MEMORY)
 
     def forget(self, order: int) -> None:
         """The request has left."""

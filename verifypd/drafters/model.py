@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
-from verifypd.batch import DraftBatch, Drafted, DraftSpan
-from verifypd.drafters.gating import Gating
+from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layouts, host_tensor
 from verifypd.runtime.runner import HeadRunner, ModelRunner
-from verifypd.runtime.streams import HostCopy
 from verifypd.sampling.sampler import draft_noise, propose
 from verifypd.sampling.state import SamplingState
 
@@ -48,24 +46,25 @@ class ModelDrafter:
         self.temperature_scale = temperature_scale  # [slots], the drafter's temperature relative to the request's
 
     @torch.inference_mode()
-    def launch(self, batch: DraftBatch) -> Drafted | None:
+    def launch(self, batch: DraftBatch) -> None:
         """Catch up with the confirmed tokens, then draft: each step reads the token the step before wrote."""
         catching = [span for span in batch.spans if span.rows]
         if self.graphs is not None and self.graphs.takes_drafts(catching, self.sampling):
             self._replay(self.graphs, catching)
-            return None
+            return
         layout = catch_up_layout(catching, self.slots, self.runner.tables)
         ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
         hidden, carried = self._catch_up(ids, layout)
         drafting = [span for span in catching if span.drafts]
         if not drafting:
-            return None
+            return
         ends, end = {}, -1  # slot -> its last row
         for span in catching:
             end += span.rows
             ends[span.slot] = end
         drafting.sort(key=lambda span: -span.drafts)  # those still drafting are always the first ones
         index = host_tensor([span.slot for span in drafting], self.slots.device)
+        self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
         longest = drafting[0].drafts
         sampled = self.sampling.needs([span.slot for span in drafting]).rejection
         noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
@@ -74,47 +73,13 @@ class ModelDrafter:
         else:
             last = host_tensor([ends[span.slot] for span in drafting], self.slots.device)
             hidden, carried = hidden[last], carried[last]
-        layouts = draft_layouts(drafting, index, self.slots, self.runner.tables) if longest > 1 else []
-        if any(span.gate is not None for span in drafting):
-            return self._launch_gated(drafting, index, hidden, carried, layouts, noise)
-        self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
-        tokens = self._draw(self.runner.logits(hidden), drafting, index, 0, noise)
-        for depth, layout in enumerate(layouts, 1):
+        tokens = self._draw(hidden, drafting, index, 0, noise)
+        if longest == 1:
+            return
+        for depth, layout in enumerate(draft_layouts(drafting, index, self.slots, self.runner.tables), 1):
             count = layout.spans
             hidden, carried = self._step(tokens[:count], carried[:count], layout)
-            tokens = self._draw(self.runner.logits(hidden), drafting[:count], layout.slots, depth, noise)
-        return None
-
-    def _launch_gated(
-        self,
-        drafting: Sequence[DraftSpan],
-        index: Tensor,
-        hidden: Tensor,
-        carried: Tensor,
-        layouts: Sequence[PassLayout],
-        noise: Tensor | None,
-    ) -> Drafted:
-        """The loop where the host reads, after each step, how sure the model was, and takes out who has enough."""
-        gating, rows, slots = Gating(drafting), list(range(len(drafting))), index
-        for depth in range(len(layouts) + 1):
-            logits = self.runner.logits(hidden)
-            spans = [drafting[row] for row in rows]
-            # of the distribution as it is, not of the token drawn
-            copy = HostCopy({"peaks": self.runner.model.kernels.peaks(logits)})
-            own = noise if noise is None or len(rows) == len(drafting) else noise[rows]
-            tokens = self._draw(logits, spans, slots, depth, own)
-            on = gating.look(spans, [float(peak) for peak in copy.wait()["peaks"]])
-            if not on:
-                break
-            if len(on) < len(rows):
-                rows, take = [rows[place] for place in on], host_tensor(on, self.slots.device)
-                tokens, carried = tokens[take], carried[take]
-            layout = layouts[depth] if len(rows) == layouts[depth].spans else layouts[depth].single_rows(rows)
-            slots = layout.slots
-            hidden, carried = self._step(tokens, carried, layout)
-        found = gating.drafted()
-        self.slots.draft_lens[index] = host_tensor([found.kept[span.slot] for span in drafting], self.slots.device)
-        return found
+            tokens = self._draw(hidden, drafting[:count], layout.slots, depth, noise)
 
     def _replay(self, graphs: ModelGraphs, catching: Sequence[DraftSpan]) -> None:
         """The same by graphs: who is far behind catches up in a pass before the loop that drafts for all who may."""
@@ -141,11 +106,11 @@ class ModelDrafter:
         return hidden, hidden
 
     def _draw(
-        self, logits: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
+        self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
     ) -> Tensor:
         """Draw the token at `depth` for each span, [R], and keep the distribution it was drawn from."""
         proposal = propose(
-            logits,
+            self.runner.logits(hidden),
             index,
             tuple(span.slot for span in spans),
             depth,

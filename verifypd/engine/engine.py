@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, Drafted, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -78,8 +78,6 @@ class Engine:
         self.cost = cost
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
-        gated = config.draft_gate and slots.device.type == "cpu" and self.synthetic is None
-        self.gates = gated and self.drafter is not None and not self.drafter.point_mass
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
@@ -309,13 +307,7 @@ class Engine:
             if plan.draft:
                 slots = [span.slot for span in plan.draft.spans]
                 with self.placements.run("decode", slots) as timed.timers["decode"]:
-                    drafted = self.decode.launch(plan.draft)
-                if drafted is not None:
-                    plan = timed.plan = _withhold(plan, drafted)
-                    timed.draft_steps = drafted.steps
-                    for slot, peaks in drafted.peaks.items():
-                        self.running[slot].draft_peaks = peaks
-                assert plan.draft
+                    self.decode.launch(plan.draft)
                 timed.decode_wait = self._note_drafts(plan.draft)
                 self.stats.lanes["decode"].ran(len(slots))
             if plan.verify:
@@ -403,8 +395,6 @@ class Engine:
             request.counted.append(span.drafts + 1)
         request.inflight.append(span.drafts)
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
-        request.peaks.append(request.draft_peaks)
-        request.draft_peaks = ()
         now = self.clock()
         if request.state is State.DECODE:
             self._enter(request, State.VERIFY, now)  # one token and no draft: through the lane within this plan
@@ -454,17 +444,16 @@ class Engine:
             request.tickets -= 1
             verdict = result.verdicts[index]
             tau = 1.0
-            peaks: tuple[float, ...] = ()
             if verdict is not None:
                 request.inflight.pop(0)
-                tau, peaks = request.temperatures.pop(0), request.peaks.pop(0)
+                tau = request.temperatures.pop(0)
                 counted = request.counted.pop(0)
                 request.draft_lag -= max(0, counted - len(verdict.tokens))  # now it is known how many there are
             if not request.finished:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
                     confirm(self, request, verdict)
-                    observe(self, request, span, verdict, tau, peaks)
+                    observe(self, request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -532,17 +521,3 @@ def _keep(plan: Plan, drafts: dict[int, int]) -> Plan:
         verify=VerifyBatch(tuple(verify)) if verify else None,
         prefill=VerifyBatch(chunks) if chunks else None,
     )
-
-
-def _withhold(plan: Plan, drafted: Drafted) -> Plan:
-    """The plan with what is left of gated drafts. They are verified in the plan that drafts them."""
-    kept, draft, verify = drafted.kept, plan.draft, plan.verify
-    assert draft and verify
-    drafts = [replace(s, drafts=kept[s.slot]) if s.drafts > kept.get(s.slot, s.drafts) else s for s in draft.spans]
-    spans = []
-    for span in verify.spans:
-        left = kept.get(span.slot, span.drafts)
-        if left < span.drafts:
-            span = replace(span, drafts=left, rows=left + 1, drafter=span.drafter if left else None)
-        spans.append(span)
-    return replace(plan, draft=replace(draft, spans=tuple(drafts)), verify=VerifyBatch(tuple(spans)))

@@ -23,7 +23,6 @@ class TimedPlan:
     timers: dict[str, LaneTimer] = field(default_factory=dict)
     beside: bool = False  # whether other work ran on the device at the same time
     decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
-    draft_steps: int | None = None  # of a draft loop, where gates may have ended it; None: the longest draft
 
     @property
     def start(self) -> float:
@@ -45,7 +44,7 @@ class TimedPlan:
         seconds = self.seconds()
         return StepTiming(
             draft_requests=len(drafts),
-            draft_steps=max((s.drafts for s in drafts), default=0) if self.draft_steps is None else self.draft_steps,
+            draft_steps=max((span.drafts for span in drafts), default=0),
             draft_rows=sum(span.rows for span in drafts),
             draft_context=sum(span.context for span in drafts),
             verify_requests=sum(1 for span in verify if span.start is None),

@@ -38,18 +38,13 @@ def confirm(engine: Engine, request: Request, verdict: Verdict) -> None:
         engine.end(request, verdict.finish)
 
 
-def observe(
-    engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float, peaks: tuple[float, ...] = ()
-) -> None:
-    """Tell the policy what became of a draft, or of a single token. `peaks`: how sure the drafter was."""
+def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
+    """Tell the policy what became of a draft, or of a single token."""
     if span.start is not None:
         return
-    params, drafter = request.params, span.drafter
-    if peaks and drafter is None and engine.drafter is not None:
-        drafter = engine.drafter.name  # all that it drafted was withheld
+    params = request.params
     if engine.choice is not None:
-        withheld = peaks[verdict.drafted] if len(peaks) > verdict.drafted == verdict.accepted else None
-        engine.choice.observe(request.order, drafter, verdict.drafted, verdict.accepted, withheld)
+        engine.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
     engine.architecture.observe(
         Observation(
             order=request.order,
@@ -59,9 +54,8 @@ def observe(
             coupled=params.coupled(engine.config.acceptance),
             greedy=params.greedy,
             temperature=params.temperature,
-            drafter=drafter,
+            drafter=span.drafter,
             tau=tau,
-            peaks=peaks,
         )
     )
 

@@ -40,7 +40,6 @@ def snapshot(engine: Engine) -> Snapshot:
         drafter=engine.drafter.name if engine.drafter else None,
         copier=engine.choice.copier if engine.choice else None,
         drafter_has_cache=bool(engine.drafter and engine.drafter.has_cache),
-        gates=engine.gates,
         routine_lag=2 if engine.drafter is None or engine.drafter.keeps_drafts else engine.config.max_draft + 1,
     )
 

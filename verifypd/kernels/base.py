@@ -104,7 +104,3 @@ class Kernels(Protocol):
         Of two rows for one place either may stay; only the null block is written to twice.
         """
         ...
-
-    def peaks(self, logits: Tensor) -> Tensor:
-        """The largest probability of each row's softmax: logits [N, V] -> [N] float32."""
-        ...

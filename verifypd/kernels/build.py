@@ -161,7 +161,6 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
-        "vpd_peaks": "pnnnp",
         "vpd_keep": "ppnnpnnpppn",
         "vpd_attend": "pnpnpnppipppppnnpnnnnnnffi",
     }

@@ -603,23 +603,6 @@ EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t
     }
 }
 
-/* ---- peaks ------------------------------------------------------------------------------------------------------ */
-
-/* The largest probability of softmax(x) for each of n rows: 1 / sum(exp(x - max)). */
-EXPORT void vpd_peaks(const float *x, ptrdiff_t xs, ptrdiff_t n, ptrdiff_t V, float *out) {
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const float *row = x + i * xs;
-        vf tops = splat(-INFINITY), total = splat(0.0f);
-        ptrdiff_t k = 0;
-        for (; k + VL <= V; k += VL) { vf v = load_f32(row + k); tops = pick(v > tops, v, tops); }
-        float top = largest(tops), rest = 0.0f;
-        for (ptrdiff_t j = k; j < V; j++) top = row[j] > top ? row[j] : top;
-        for (k = 0; k + VL <= V; k += VL) total += vexp(load_f32(row + k) - splat(top));
-        for (; k < V; k++) rest += expf(row[k] - top);
-        out[i] = 1.0f / (sum(total) + rest);
-    }
-}
-
 /* ---- rows of a paged cache ------------------------------------------------------------------------------------- */
 
 /* Row i of every stream, one behind the other, goes where `data` holds position positions[i] of slot

@@ -48,7 +48,6 @@ class NativeKernels:
         self._gated = loaded.vpd_gated
         self._rotate = loaded.vpd_rotate
         self._keep = loaded.vpd_keep
-        self._peaks = loaded.vpd_peaks
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """float32 always: weights are widened as they are read."""
@@ -177,12 +176,3 @@ class NativeKernels:
             table.data_ptr(), table.stride(0), places.block_size, places.slots.data_ptr(), places.row_span.data_ptr(),
             places.positions.data_ptr(), len(places.positions),
         )  # fmt: skip
-
-    def peaks(self, logits: Tensor) -> Tensor:
-        """See Kernels.peaks."""
-        rows, width = logits.shape
-        if logits.dtype is not torch.float32 or logits.stride(1) != 1:
-            logits = logits.float().contiguous()
-        found = torch.empty(rows)
-        self._peaks(logits.data_ptr(), logits.stride(0), rows, width, found.data_ptr())
-        return found

@@ -68,10 +68,6 @@ class TorchKernels:
         """See Kernels.keep_rows_."""
         keep_rows_(data, streams, places)
 
-    def peaks(self, logits: Tensor) -> Tensor:
-        """See Kernels.peaks."""
-        return logits.float().softmax(-1).amax(-1)
-
 
 def keep_rows_(data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
     """See Kernels.keep_rows_."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verifypd.batch import DraftBatch, Drafted
+from verifypd.batch import DraftBatch
 from verifypd.drafters.base import Drafter
 from verifypd.runtime.inputs import host_tensor
 
 
 class DecodeLane:
-    """Runs the drafter a batch names. No token comes back to the host: the verify lane reads drafts from the slots."""
+    """Runs the drafter a batch names. Nothing comes back to the host: the verify lane reads drafts from the slots."""
 
     name = "decode"
 
@@ -19,19 +19,18 @@ class DecodeLane:
         self.temperatures = temperatures  # fp32 [slots], the drafter's relative to the request's; None: no such drafter
         self._set: dict[int, float] = {}  # slot -> what `temperatures` holds, where it is not 1
 
-    def launch(self, batch: DraftBatch) -> Drafted | None:
-        """Start drafting. Says what came of it where spans have a gate; one drafter has them, if any."""
+    def launch(self, batch: DraftBatch) -> None:
+        """Start drafting."""
         if self.temperatures is not None:
             self._set_temperatures(batch, self.temperatures)
         others = {span.drafter for span in batch.spans if span.drafter not in (None, batch.drafter)}
         if not others:
-            return self.drafters[batch.drafter].launch(batch)
-        found = None
+            self.drafters[batch.drafter].launch(batch)
+            return
         for name in (batch.drafter, *sorted(name for name in others if name)):
             spans = tuple(span for span in batch.spans if (span.drafter or batch.drafter) == name)
             if spans:
-                found = self.drafters[name].launch(DraftBatch(name, spans)) or found
-        return found
+                self.drafters[name].launch(DraftBatch(name, spans))
 
     def _set_temperatures(self, batch: DraftBatch, temperatures: Tensor) -> None:
         """Write what differs from the launch before; usually nothing."""
