@@ -6,9 +6,11 @@ Three questions. One request: `auto` with the draft against `plain`, on held-out
 draft and both side by side. A crowd: 16 requests at once against `plain`. Every prompt runs under every arm before the
 next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates. Where other
 processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
-Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, built last, and
-`against_plain` is against the mean of both. A crowd finds no prompt in a prefix cache: every round computes its prompts
-again, and its blocks lie where those of the round before lay.
+Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, and `against_plain`
+is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
+differ, so the crowd's engines are built several times, in another order each time, with a policy that knows nothing yet:
+`by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix cache: every round
+computes its prompts again, and its blocks lie where those of the round before lay.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -154,16 +157,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
         if "crowd" in args.sections:
-            crowds = [[prompt for job in jobs for prompt in job][:16]] * args.crowds
-            with ExitStack() as stack:
-                three = {
-                    name: stack.enter_context(
-                        LLM("smollm2", **ARMS[name.partition(",")[0]], **options, prefix_cache=False)
-                    )
-                    for name in ("plain", "auto", "plain, built last")
-                }
-                report["crowd"][numbers], _ = compare(three, crowds, min(64, args.tokens), f"{numbers}, 16 at once")
+            crowd = [prompt for job in jobs for prompt in job][:16]
+            report["crowd"][numbers] = measure_crowd(args, numbers, crowd, options)
     return report
+
+
+def measure_crowd(
+    args: argparse.Namespace, numbers: str, crowd: Sequence[list[int]], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Rounds of one crowd under `auto` and two engines of `plain`, all of them built anew several times."""
+    builds: list[dict[str, Any]] = []
+    names = ("plain", "auto", "plain, again")
+    for build in range(args.builds):
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(LLM("smollm2", **ARMS[name.partition(",")[0]], **options, prefix_cache=False))
+                for name in (*names[build % 3 :], *names[: build % 3])
+            }
+            ordered = {name: engines[name] for name in names}
+            title = f"{numbers}, 16 at once, build {build + 1} of {args.builds}"
+            builds.append(compare(ordered, [crowd] * args.crowds, min(64, args.tokens), title)[0])
+    report: dict[str, Any] = {"built": [list((*names[b % 3 :], *names[: b % 3])) for b in range(args.builds)]}
+    for name in names:
+        ratios = [each[name]["against_plain"] for each in builds]
+        half = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+        mean = statistics.mean(ratios)
+        report[name] = {
+            "against_plain": round(mean, 4),
+            "interval_95": [round(mean - half, 4), round(mean + half, 4)],
+            "by_build": ratios,
+        }
+    return {**report, "builds": builds}
 
 
 def main() -> None:
@@ -172,6 +196,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default: 128)")
     parser.add_argument("--crowds", type=int, default=4, help="rounds of 16 requests (default: 4)")
+    parser.add_argument("--builds", type=int, default=4, help="times the engines of those are built (default: 4)")
     parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of float32, bfloat16, int8")
     parser.add_argument("--sections", default="one,copying,crowd", help="of one, copying, crowd (default: all)")
     parser.add_argument("--json", type=Path, help="write the report there")
