@@ -8,9 +8,9 @@ next one does, so that a slow moment of the machine hits all of them; the order 
 processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
 Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, and `against_plain`
 is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
-differ, so the crowd's engines are built several times, in another order each time, with a policy that knows nothing yet:
-`by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix cache: every round
-computes its prompts again, and its blocks lie where those of the round before lay.
+differ, so the crowd's engines are built several times, in another order each time, with a policy that knows nothing
+yet: `by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix cache: every
+round computes its prompts again, and its blocks lie where those of the round before lay.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def measure_crowd(
             ordered = {name: engines[name] for name in names}
             title = f"{numbers}, 16 at once, build {build + 1} of {args.builds}"
             builds.append(compare(ordered, [crowd] * args.crowds, min(64, args.tokens), title)[0])
-    report: dict[str, Any] = {"built": [list((*names[b % 3 :], *names[: b % 3])) for b in range(args.builds)]}
+    report: dict[str, Any] = {"built": [[*names[b % 3 :], *names[: b % 3]] for b in range(args.builds)]}
     for name in names:
         ratios = [each[name]["against_plain"] for each in builds]
         half = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
