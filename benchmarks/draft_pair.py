@@ -8,9 +8,9 @@ next one does, so that a slow moment of the machine hits all of them; the order 
 processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
 Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, and `against_plain`
 is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
-differ, so the crowd's engines are built several times, in another order each time, with a policy that knows nothing
-yet: `by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix cache: every
-round computes its prompts again, and its blocks lie where those of the round before lay.
+differ, so the crowd's engines are built several times, in three orders by turns, with a policy that knows what it met
+in the warm-up: `by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix
+cache: every round computes its prompts again, and its blocks lie where those of the round before lay.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 4
 COPYING = (FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12])
 
 
+STUDENT = {2: 12.71, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # of 95 %, by the number of builds
 QUIET = 0.02  # of the processor's time, that other processes may take during a run
 
 
@@ -180,13 +181,11 @@ def measure_crowd(
     report: dict[str, Any] = {"built": [[*names[b % 3 :], *names[: b % 3]] for b in range(args.builds)]}
     for name in names:
         ratios = [each[name]["against_plain"] for each in builds]
-        half = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
         mean = statistics.mean(ratios)
-        report[name] = {
-            "against_plain": round(mean, 4),
-            "interval_95": [round(mean - half, 4), round(mean + half, 4)],
-            "by_build": ratios,
-        }
+        report[name] = {"against_plain": round(mean, 4), "by_build": ratios}
+        if len(ratios) > 1:
+            wide = STUDENT.get(len(ratios), 2.3) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+            report[name]["interval_95"] = [round(mean - wide, 4), round(mean + wide, 4)]
     return {**report, "builds": builds}
 
 

@@ -117,3 +117,11 @@ def test_only_trials_count() -> None:
         a.observe(verdict(0, 8, 0))
         b.observe(verdict(0, 1, 0))
     assert a.chance(0, KIND) == pytest.approx(b.chance(0, KIND), abs=0.05)
+
+
+def test_what_is_heard_over_a_long_rest_counts_for_no_more_than_is_remembered() -> None:
+    survival = Survival(4)
+    survival.overhear(0, KIND, 500, 1000)
+    survival.overhear(0, KIND, 24, 24)
+    assert survival.chance(0, KIND) > 0.7, "the last two dozen outweigh a thousand that were heard before"
+    assert 0.4 < survival.mean(KIND) < 0.6, "but not in what is believed of everyone alike"

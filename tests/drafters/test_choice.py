@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -96,8 +97,25 @@ def test_it_says_once_how_look_ups_would_have_fared() -> None:
     period = [5, 9, 200, 31, 7, 14, 3]
     choice = Choice("ngram", "head", 2, 4)
     copying = request(period * 2, len(period))
-    assert choice.pick(copying, 8).overheard == (5, 5), "the first two tokens have no earlier pair before them"
+    stood, trials = choice.pick(copying, 8).overheard
+    assert stood == trials > 0
     assert choice.pick(copying, 8).overheard == (0, 0)
     copying.tokens += [5, 9, 77]
     assert choice.pick(copying, 8).overheard == (2, 3)
     assert choice.pick(request(list(range(40, 70)), 4), 8).overheard == (0, 0)
+
+
+def test_look_ups_that_nobody_would_make_are_not_heard_of() -> None:
+    """After a pair the text mostly goes on in a new way, after four tokens as it did: only of those is it told."""
+    choice, fresh = Choice("ngram", "head", 2, 4), itertools.count(1000)
+    text, block = request([1, 2], 2), list(range(10, 24))
+    stood = trials = 0
+    for turn in range(60):
+        for _ in range(6):
+            text.tokens += [next(fresh), 1, 2]
+        text.tokens += [next(fresh), *block]
+        pick = choice.pick(text, 8)
+        if turn > 20:
+            stood, trials = stood + pick.overheard[0], trials + pick.overheard[1]
+    assert trials == 39 * 11, "eleven of a block's tokens follow four that came before, and so does one that is new"
+    assert stood == 39 * 10

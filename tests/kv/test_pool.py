@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from verifypd.kernels import build, select
-from verifypd.kernels.base import Places
+from verifypd.kernels.base import PagedRows
 from verifypd.kv.pool import FeatureCache
 
 CPU = torch.device("cpu")
@@ -24,7 +24,9 @@ def cache(request: pytest.FixtureRequest) -> FeatureCache:
 def keep(features: FeatureCache, slots: list[int], positions: list[int], value: float, table: Tensor = TABLE) -> None:
     """One row a slot, in three streams of two numbers each: value, value + 0.1, value + 0.2."""
     streams = tuple(torch.full((len(slots), 2), value + i / 10) for i in range(3))
-    features.keep(streams, Places(table, BLOCK, torch.tensor(slots), torch.arange(len(slots)), torch.tensor(positions)))
+    features.keep(
+        streams, PagedRows(table, BLOCK, torch.tensor(slots), torch.arange(len(slots)), torch.tensor(positions))
+    )
 
 
 def read(features: FeatureCache, slot: int, position: int, table: Tensor = TABLE) -> list[float]:
@@ -66,7 +68,7 @@ def test_both_kernels_write_the_same(widths: tuple[int, ...], dtype: torch.dtype
         streams = [torch.randn(len(span), 2 * width, generator=noise)[:, :width] for width in widths]
         if turn % 2:
             streams = [stream.contiguous() for stream in streams]
-        places = Places(TABLE, BLOCK, torch.randperm(2, generator=noise), span, positions)
+        places = PagedRows(TABLE, BLOCK, torch.randperm(2, generator=noise), span, positions)
         for each in caches:
             each.keep(streams, places)
     assert torch.equal(caches[0].data, caches[1].data) and caches[0].data.abs().sum() > 0

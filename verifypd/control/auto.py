@@ -109,14 +109,13 @@ class Auto:
         """What the next step runs."""
         ready = [view for view in snapshot.requests if not view.prefill_left and view.room > 0]
         self._clock(snapshot, ready)
+        if self._resting:
+            self._emitted, self._busy = 0, 0.0  # nothing was foretold of this time
         self._prompts = any(view.prefill_left for view in snapshot.requests)
         self._steps += 1
         tuned = self._tune(snapshot, ready)
-        if ready and self._steps % INTERVAL == 0:
-            if self._resting:
-                self._emitted, self._busy = 0, 0.0  # nothing was foretold of this time
-            else:
-                self._look(tuned)
+        if ready and self._steps % INTERVAL == 0 and not self._resting:
+            self._look(tuned)
         plan = self.choices[self.running].plan(tuned)
         self._relabel(snapshot, ready)
         return plan
@@ -306,7 +305,7 @@ class Auto:
         chosen = self._throughput.chosen if self._throughput else None
         stretch = self._throughput.stretch if self._throughput else 1.0
         idle = self._idle(snapshot)
-        if self._resting and not (self._pressed or self.controller.curious):
+        if self.at_rest:
             self._calm += 1
             self.prefill_chunk = snapshot.prefill_chunk
             return snapshot  # nothing to tune: the plan is that of `plain`

@@ -119,8 +119,9 @@ class Prober:
 
     def appraise(self, candidates: list[tuple[RequestView, int]], load: Load, plain: Allocation, overlap: bool) -> None:
         """What a probe may teach is worth at most what drafts would gain if nearly all stood and no cache lagged."""
-        c, n = self.cost.coefficients, len(candidates)
-        context = sum([view.length_bound for view, _ in candidates if view.proposer is None])
+        c = self.cost.coefficients
+        probed = [view for view, _ in candidates if view.proposer is None]
+        n, context = len(probed), sum([view.length_bound for view in probed])
         alone, best = plain.seconds - plain.aside, 0.0
         tokens, alive = float(load.requests), 1.0
         for longest in range(1, self.max_draft + 1):

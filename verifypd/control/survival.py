@@ -42,7 +42,7 @@ class _Running:
     accepted: float = 0.0
     trials: float = 0.0
 
-    def learn(self, accepted: int, trials: int, memory: float) -> None:
+    def learn(self, accepted: float, trials: float, memory: float) -> None:
         """Add a draft's trials."""
         keep = 1.0 - trials / memory if trials < memory else 0.0
         self.accepted = self.accepted * keep + accepted
@@ -168,8 +168,9 @@ class Survival:
     def overhear(self, order: int, kind: Kind, stood: int, trials: int) -> None:
         """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
         trace = self._trace(order, kind)
-        trace.learn(stood, trials, MEMORY)
-        self._population(kind).learn(stood, trials, POPULATION)
+        for running, memory in ((trace, MEMORY), (self._population(kind), POPULATION)):
+            part = min(1.0, memory / trials)  # what was heard over a long rest counts for no more than is remembered
+            running.learn(part * stood, part * trials, memory)
         trace.curve = None
 
     def fade(self, keep: float, kind: Kind) -> None:

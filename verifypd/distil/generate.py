@@ -14,6 +14,7 @@ from torch import Tensor
 
 from verifypd.distil.dense import DenseAttention, Places, StaticCache, StepAttention
 from verifypd.models.base import Model
+from verifypd.runtime.graphs import no_collection
 
 WIDTH = 64  # columns; the cache is looked at in multiples of it
 PREFILL_ROWS = 512  # sequences whose prompts are read at once
@@ -120,7 +121,7 @@ class Generator:
         torch.cuda.set_rng_state(noise, self.model.device)  # the text must not depend on when a graph was captured
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
+        with no_collection(), torch.cuda.graph(graph, pool=pool):
             self._advance(width)
         return graph
 

@@ -6,6 +6,7 @@ token that a drafter has drawn. Knows requests; nothing of tensors, plans or clo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,19 +66,19 @@ class Copying:
         self._chances = tuple(Chance(prior) for prior in PRIOR)
         self._length = 0
         self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the foretold token stands
-        self._heard = (0, 0)  # trials that stood, of how many, since somebody asked
+        self._heard = [[0, 0], [0, 0]]  # of each kind trials that stood, and all, since somebody asked
 
     def extend(self, tokens: list[int], prompt_len: int) -> None:
         """Take in what was appended to `tokens` since the last call."""
         if not self._length:
             self._read_prompt(tokens[: prompt_len - 1])
-        stood, trials = self._heard
         for at in range(self._length, len(tokens)):
             if self._match is not None and at >= prompt_len:
                 kind, place = self._match
-                self._chances[kind].learn(tokens[place] == tokens[at], 1)
-                stood += tokens[place] == tokens[at]
-                trials += 1
+                stood = tokens[place] == tokens[at]
+                self._chances[kind].learn(stood, 1)
+                self._heard[kind][0] += stood
+                self._heard[kind][1] += 1
             self._match = None
             for kind, size in enumerate(self._sizes):
                 if at + 1 < size:
@@ -88,12 +89,16 @@ class Copying:
                     self._match = kind, place
                 self._follows[kind][gram] = at + 1
         self._length = len(tokens)
-        self._heard = (stood, trials)
 
-    def take_heard(self) -> tuple[int, int]:
-        """Look-ups that the text has borne out since the last call, and how many there might have been."""
-        heard, self._heard = self._heard, (0, 0)
-        return heard
+    def take_heard(self, worthwhile: Callable[[float], bool]) -> tuple[int, int]:
+        """Look-ups that the text has borne out since the last call, of how many: of the kinds whose chance is such that
+        they would have been made."""
+        stood = trials = 0
+        for chance, (good, all_of_them) in zip(self._chances, self._heard, strict=True):
+            if all_of_them and worthwhile(chance.mean):
+                stood, trials = stood + good, trials + all_of_them
+        self._heard = [[0, 0], [0, 0]]
+        return stood, trials
 
     def _read_prompt(self, tokens: list[int]) -> None:
         """A prompt but for its last token, at once: nothing is judged there, and only the latest place counts."""
@@ -113,7 +118,7 @@ class Pick(NamedTuple):
 
     drafter: str
     longest: int  # tokens, at most
-    overheard: tuple[int, int]  # look-ups that the text since the last pick has borne out, of how many
+    overheard: tuple[int, int]  # look-ups that the text since the last pick has borne out, of those worth making
 
 
 @dataclass(slots=True)
@@ -141,13 +146,18 @@ class Choice:
             known = self._requests[request.order] = _Known(Copying(*self._sizes), Chance(self._everyone.mean))
         known.copying.extend(request.tokens, request.prompt_len)
         name, longest = self.model, limit if able else 0
+        own, _ = gain(known.drafting.mean, longest, self.row + self.step)
+
+        def copied(chance: float) -> int:
+            """Tokens to look up at this chance; 0 where the model is better."""
+            value, length = gain(chance, limit, self.row)
+            return length if value >= own else 0
+
+        overheard = known.copying.take_heard(lambda chance: copied(chance) > 0)
         chance = known.copying.chance
-        if chance is not None:
-            own, _ = gain(known.drafting.mean, longest, self.row + self.step)
-            copied, length = gain(chance, limit, self.row)
-            if length and copied >= own:
-                name, longest = self.copier, length
-        return Pick(name, longest, known.copying.take_heard())
+        if chance is not None and (length := copied(chance)):
+            name, longest = self.copier, length
+        return Pick(name, longest, overheard)
 
     def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
         """A draft was judged. Look-ups are counted from the text alone."""

@@ -184,7 +184,7 @@ class Engine:
         spans = []
         for slot, request in running.items():
             context, left = request.length_bound, request.max_length - request.length_floor
-            if request.state is not State.DECODE or request.preempting or request.pending or left <= 0:
+            if request.state is not State.DECODE or request.preempting or left <= 0:
                 return None
             spans.append(VerifySpan(slot, 1, 0, None, True, min(context, request.max_length)))
         return Plan(verify=VerifyBatch(tuple(spans)))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(engine: Engine) -> Snapshot:
-    """What the policy sees."""
+    """What the policy sees. What it is told of look-ups it is told once."""
     now, curious = engine.clock(), engine.architecture.curious
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]

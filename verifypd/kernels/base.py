@@ -54,7 +54,7 @@ class Int8Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PagedRows:
     """Where the rows of a pass lie in a cache of blocks."""
 
     block_table: Tensor  # int32 [S, max_blocks]
@@ -98,7 +98,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
         """Write rows into a paged cache: data [blocks * block_size, W]; streams, each [N, a part of W], side by side.
 
         Of two rows for one place either may stay; only the null block is written to twice.

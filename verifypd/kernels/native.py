@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Activation, Int8Weight, Places
+from verifypd.kernels.base import Activation, Int8Weight, PagedRows
 from verifypd.kernels.torch import keep_rows_
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
@@ -163,11 +163,12 @@ class NativeKernels:
             torch.get_num_threads(),
         )
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
         """See Kernels.keep_rows_. One call: between two passes, with cold caches, each of torch's takes 20 us."""
         width = streams[0].shape[1]
-        plain = all(s.shape[1] == width and s.dtype is torch.float32 and s.is_contiguous() for s in streams)
-        if not plain or data.dtype is not torch.float32:
+        shape = (len(places.positions), width)
+        plain = all(s.shape == shape and s.dtype is torch.float32 and s.is_contiguous() for s in streams)
+        if not plain or data.dtype is not torch.float32 or data.shape[1] != width * len(streams):
             keep_rows_(data, streams, places)
             return
         table = places.block_table

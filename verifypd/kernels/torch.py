@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Int8Weight, Places
+from verifypd.kernels.base import Activation, Int8Weight, PagedRows
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -64,12 +64,12 @@ class TorchKernels:
             rotated = low * c - high * s, high * c + low * s  # both before either is written: low may be a view of x
             x[..., :half], x[..., half : 2 * half] = rotated
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
         """See Kernels.keep_rows_."""
         keep_rows_(data, streams, places)
 
 
-def keep_rows_(data: Tensor, streams: Sequence[Tensor], places: Places) -> None:
+def keep_rows_(data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
     """See Kernels.keep_rows_."""
     index = places.positions // places.block_size
     blocks = places.block_table[places.slots[places.row_span], index]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import Kernels, Places
+from verifypd.kernels.base import Kernels, PagedRows
 
 
 class LayerCache(NamedTuple):
@@ -63,7 +63,7 @@ class FeatureCache:
         self.kernels = kernels
         self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=device).zero_()
 
-    def keep(self, streams: Sequence[Tensor], places: Places) -> None:
+    def keep(self, streams: Sequence[Tensor], places: PagedRows) -> None:
         """Keep the states of a pass, each stream [N, a part of the width]."""
         self.kernels.keep_rows_(self.data, streams, places)
 

@@ -69,14 +69,14 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
+        with no_collection(), torch.cuda.graph(graph, pool=self._pool):
             result = work()
         self.bytes += before - torch.cuda.mem_get_info(self.device)[0]
         return graph, result
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Nothing is collected within: graphs of an engine that is gone, freed during a capture, would break it."""
     collecting = gc.isenabled()
     gc.disable()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Places
+from verifypd.kernels.base import PagedRows
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
@@ -71,7 +71,7 @@ class HeadRunner:
         Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
         """
         tables = self.tables
-        places = Places(tables.data, self.features.block_size, layout.slots, layout.row_span, layout.positions)
+        places = PagedRows(tables.data, self.features.block_size, layout.slots, layout.row_span, layout.positions)
         self.features.keep((*captured, hidden), places)
 
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
