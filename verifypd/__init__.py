@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# On aarch64 torch's allocator hands freed memory back to the system after 10 ms, and every pass takes it again, page by
+# page. It reads its settings as torch is loaded: whoever imports torch first keeps its own.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 if TYPE_CHECKING:
     from verifypd.engine.llm import LLM
