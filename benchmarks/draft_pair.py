@@ -169,16 +169,17 @@ def measure_crowd(
     """Rounds of one crowd under `auto` and two engines of `plain`, all of them built anew several times."""
     builds: list[dict[str, Any]] = []
     names = ("plain", "auto", "plain, again")
-    for build in range(args.builds):
+    orders = [(*names[build % 3 :], *names[: build % 3]) for build in range(args.builds)]
+    for build, order in enumerate(orders):
         with ExitStack() as stack:
             engines = {
                 name: stack.enter_context(LLM("smollm2", **ARMS[name.partition(",")[0]], **options, prefix_cache=False))
-                for name in (*names[build % 3 :], *names[: build % 3])
+                for name in order
             }
             ordered = {name: engines[name] for name in names}
             title = f"{numbers}, 16 at once, build {build + 1} of {args.builds}"
             builds.append(compare(ordered, [crowd] * args.crowds, min(64, args.tokens), title)[0])
-    report: dict[str, Any] = {"built": [[*names[b % 3 :], *names[: b % 3]] for b in range(args.builds)]}
+    report: dict[str, Any] = {"built": orders}
     for name in names:
         ratios = [each[name]["against_plain"] for each in builds]
         mean = statistics.mean(ratios)

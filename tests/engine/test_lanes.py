@@ -16,7 +16,8 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
-from verifypd.engine import wiring
+from verifypd.engine import engine as engine_module
+from verifypd.engine import plans, wiring
 from verifypd.engine.views import snapshot
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
@@ -298,7 +299,7 @@ def test_the_policy_hears_verdicts_and_times(pair: tuple[Path, Path], arch: str,
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("arch", ["plain", "unified", "auto"])
 def test_at_rest_the_engine_plans_what_the_architecture_would(
-    pair: tuple[Path, Path], plain: Any, arch: str, late: bool
+    pair: tuple[Path, Path], plain: Any, arch: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step, under arrivals, preemptions and ends; and it does spare the architecture most of the asking."""
     settings: dict[str, Any] = {"controller": "throughput"} if arch == "auto" else {"max_draft": 0}
@@ -308,10 +309,10 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
         if arch == "auto":  # drafting never pays, and nobody tries
             mind.controller.prober.share, mind.controller.speculating = 0.0, False
             mind.controller._choose = lambda options, *_: options[0]
-        original, asked = engine._routine, [0, 0]
+        asked = [0, 0]
 
-        def routine() -> Any:
-            found = original()
+        def checked(engine: Any) -> Any:
+            found = plans.routine(engine)
             asked[found is not None] += 1
             if found is not None:
                 whole = copy.deepcopy(mind).plan(snapshot(engine))  # the policy itself is not asked
@@ -319,7 +320,7 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
                 assert set(whole.verify.spans) == set(found.verify.spans)
             return found
 
-        engine._routine = routine
+        monkeypatch.setattr(engine_module, "routine", checked)
         assert texts(llm, 10) == plain
         assert asked[1] > asked[0] / 3 and (engine.stats.preemptions or arch == "plain"), asked
         engine.check()

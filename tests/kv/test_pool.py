@@ -30,7 +30,8 @@ def keep(features: FeatureCache, slots: list[int], positions: list[int], value: 
 
 
 def read(features: FeatureCache, slot: int, position: int, table: Tensor = TABLE) -> list[float]:
-    row = features.read(table, torch.tensor([slot]), torch.tensor([position]))[0].tolist()
+    where = PagedRows(table, BLOCK, torch.tensor([slot]), torch.tensor([0]), torch.tensor([position]))
+    row = features.read(where)[0].tolist()
     assert row == pytest.approx([row[0]] * 2 + [row[2]] * 2 + [row[4]] * 2)
     return [round(number, 1) for number in row[::2]]
 

@@ -6,7 +6,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
@@ -18,6 +18,7 @@ from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
+from verifypd.engine.plans import keep, routine
 from verifypd.engine.record import Recorder
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import TimedPlan, TimedPlans
@@ -164,7 +165,7 @@ class Engine:
             news.update((request.order, request) for request in self.absorb(ticket))
         self.admit()
         self._price()
-        plan = self.reserve(self._routine() or self.architecture.plan(snapshot(self)))
+        plan = self.reserve(routine(self) or self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -174,20 +175,6 @@ class Engine:
         if not self.busy:
             self.check()
         return list(news.values())
-
-    def _routine(self) -> Plan | None:
-        """One token for everyone, where the architecture would plan nothing else: it need not be asked, nor be told of
-        every request. None where that is not sure."""
-        running = self.running
-        if not (self.architecture.at_rest and 0 < len(running) <= self.config.batch_size) or self.inflight.away:
-            return None
-        spans = []
-        for slot, request in running.items():
-            context, left = request.length_bound, request.max_length - request.length_floor
-            if request.state is not State.DECODE or request.preempting or left <= 0:
-                return None
-            spans.append(VerifySpan(slot, 1, 0, None, True, min(context, request.max_length)))
-        return Plan(verify=VerifyBatch(tuple(spans)))
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
@@ -238,7 +225,7 @@ class Engine:
                 if self._make_room(request, length, may_preempt=length == 0):
                     drafts[slot] = length
                     break
-        return _keep(plan, drafts)
+        return keep(plan, drafts)
 
     def _make_room(self, request: Request, drafts: int, may_preempt: bool) -> bool:
         needed = request.length_bound + drafts + 1
@@ -493,31 +480,3 @@ class Engine:
         self.check()
         if self.recorder:
             self.recorder.close()
-
-
-def _keep(plan: Plan, drafts: dict[int, int]) -> Plan:
-    """The part of a plan whose slots have room, with the draft lengths that fit.
-
-    Who was to draft and wait, and has no room for it, is verified at once with its one token: everyone gets on.
-    """
-    verify = [
-        span if span.drafts == drafts[span.slot] else replace(span, drafts=0, rows=1, drafter=None)
-        for span in (plan.verify.spans if plan.verify else ())
-        if span.slot in drafts
-    ]
-    verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
-    draft_spans = []
-    for span in plan.draft.spans if plan.draft else ():
-        if span.slot not in drafts:
-            continue
-        kept = replace(span, drafts=min(span.drafts, drafts[span.slot]))
-        if span.drafts and not kept.drafts and span.slot not in verified:
-            verify.append(VerifySpan(span.slot, rows=1, drafts=0, start=None, emits=True, context=span.context))
-        if kept.rows or kept.drafts:
-            draft_spans.append(kept)
-    chunks = tuple(span for span in plan.prefill.spans if span.slot in drafts) if plan.prefill else ()
-    return Plan(
-        draft=DraftBatch(plan.draft.drafter, tuple(draft_spans)) if plan.draft and draft_spans else None,
-        verify=VerifyBatch(tuple(verify)) if verify else None,
-        prefill=VerifyBatch(chunks) if chunks else None,
-    )

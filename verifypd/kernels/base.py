@@ -63,6 +63,12 @@ class PagedRows:
     row_span: Tensor  # int64 [N], which of the slots a row is of
     positions: Tensor  # int64 [N]
 
+    def places(self) -> Tensor:
+        """Where each row lies among the rows of the cache, [N]; in the null block where nothing is reserved."""
+        index = self.positions // self.block_size
+        blocks = self.block_table[self.slots[self.row_span], index]
+        return torch.add(self.positions, blocks - index, alpha=self.block_size)
+
 
 class Kernels(Protocol):
     """One implementation of the operations; all of them agree with TorchKernels."""
@@ -98,7 +104,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
         """Write rows into a paged cache: data [blocks * block_size, W]; streams, each [N, a part of W], side by side.
 
         Of two rows for one place either may stay; only the null block is written to twice.

@@ -163,17 +163,17 @@ class NativeKernels:
             torch.get_num_threads(),
         )
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], places: PagedRows) -> None:
+    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
         """See Kernels.keep_rows_. One call: between two passes, with cold caches, each of torch's takes 20 us."""
         width = streams[0].shape[1]
-        shape = (len(places.positions), width)
+        shape = (len(where.positions), width)
         plain = all(s.shape == shape and s.dtype is torch.float32 and s.is_contiguous() for s in streams)
         if not plain or data.dtype is not torch.float32 or data.shape[1] != width * len(streams):
-            keep_rows_(data, streams, places)
+            keep_rows_(data, streams, where)
             return
-        table = places.block_table
+        table = where.block_table
         self._keep(
             data.data_ptr(), (c_int64 * len(streams))(*[s.data_ptr() for s in streams]), len(streams), width,
-            table.data_ptr(), table.stride(0), places.block_size, places.slots.data_ptr(), places.row_span.data_ptr(),
-            places.positions.data_ptr(), len(places.positions),
+            table.data_ptr(), table.stride(0), where.block_size, where.slots.data_ptr(), where.row_span.data_ptr(),
+            where.positions.data_ptr(), len(where.positions),
         )  # fmt: skip

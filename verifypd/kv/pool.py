@@ -63,11 +63,10 @@ class FeatureCache:
         self.kernels = kernels
         self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=device).zero_()
 
-    def keep(self, streams: Sequence[Tensor], places: PagedRows) -> None:
+    def keep(self, streams: Sequence[Tensor], where: PagedRows) -> None:
         """Keep the states of a pass, each stream [N, a part of the width]."""
-        self.kernels.keep_rows_(self.data, streams, places)
+        self.kernels.keep_rows_(self.data, streams, where)
 
-    def read(self, block_table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """What was kept of these positions of these slots, [N, width]."""
-        index = positions // self.block_size
-        return self.data[torch.add(positions, block_table[slots, index] - index, alpha=self.block_size)]
+    def read(self, where: PagedRows) -> Tensor:
+        """What was kept there, [N, width]."""
+        return self.data[where.places()]

@@ -70,17 +70,18 @@ class HeadRunner:
 
         Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
         """
-        tables = self.tables
-        places = PagedRows(tables.data, self.features.block_size, layout.slots, layout.row_span, layout.positions)
-        self.features.keep((*captured, hidden), places)
+        self.features.keep((*captured, hidden), self._rows(layout, layout.positions))
 
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
-        kept = self.features.read(self.tables.data, layout.slots[layout.row_span], before)
-        features = self.model.project(kept)
+        features = self.model.project(self.features.read(self._rows(layout, before)))
         features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
+
+    def _rows(self, layout: PassLayout, positions: Tensor) -> PagedRows:
+        """These positions of the layout's slots, in the head's own blocks."""
+        return PagedRows(self.tables.data, self.features.block_size, layout.slots, layout.row_span, positions)
 
     def draft(self, ids: Tensor, stream: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of drafted tokens, each with the head's own stream of the row before it: (normed, stream)."""

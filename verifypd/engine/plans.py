@@ -1,0 +1,56 @@
+"""Plans that need no policy: the one there is at rest, and what is left of a plan where memory is short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
+from verifypd.control.snapshot import Plan
+from verifypd.request import State
+
+if TYPE_CHECKING:
+    from verifypd.engine.engine import Engine
+
+
+def routine(engine: Engine) -> Plan | None:
+    """One token for everyone, where the architecture would plan nothing else: it need not be asked, nor be told of
+    every request. None where that is not sure."""
+    running = engine.running
+    if not (engine.architecture.at_rest and 0 < len(running) <= engine.config.batch_size) or engine.inflight.away:
+        return None
+    spans = []
+    for slot, request in running.items():
+        context, left = request.length_bound, request.max_length - request.length_floor
+        if request.state is not State.DECODE or request.preempting or left <= 0:
+            return None
+        spans.append(VerifySpan(slot, 1, 0, None, True, min(context, request.max_length)))
+    return Plan(verify=VerifyBatch(tuple(spans)))
+
+
+def keep(plan: Plan, drafts: dict[int, int]) -> Plan:
+    """The part of a plan whose slots have room, with the draft lengths that fit.
+
+    Who was to draft and wait, and has no room for it, is verified at once with its one token: everyone gets on.
+    """
+    verify = [
+        span if span.drafts == drafts[span.slot] else replace(span, drafts=0, rows=1, drafter=None)
+        for span in (plan.verify.spans if plan.verify else ())
+        if span.slot in drafts
+    ]
+    verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
+    draft_spans = []
+    for span in plan.draft.spans if plan.draft else ():
+        if span.slot not in drafts:
+            continue
+        kept = replace(span, drafts=min(span.drafts, drafts[span.slot]))
+        if span.drafts and not kept.drafts and span.slot not in verified:
+            verify.append(VerifySpan(span.slot, rows=1, drafts=0, start=None, emits=True, context=span.context))
+        if kept.rows or kept.drafts:
+            draft_spans.append(kept)
+    chunks = tuple(span for span in plan.prefill.spans if span.slot in drafts) if plan.prefill else ()
+    return Plan(
+        draft=DraftBatch(plan.draft.drafter, tuple(draft_spans)) if plan.draft and draft_spans else None,
+        verify=VerifyBatch(tuple(verify)) if verify else None,
+        prefill=VerifyBatch(chunks) if chunks else None,
+    )
