@@ -19,10 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import verifypd  # before torch, whose allocator it sets
+
+# isort: split
 import torch
 import transformers
 
-import verifypd
 from verifypd import LLM, SamplingParams
 from verifypd.models.hub import resolve
 

@@ -30,10 +30,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import verifypd  # before torch, whose allocator it sets
+
+# isort: split
 import torch
 from tqdm import tqdm
 
-import verifypd
 from verifypd import LLM, SamplingParams
 from verifypd.distil.prompts import evaluation_prompts
 from verifypd.engine.costs import device_name

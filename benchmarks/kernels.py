@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import verifypd  # noqa: F401, before torch, whose allocator it sets
+
+# isort: split
 import torch
 
 from verifypd.attention import PassLayout, available_backends, backend
