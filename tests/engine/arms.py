@@ -84,7 +84,7 @@ def preempt_or_abort(llm: LLM, request: Request, leave: str) -> None:
     if leave == "abort":
         llm.engine.finish(request)
     else:
-        llm.engine.preempt(request)
+        llm.engine.residents.preempt(request)
     llm.engine.check()
 
 

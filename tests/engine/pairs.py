@@ -34,7 +34,7 @@ def preempt_every(llm: LLM, steps: int) -> None:
     def step() -> list[Request]:
         running = [r for r in engine.running.values() if not r.finished and not r.preempting]
         if steps and engine.stats.steps % steps == steps - 1 and len(running) > 1:
-            engine.preempt(max(running, key=Request.rank))
+            engine.residents.preempt(max(running, key=Request.rank))
         return original()
 
     engine.step = step  # type: ignore[method-assign]

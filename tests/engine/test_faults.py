@@ -59,7 +59,7 @@ def test_nothing_is_remembered_of_a_request_aborted_while_it_waits(pair: tuple[P
         engine.add(second)
         for _ in range(6):
             engine.step()
-        engine.preempt(first)
+        engine.residents.preempt(first)
         engine.finish(second)
         engine.finish(first)
         engine.drain()
@@ -100,7 +100,7 @@ def test_a_forgiving_engine_computes_again_what_ran_out_of_memory(
             except MemoryError:
                 seen += 1
                 engine.check()
-        assert seen == 2 and engine.stats.preemptions and engine.admit_limit < engine.config.slots
+        assert seen == 2 and engine.stats.preemptions and engine.residents.limit < engine.config.slots
         assert [job.texts[0].request.output_ids for job in jobs] == good
         failing[:] = [2]
         [job] = llm._submit(prompts[:1], [params])

@@ -112,7 +112,7 @@ def test_drafts_stand_as_often_after_a_preemption(
         while llm.engine.busy:
             for request in list(llm.engine.running.values()):
                 if request.output_len > 8 and not request.metrics.preemptions:
-                    llm.engine.preempt(request)
+                    llm.engine.residents.preempt(request)
             llm.engine.step()
         assert all(request.metrics.preemptions == 1 for request in requests)
         found = [(r.metrics.drafted_per_position, r.metrics.accepted_per_position) for r in requests]

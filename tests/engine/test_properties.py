@@ -124,7 +124,7 @@ def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals,
                 engine.finish(each)
         running = [r for r in engine.running.values() if not r.finished and not r.preempting]
         if step in preempt and running:
-            engine.preempt(max(running, key=Request.rank))
+            engine.residents.preempt(max(running, key=Request.rank))
         if step in switches:
             engine.switch(switches[step])
         engine.step()

@@ -1,15 +1,19 @@
-"""A tiny pair with a chat template that knows tools, and one server over it for every test that does not harm it."""
+"""A tiny pair with a chat template that knows tools, one server over it that no test harms, and one that tests harm."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
+from tests.server import faulty
+from tests.server.frail import CONNECTIONS, LONG, PROMPTS
 from tests.server.serving import TINY, Server
 from verifypd import LLM
 from verifypd.tokenizer import Tokenizer
@@ -62,3 +66,26 @@ def offline(folders: tuple[Path, Path]) -> Iterator[LLM]:
     names = ("dtype", "kv-memory", "batch-size", "max-draft", "max-model-len", "block-size")
     with LLM(str(folders[0]), draft=str(folders[1]), **{n.replace("-", "_"): TINY[n] for n in names}) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder whose files set off faults."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose engine can be broken."""
+    os.environ[faulty.VARIABLE] = str(faults)
+    flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
+    log = tmp_path_factory.mktemp("log") / "frail.log"
+    limits = {"header-timeout": 2, "max-body": "100KB", "max-connections": CONNECTIONS, "drain-timeout": 90}
+    with Server(folders[0], str(folders[1]), log, **limits, **flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def texts(frail: Server) -> list[str]:
+    """What each prompt gives when nothing breaks."""
+    return [choice["text"] for choice in frail.complete(PROMPTS, **LONG)["choices"]]

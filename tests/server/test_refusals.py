@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from typing import Any
 
@@ -9,6 +11,7 @@ import openai
 import pytest
 
 from tests.server.samples import FUNCTION, IDS
+from verifypd.server.logs import Lines
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -170,6 +173,26 @@ def test_no_client_writes_lines_into_the_log(server):
     assert server.get("/v1/%0A2026-01-01%20info%20api-0:%20forged%1b[2J")[0] == 404
     text = server.logged("forged")
     assert "\n2026-01-01 info" not in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_client_can_write_a_line_of_the_log(form: str) -> None:
+    nasty = "/v1/x\n2026 info api-0: request\r\x1b[2J\x85\u2028\u202e end status=200 \U000e0001"
+    record = logging.makeLogRecord({"msg": "request %s", "args": (nasty,)})
+    record.fields = {"path": nasty, "request_id": "a b"}
+    line = Lines(form, "api-0").format(record)
+    assert line.isprintable(), "one line, no control characters"
+    if form == "json":
+        assert json.loads(line)["path"] == nasty
+    else:
+        assert line.endswith(' request_id="a b"') and ' path="/v1/x\\n' in line
+    try:
+        raise ValueError(nasty)
+    except ValueError as error:
+        record.exc_info = (type(error), error, error.__traceback__)
+    first, *rest = Lines(form, "api-0").format(record).split("\n")
+    assert first.isprintable() and all(part.isprintable() and part.startswith("    ") for part in rest)
+    assert bool(rest) == (form == "text"), "a trace is set off from the lines"
 
 
 def test_no_prompt_in_the_log(server):

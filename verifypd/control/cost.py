@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from verifypd.control.fit import Cell, knee_grid, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError
 
 REFIT_EVERY = 48  # observations between two fits
 CELLS = 64  # kinds of work remembered, the longest unseen is dropped
-CELL_RATE = 0.05  # weight of a new measurement in its cell: the last twenty or so count
 HALF_LIFE = 1500.0  # observations after which an unseen cell counts half
 FAR = 1e9  # rows: a knee that no pass reaches
 KNEE_STEPS = (0.85, 1.0 / 0.85, 0.5, 2.0)  # where the knee is looked for, one a fit
@@ -58,29 +58,6 @@ class Coefficients:
         return Coefficients(**{k: v * (draft if k.startswith("draft") else verify) for k, v in values.items()})
 
 
-@dataclass(slots=True)
-class _Cell:
-    """The mean of like measurements: features and seconds."""
-
-    features: list[float]
-    seconds: float
-    spread: float  # mean absolute deviation, s
-    count: int
-    seen: int  # number of the observation that last touched it
-
-    def add(self, features: Sequence[float], seconds: float, seen: int) -> None:
-        """Move towards a new measurement; one outlier moves it little, a lasting change moves it all the way."""
-        self.count += 1
-        self.seen = seen
-        rate = max(CELL_RATE, 1.0 / self.count)
-        miss = seconds - self.seconds
-        reach = 3.0 * max(self.spread, 0.02 * self.seconds)
-        self.spread += rate * (min(abs(miss), 3.0 * reach) - self.spread)
-        self.seconds += rate * max(-reach, min(reach, miss))
-        for i, value in enumerate(features):
-            self.features[i] += rate * (value - self.features[i])
-
-
 class CostModel:
     """Predicts seconds, learns from the steps it is told of, forgets slowly. Holds at most `CELLS` means of them."""
 
@@ -96,8 +73,8 @@ class CostModel:
         self._loops = 0  # draft loops measured
         self._shape = self._anchor = self.coefficients  # coefficients = shape × the two factors
         self._verify_factor = self._draft_factor = 1.0  # what holds for all passes alike: the clock of the device
-        self._passes: dict[tuple[int, ...], _Cell] = {}
-        self._drafts: dict[tuple[int, ...], _Cell] = {}
+        self._passes: dict[tuple[int, ...], Cell] = {}
+        self._drafts: dict[tuple[int, ...], Cell] = {}
         self._turn = 0  # which neighbour of the knee the next fit tries
         if coefficients is not None:
             self._seed()
@@ -141,11 +118,11 @@ class CostModel:
 
     def fit(self, samples: Iterable[StepTiming]) -> CostModel:
         """Fit all coefficients to measured steps at once, and start learning from there. Returns itself."""
-        passes: list[_Cell] = []
-        drafts: list[_Cell] = []
+        passes: list[Cell] = []
+        drafts: list[Cell] = []
         for timing in samples:
-            passes += [_Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _pass_samples(timing)]
-            drafts += [_Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _draft_samples(timing)]
+            passes += [Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _pass_samples(timing)]
+            drafts += [Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _draft_samples(timing)]
             self._remember(timing)
         self._verify_factor = self._draft_factor = 1.0
         self._refit(passes, drafts, whole=True)
@@ -215,17 +192,17 @@ class CostModel:
         return bias + rate * (miss - bias)
 
     def _store(
-        self, cells: dict[tuple[int, ...], _Cell], key: tuple[int, ...], features: Sequence[float], seconds: float
+        self, cells: dict[tuple[int, ...], Cell], key: tuple[int, ...], features: Sequence[float], seconds: float
     ) -> None:
         cell = cells.pop(key, None)
         if cell is None:
             if len(cells) >= CELLS:
                 del cells[next(iter(cells))]
-            cell = _Cell(list(features), seconds, 0.1 * seconds, 0, self.observations)
+            cell = Cell(list(features), seconds, 0.1 * seconds, 0, self.observations)
         cells[key] = cell  # at the end: the first one is the longest unseen
         cell.add(features, seconds, self.observations)
 
-    def _refit(self, passes: list[_Cell], drafts: list[_Cell], whole: bool) -> None:
+    def _refit(self, passes: list[Cell], drafts: list[Cell], whole: bool) -> None:
         """Fit to the cells; online only one neighbouring knee is tried at a time, so that it stays short."""
         old, anchor = self._shape, self._anchor
         pull = ANCHOR * 1e-4 if whole else ANCHOR
@@ -234,25 +211,25 @@ class CostModel:
             weights = self._weights(passes)
             knee = old.knee if old.knee < FAR else 1.0
             self._turn = (self._turn + 1) % len(KNEE_STEPS)
-            knees = _knees(passes) if whole else [knee, knee * KNEE_STEPS[self._turn]]
+            knees = knee_grid(passes) if whole else [knee, knee * KNEE_STEPS[self._turn]]
             prior = (anchor.base, anchor.row, anchor.context, anchor.chunk_context, anchor.mixed)
             trials: list[tuple[float, float, list[float]]] = []
             for candidate in knees:
                 rows = [(1.0, max(candidate, f[0]), f[1], f[2], f[3]) for f in (cell.features for cell in passes)]
-                loss, found = _nonnegative(rows, passes, weights, prior, pull)
+                loss, found = nonnegative(rows, passes, weights, prior, pull)
                 trials.append((loss * (1.0 if whole or candidate == knee else 1.05), candidate, found))
             _, knee, (base, row, context, chunk, mixed) = min(trials)
             values |= {"base": base, "floor": row * knee, "row": row, "context": context}
             values |= {"chunk_context": chunk, "mixed": mixed}
         if drafts:
             prior4 = (anchor.draft_start, anchor.draft_step, anchor.draft_context, anchor.draft_row)
-            _, found = _nonnegative([cell.features for cell in drafts], drafts, self._weights(drafts), prior4, pull)
+            _, found = nonnegative([cell.features for cell in drafts], drafts, self._weights(drafts), prior4, pull)
             names = ("draft_start", "draft_step", "draft_context", "draft_row")
             values |= dict(zip(names, found, strict=True))
         self._shape = replace(old, **values)
         self.coefficients = self._shape.scaled(self._verify_factor, self._draft_factor)
 
-    def _weights(self, cells: Sequence[_Cell]) -> list[float]:
+    def _weights(self, cells: Sequence[Cell]) -> list[float]:
         """Cells met more than a few times count alike; those long unseen less and less, but never nothing."""
         now = self.observations
         return [min(cell.count, 8) * max(0.02, 0.5 ** ((now - cell.seen) / HALF_LIFE)) for cell in cells]
@@ -262,15 +239,15 @@ class CostModel:
         for rows in (1, 16, 64, 256, 1024):
             for context in (64.0 * rows, 1024.0 * rows):
                 features = (float(rows), context, 0.0, 0.0)
-                self._passes[-rows, int(context)] = _Cell(list(features), self.verify_seconds(rows, context), 0.0, 1, 0)
+                self._passes[-rows, int(context)] = Cell(list(features), self.verify_seconds(rows, context), 0.0, 1, 0)
             square = 512.0 * rows
-            self._passes[-rows, 0] = _Cell(
+            self._passes[-rows, 0] = Cell(
                 [rows, 512.0, square, 0.0], self.verify_seconds(rows, 512.0, square), 0.0, 1, 0
             )
             for steps in (1, 4):
                 seconds = self.draft_seconds(steps, 2.0 * rows, 512.0 * rows)
                 if seconds > 0.0:
-                    cell = _Cell([1.0, float(steps), steps * 512.0 * rows, 2.0 * rows], seconds, 0.0, 1, 0)
+                    cell = Cell([1.0, float(steps), steps * 512.0 * rows, 2.0 * rows], seconds, 0.0, 1, 0)
                     self._drafts[-rows, steps] = cell
 
     # -- JSON ---------------------------------------------------------------------------------------------------------
@@ -319,92 +296,3 @@ def _draft_samples(timing: StepTiming) -> list[tuple[tuple[float, float, float, 
 
 def _level(value: float, per_octave: float) -> int:
     return int(per_octave * math.log2(value + 1.0))
-
-
-def _knees(cells: list[_Cell]) -> list[float]:
-    """Places where a pass may turn from flat to rising: on a grid over the rows seen, and below all of them."""
-    most = max(cell.features[0] for cell in cells)
-    grid = [1.0]
-    while grid[-1] < most:
-        grid.append(grid[-1] * 1.08 + 0.5)
-    return grid
-
-
-def _nonnegative(
-    rows: Sequence[Sequence[float]],
-    cells: Sequence[_Cell],
-    weights: Sequence[float],
-    prior: Sequence[float],
-    pull: float,
-) -> tuple[float, list[float]]:
-    """Nonnegative least squares of relative errors, pulled gently to `prior`: (mean squared error, solution)."""
-    size = len(prior)
-    gram = [[0.0] * size for _ in range(size)]
-    right = [0.0] * size
-    for features, cell, weight in zip(rows, cells, weights, strict=True):
-        scaled = [value / cell.seconds for value in features]
-        for i, value in enumerate(scaled):
-            if value:
-                share = weight * value
-                right[i] += share
-                line = gram[i]
-                for j in range(i, size):
-                    line[j] += share * scaled[j]
-    for i in range(size):
-        for j in range(i):
-            gram[i][j] = gram[j][i]
-    total = sum(weights)
-    pulled = [[*line] for line in gram]
-    target = list(right)
-    for i in range(size):
-        if gram[i][i] > 0.0:
-            pulled[i][i] += pull * gram[i][i]
-            target[i] += pull * gram[i][i] * prior[i]
-        else:  # never seen: stays what it was
-            pulled[i][i], target[i] = 1.0, prior[i]
-    x = _solve_nonnegative(pulled, target)
-    square = sum(x[i] * sum(a * b for a, b in zip(gram[i], x, strict=True)) for i in range(size))
-    linear = sum(a * b for a, b in zip(right, x, strict=True))
-    return max(0.0, square - 2.0 * linear + total) / total, x
-
-
-def _solve_nonnegative(gram: list[list[float]], right: list[float]) -> list[float]:
-    """min xᵀGx/2 − bᵀx over x ≥ 0: drop what turns negative, then polish by coordinate descent."""
-    size = len(right)
-    scale = [1.0 / math.sqrt(gram[i][i]) for i in range(size)]
-    g = [[gram[i][j] * scale[i] * scale[j] for j in range(size)] for i in range(size)]
-    b = [right[i] * scale[i] for i in range(size)]
-    active = list(range(size))
-    x = [0.0] * size
-    while active:
-        part = _solve([[g[i][j] for j in active] for i in active], [b[i] for i in active])
-        lowest = min(range(len(active)), key=part.__getitem__)
-        if part[lowest] >= 0.0:
-            for i, value in zip(active, part, strict=True):
-                x[i] = value
-            break
-        del active[lowest]
-    for _ in range(12):
-        for i in range(size):
-            line = g[i]
-            x[i] = max(0.0, x[i] + b[i] - sum(line[j] * x[j] for j in range(size)))
-    return [value * scale[i] for i, value in enumerate(x)]
-
-
-def _solve(a: list[list[float]], b: list[float]) -> list[float]:
-    """Gaussian elimination; a hint of a ridge keeps singular systems finite. `a` has ones on the diagonal."""
-    n = len(b)
-    rows = [[*line, value] for line, value in zip(a, b, strict=True)]
-    for i in range(n):
-        rows[i][i] += 1e-10
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda k: abs(rows[k][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for k in range(i + 1, n):
-            factor = rows[k][i] / rows[i][i]
-            if factor:
-                rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
-    x = [0.0] * n
-    for i in reversed(range(n)):
-        x[i] = (rows[i][n] - sum(rows[i][j] * x[j] for j in range(i + 1, n))) / rows[i][i]
-    return x

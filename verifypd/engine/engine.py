@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -18,13 +16,14 @@ from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.memory import RequestMemory
-from verifypd.engine.plans import keep, routine
+from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
+from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import TimedPlan, TimedPlans
 from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
 from verifypd.engine.views import snapshot
-from verifypd.errors import EngineError, RequestError
+from verifypd.errors import RequestError
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
@@ -35,7 +34,6 @@ from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
 
-GROWTH_STEPS = 50  # steps after which one request more may run, once memory had run out
 BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
 
 
@@ -79,23 +77,33 @@ class Engine:
         self.cost = cost
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.recorder = Recorder(config.record) if config.record else None
-        self.waiting: list[Request] = []
-        self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
-        self.free_slots = deque(range(config.slots))
         self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
-        self.admit_limit = config.slots  # requests that may run at once; less for a while after such a pass
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()
         self._begun = 0.0  # s, when this step began
         self._recorded: Any = None  # the last decision of the policy that was written
         self.stats = EngineStats()
+        self.residents = Residents(
+            config,
+            memory=memory,
+            slots=slots,
+            sampling=sampling,
+            grammars=verify.grammars,
+            placements=placements,
+            stats=self.stats,
+            eos_ids=eos_ids,
+            clock=clock,
+            forget=self._forget,
+        )
+        self.waiting, self.running = self.residents.waiting, self.residents.running
+        self.free_slots = self.residents.free_slots
 
     # -- requests in and out ------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never run."""
         self.validate(request.tokens)
-        insort(self.waiting, request, key=Request.rank)
+        self.residents.add(request)
 
     def validate(self, prompt: Sequence[int]) -> None:
         """Raise RequestError for a prompt that could never run."""
@@ -116,11 +124,16 @@ class Engine:
         if request.finished:
             return
         self.end(request, reason, stop_reason)
-        if request in self.waiting:
-            self.waiting.remove(request)
-            self._forget(request)  # it may have run before, and been preempted
-        elif request.slot is not None and not request.tickets:
-            self._leave(request)
+        self.residents.withdraw(request)
+
+    def _forget(self, request: Request) -> None:
+        """It has ended: nobody needs to know it any more."""
+        self.memory.forget(request)
+        for drafter in self.decode.drafters.values():
+            drafter.forget(request)
+        if self.choice is not None:
+            self.choice.forget(request.order)
+        self.architecture.forget(request.order)
 
     def switch(self, name: str) -> None:
         """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""
@@ -133,7 +146,7 @@ class Engine:
     def skip_prefill(self, request: Request) -> None:
         """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
         request.computed, request.draft_lag = len(request.tokens), 0
-        self._enter(request, State.DECODE)
+        self.residents.enter(request, State.DECODE)
 
     @property
     def busy(self) -> bool:
@@ -141,15 +154,8 @@ class Engine:
         return bool(self.waiting or self.running or len(self.inflight))
 
     def check(self) -> None:
-        """Prove that nothing leaks: blocks have one owner, slots are free or taken, and idle means empty."""
-        self.memory.check()
-        assert sorted([*self.free_slots, *self.running]) == list(range(self.config.slots)), "a slot is lost"
-        for name, lane in self.stats.lanes.items():
-            members = sum(request.state.value == name for request in self.running.values())
-            assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
-        assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
-            "a draft outside a lane"
-        )
+        """Prove that nothing leaks, and that idle means empty."""
+        self.residents.check()
         if not self.busy:
             assert self.memory.verifier.blocks.used == 0, "an idle engine holds verifier blocks"
             assert self.memory.draft is None or self.memory.draft.blocks.used == 0, "an idle engine holds draft blocks"
@@ -163,9 +169,11 @@ class Engine:
         self._begun = self.clock()
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
-        self.admit()
+        admitted = self.residents.admit(unread=not self.verify.keeps)
+        if self.synthetic and admitted:
+            self._set_alpha(admitted)
         self._price()
-        plan = self.reserve(routine(self) or self.architecture.plan(snapshot(self)))
+        plan = self.residents.reserve(routine(self) or self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -182,100 +190,6 @@ class Engine:
             return
         lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
         self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
-
-    # -- admission and memory -----------------------------------------------------------------------------------------
-
-    def admit(self) -> None:
-        """Give waiting requests a slot and blocks, in order of rank, as long as both last."""
-        while self.waiting and self.free_slots and len(self.running) < self.admit_limit:
-            request = self.waiting[0]
-            request.unread = not self.verify.keeps
-            if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
-                return
-            self.waiting.pop(0)
-            request.slot = self.free_slots.popleft()
-            self._enter(request, State.PREFILL)
-            self.running[request.slot] = request
-            self.slots.assign(request.slot, request.tokens)
-            self.sampling.assign(
-                request.slot,
-                request.params,
-                seed=request.seed,
-                choice=request.choice,
-                prompt_len=request.prompt_len,
-                max_len=request.max_length,
-                eos_ids=self.eos_ids,
-                bad_words_ids=request.bad_words_ids,
-                acceptance=self.config.acceptance,
-            )
-            if request.grammar is not None:
-                self.verify.grammars[request.slot] = request.grammar
-            if self.synthetic:
-                self._set_alpha([request])
-
-    def reserve(self, plan: Plan) -> Plan:
-        """Make room for what the plan may write, best rank first. Drafts give way first, then the youngest request."""
-        planned = {span.slot: span.drafts for span in plan.draft.spans} if plan.draft else {}
-        for batch in (plan.verify, plan.prefill):
-            planned.update({span.slot: span.drafts for span in batch.spans} if batch else {})
-        drafts: dict[int, int] = {}
-        for slot, request in sorted(((slot, self.running[slot]) for slot in planned), key=lambda pair: pair[1].rank()):
-            wanted = planned[slot]
-            for length in (wanted, 0) if wanted else (0,):
-                if self._make_room(request, length, may_preempt=length == 0):
-                    drafts[slot] = length
-                    break
-        return keep(plan, drafts)
-
-    def _make_room(self, request: Request, drafts: int, may_preempt: bool) -> bool:
-        needed = request.length_bound + drafts + 1
-        while not request.preempting and request.slot is not None:
-            if self.memory.reserve(request, needed):
-                return True
-            victim = max((r for r in self.running.values() if not r.finished and not r.preempting), key=Request.rank)
-            leaving = any(r.finished or r.preempting for r in self.running.values())
-            if not may_preempt or (victim is request and leaving):
-                return False  # blocks are on their way back: try again next step
-            if victim is request and len(self.running) == 1:
-                raise EngineError("the KV pool cannot hold one request: raise --kv-memory or lower --max-model-len")
-            self.preempt(victim)
-            if victim.preempting:
-                return False  # its verdicts are still out: its blocks come back when they are absorbed
-        return False
-
-    def preempt(self, request: Request) -> None:
-        """Take slot and blocks from a request; it waits, keeps its tokens and is recomputed later."""
-        request.preempting = True
-        request.metrics.preemptions += 1
-        self.stats.preemptions += 1
-        if not request.tickets:
-            self._leave(request)
-
-    def _leave(self, request: Request) -> None:
-        """Free slot and blocks; a preempted request queues again."""
-        assert request.slot is not None and not request.tickets
-        self.placements.settle(request.slot)
-        self.memory.release(request)
-        self.sampling.release(request.slot)
-        self.verify.grammars.pop(request.slot, None)
-        del self.running[request.slot]
-        self.free_slots.append(request.slot)
-        request.slot = None
-        if request.finished:
-            self._forget(request)
-            return
-        request.preempting = False
-        self._enter(request, State.WAITING)
-        insort(self.waiting, request, key=Request.rank)
-
-    def _forget(self, request: Request) -> None:
-        """It has ended: nobody needs to know it any more."""
-        self.memory.forget(request)
-        for drafter in self.decode.drafters.values():
-            drafter.forget(request)
-        if self.choice is not None:
-            self.choice.forget(request.order)
-        self.architecture.forget(request.order)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
@@ -306,8 +220,7 @@ class Engine:
             raise
         if self.verify.captured == captured:  # else the time is a capture's, and no pass's
             self.timed.add(timed)
-        if self.admit_limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
-            self.admit_limit += 1
+        self.residents.grow()
 
     def _launch_pass(self, lane: str, batch: VerifyBatch) -> LaneTimer:
         """One verifier pass, in the lane it belongs to."""
@@ -337,7 +250,7 @@ class Engine:
                 request.counted = [0] * len(request.inflight)  # the device started from what there really was
             if span.drafts:
                 longest = max(longest, now - request.entered)
-                self._enter(request, State.VERIFY, now)
+                self.residents.enter(request, State.VERIFY, now)
                 request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
                 request.draft_temperature = span.temperature
                 request.served = self.stats.steps
@@ -354,12 +267,12 @@ class Engine:
         touched = [self.running[slot] for slot in sorted(slots)]
         again = self.forgiving and len(touched) > 1 and out_of_memory(error)
         if again:
-            self.admit_limit = max(1, len(touched) // 2)
+            self.residents.limit = max(1, len(touched) // 2)
         for request in touched:
             if not again:
                 self.finish(request, "error")
             elif not (request.finished or request.preempting):
-                self.preempt(request)
+                self.residents.preempt(request)
 
     def _note_launch(self, request: Request, span: VerifySpan) -> None:
         request.tickets += 1
@@ -384,18 +297,10 @@ class Engine:
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
         if request.state is State.DECODE:
-            self._enter(request, State.VERIFY, now)  # one token and no draft: through the lane within this plan
-        self._enter(request, State.DECODE, now)
-
-    def _enter(self, request: Request, state: State, now: float | None = None) -> None:
-        """Move a request along its path, and count it in the lanes."""
-        lanes = self.stats.lanes
-        before = lanes.get(request.state.value)
-        waited = request.enter(state, self.clock() if now is None else now)
-        if before:
-            before.leave(waited)
-        if state.value in lanes:
-            lanes[state.value].enter()
+            self.residents.enter(
+                request, State.VERIFY, now
+            )  # one token and no draft: through the lane within this plan
+        self.residents.enter(request, State.DECODE, now)
 
     def tell(self) -> None:
         """Pass on what has been timed since: to the policy, and to the record."""
@@ -445,14 +350,14 @@ class Engine:
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
             if not request.tickets and (request.finished or request.preempting):
-                self._leave(request)
+                self.residents.leave(request)
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
 
     def end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         """The request has all its tokens; it leaves when nothing of it is in flight."""
-        self._enter(request, State.FINISHED)
+        self.residents.enter(request, State.FINISHED)
         request.finish_reason = reason
         request.stop_reason = stop_reason
         request.metrics.finished_time = self.clock()
@@ -470,7 +375,7 @@ class Engine:
             self.absorb(ticket)
         for request in [r for r in self.running.values() if r.finished]:
             request.tickets = 0
-            self._leave(request)
+            self.residents.leave(request)
 
     def shutdown(self) -> None:
         """Drop all work."""

@@ -1,0 +1,64 @@
+"""The world a simulation runs in: what passes really take, and how the server is set."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict, dataclass, field, replace
+
+from verifypd.control.cost import Coefficients, CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class TrueCosts:
+    """What passes really take: the cost model's formula, but not what the policy believes; noisy and drifting."""
+
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    noise: float = 0.0  # standard deviation of the logarithm, each pass
+    drift: float = 0.0  # amplitude of a slow swing of all costs
+    drift_period: float = 20.0  # s
+
+    def off_by(self, error: float, seed: int) -> TrueCosts:
+        """The same with every coefficient multiplied by 1 − error or 1 + error, at random."""
+        rng = random.Random(f"costs/{seed}")
+        wrong = {name: value * (1 + rng.choice((-error, error))) for name, value in asdict(self.coefficients).items()}
+        return replace(self, coefficients=Coefficients(**wrong))
+
+    def model(self) -> CostModel:
+        """The formula with these coefficients."""
+        return CostModel(self.coefficients)
+
+    def factor(self, now: float, rng: random.Random) -> float:
+        """What this moment multiplies a pass by."""
+        swing = 1 + self.drift * math.sin(2 * math.pi * now / self.drift_period) if self.drift else 1.0
+        return swing * (math.exp(rng.gauss(0.0, self.noise)) if self.noise else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The server's settings, by the names of the command line."""
+
+    batch_size: int = 32
+    queue_factor: float = 1.2
+    max_draft: int = 8
+    prefill_chunk: int = 256
+    draft_chunk: int = 256
+    verify_batch: int = 16
+    verify_wait_ms: float = 4.0
+    workers: int = 4
+    slo_ttft: float = 500.0  # ms
+    slo_tpot: float = 15.0  # ms
+    max_tokens: int = 1024  # what requests ask for at most; most end sooner
+    drafter: str | None = "model"
+    drafter_has_cache: bool = True
+    late: bool = False  # verdicts reach the host one step late
+    devices: int = 1  # 2: drafting runs on a device of its own, beside the verifier
+    host_seconds: float = 0.0  # s of each step that the device does not see
+    verifier_bytes: int = 13_500_000_000
+    device: str = "cuda"
+    spare_slots: int = 0  # slots beyond those the engine gives itself: backpressure is then the policy's alone
+
+    @property
+    def slots(self) -> int:
+        """Requests that may hold a slot at once."""
+        return math.ceil(self.batch_size * self.queue_factor) + self.spare_slots

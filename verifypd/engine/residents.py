@@ -1,0 +1,179 @@
+"""Who waits and who runs: slots and blocks given and taken back, and each request's way from lane to lane."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+
+from verifypd.config import EngineConfig
+from verifypd.control.snapshot import Plan
+from verifypd.engine.memory import RequestMemory
+from verifypd.engine.plans import keep
+from verifypd.errors import EngineError
+from verifypd.lanes.placement import Placements
+from verifypd.metrics.stats import EngineStats
+from verifypd.request import Request, State
+from verifypd.runtime.inputs import Slots
+from verifypd.sampling.grammar import GrammarState
+from verifypd.sampling.state import SamplingState
+
+GROWTH_STEPS = 50  # steps after which one request more may run, once memory had run out
+
+
+class Residents:
+    """The requests of one engine. Launches nothing and reads no verdicts."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        memory: RequestMemory,
+        slots: Slots,
+        sampling: SamplingState,
+        grammars: dict[int, GrammarState],
+        placements: Placements,
+        stats: EngineStats,
+        eos_ids: tuple[int, ...],
+        clock: Callable[[], float],
+        forget: Callable[[Request], None],
+    ) -> None:
+        self.config = config
+        self.memory = memory
+        self.slots = slots
+        self.sampling = sampling
+        self.grammars = grammars
+        self.placements = placements
+        self.stats = stats
+        self.eos_ids = eos_ids
+        self.clock = clock
+        self.forget = forget  # called with each that has ended and left
+        self.waiting: list[Request] = []
+        self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
+        self.free_slots = deque(range(config.slots))
+        self.limit = config.slots  # requests that may run at once; less for a while after memory had run out
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind those of its rank."""
+        insort(self.waiting, request, key=Request.rank)
+
+    def admit(self, unread: bool) -> list[Request]:
+        """Give waiting requests a slot and blocks, in order of rank, as long as both last. Returns who got them.
+
+        `unread`: nobody keeps what a draft head would read of their prompts.
+        """
+        admitted = []
+        while self.waiting and self.free_slots and len(self.running) < self.limit:
+            request = self.waiting[0]
+            request.unread = unread
+            if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
+                break
+            self.waiting.pop(0)
+            request.slot = self.free_slots.popleft()
+            self.enter(request, State.PREFILL)
+            self.running[request.slot] = request
+            self.slots.assign(request.slot, request.tokens)
+            self.sampling.assign(
+                request.slot,
+                request.params,
+                seed=request.seed,
+                choice=request.choice,
+                prompt_len=request.prompt_len,
+                max_len=request.max_length,
+                eos_ids=self.eos_ids,
+                bad_words_ids=request.bad_words_ids,
+                acceptance=self.config.acceptance,
+            )
+            if request.grammar is not None:
+                self.grammars[request.slot] = request.grammar
+            admitted.append(request)
+        return admitted
+
+    def enter(self, request: Request, state: State, now: float | None = None) -> None:
+        """Move a request along its path, and count it in the lanes."""
+        lanes = self.stats.lanes
+        before = lanes.get(request.state.value)
+        waited = request.enter(state, self.clock() if now is None else now)
+        if before:
+            before.leave(waited)
+        if state.value in lanes:
+            lanes[state.value].enter()
+
+    def reserve(self, plan: Plan) -> Plan:
+        """Make room for what the plan may write, best rank first. Drafts give way first, then the youngest request."""
+        planned = {span.slot: span.drafts for span in plan.draft.spans} if plan.draft else {}
+        for batch in (plan.verify, plan.prefill):
+            planned.update({span.slot: span.drafts for span in batch.spans} if batch else {})
+        drafts: dict[int, int] = {}
+        for slot, request in sorted(((slot, self.running[slot]) for slot in planned), key=lambda pair: pair[1].rank()):
+            wanted = planned[slot]
+            for length in (wanted, 0) if wanted else (0,):
+                if self._make_room(request, length, may_preempt=length == 0):
+                    drafts[slot] = length
+                    break
+        return keep(plan, drafts)
+
+    def _make_room(self, request: Request, drafts: int, may_preempt: bool) -> bool:
+        needed = request.length_bound + drafts + 1
+        while not request.preempting and request.slot is not None:
+            if self.memory.reserve(request, needed):
+                return True
+            victim = max((r for r in self.running.values() if not r.finished and not r.preempting), key=Request.rank)
+            leaving = any(r.finished or r.preempting for r in self.running.values())
+            if not may_preempt or (victim is request and leaving):
+                return False  # blocks are on their way back: try again next step
+            if victim is request and len(self.running) == 1:
+                raise EngineError("the KV pool cannot hold one request: raise --kv-memory or lower --max-model-len")
+            self.preempt(victim)
+            if victim.preempting:
+                return False  # its verdicts are still out: its blocks come back when they are absorbed
+        return False
+
+    def preempt(self, request: Request) -> None:
+        """Take slot and blocks from a request; it waits, keeps its tokens and is recomputed later."""
+        request.preempting = True
+        request.metrics.preemptions += 1
+        self.stats.preemptions += 1
+        if not request.tickets:
+            self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Free slot and blocks; a preempted request queues again."""
+        assert request.slot is not None and not request.tickets
+        self.placements.settle(request.slot)
+        self.memory.release(request)
+        self.sampling.release(request.slot)
+        self.grammars.pop(request.slot, None)
+        del self.running[request.slot]
+        self.free_slots.append(request.slot)
+        request.slot = None
+        if request.finished:
+            self.forget(request)
+            return
+        request.preempting = False
+        self.enter(request, State.WAITING)
+        self.add(request)
+
+    def withdraw(self, request: Request) -> None:
+        """It has ended from outside: it leaves now, or when nothing of it is in flight."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+            self.forget(request)  # it may have run before, and been preempted
+        elif request.slot is not None and not request.tickets:
+            self.leave(request)
+
+    def grow(self) -> None:
+        """Some steps have gone well since memory ran out: one request more may run."""
+        if self.limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
+            self.limit += 1
+
+    def check(self) -> None:
+        """Prove that nothing leaks: blocks have one owner, slots are free or taken, lanes count who is in them."""
+        self.memory.check()
+        assert sorted([*self.free_slots, *self.running]) == list(range(self.config.slots)), "a slot is lost"
+        for name, lane in self.stats.lanes.items():
+            members = sum(request.state.value == name for request in self.running.values())
+            assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
+        assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
+            "a draft outside a lane"
+        )
