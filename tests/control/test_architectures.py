@@ -266,7 +266,7 @@ class Spy(FixedController):
     def observe_step(self, timing: Any) -> None:
         self.heard.append(timing)
 
-    def forget(self, order: int) -> None:
+    def forget(self, order: int, emitted: int) -> None:
         self.heard.append(order)
 
 
@@ -280,7 +280,7 @@ def test_the_controller_hears_what_happened_and_sets_the_drafters_temperature(na
     timing = StepTiming(draft_requests=1, draft_steps=2, verify_rows=3, draft_seconds=0.1, verify_seconds=0.2)
     architecture.observe(verdict)
     architecture.observe_step(timing)
-    architecture.forget(7)
+    architecture.forget(7, 9)
     assert spy.heard == [verdict, timing, 7]
 
 

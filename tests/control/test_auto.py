@@ -264,9 +264,9 @@ def test_observations_reach_the_controller_once() -> None:
     policy.observe_step(StepTiming(verify_requests=1, verify_rows=1, verify_context=512.0, verify_seconds=5e-3))
     assert policy.cost.observations == 1 and policy.cost is policy.controller.cost
     policy.observe(Observation(3, 2, 1, 2, False, False, 1.0, "model"))
-    assert policy.controller._outputs == {3: 2}
-    policy.forget(3)
-    assert policy.controller._outputs == {}
+    assert policy.controller._heard == {3: 2}
+    policy.forget(3, 2)
+    assert policy.controller._heard == {}
 
 
 # --- the prefill chunk ------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_looks_become_rare_until_somebody_leaves() -> None:
     found = looks(300)
     assert {later - earlier for earlier, later in itertools.pairwise(found)} == {64}
     views.pop()
-    controller.forget(63)
+    controller.forget(63, 200)
     after = looks(40)
     assert after[0] <= 8 and after[1] - after[0] <= 16
 
@@ -253,7 +253,7 @@ def test_who_would_be_left_out_is_caught_up_with_though_it_costs_more_tokens_tha
     controller = ThroughputController(h200())
     World(64, lambda step, i: 0.8).run(controller, 100)
     controller._mean_output = 64.0
-    views = [view(0, draft_lag=10_000), *(view(i) for i in range(1, 64))]
+    views = [view(0, draft_lag=10_000, emitted=250), *(view(i) for i in range(1, 64))]
     assert controller.speculating and controller.stretch > 1.2
     assert 0 in controller.draft_lengths(views, snapshot(views))
     monkeypatch.setattr(throughput, "AMENDS", 0.0)
@@ -309,12 +309,49 @@ def test_nobody_to_draft_for() -> None:
     assert controller.draft_lengths(silent, snapshot(silent)) == {}
 
 
+def test_tokens_it_was_not_told_of_at_rest_make_its_evidence_as_old() -> None:
+    told, silent = ThroughputController(h200()), ThroughputController(h200())
+    for controller in (told, silent):
+        for order in range(8):
+            controller.observe(Observation(order, 4, 3, 4, False, True, 0.0, "model"))
+        controller.speculating = False
+    for order in range(8):
+        for _ in range(30):
+            told.observe(Observation(order, 0, 0, 1, False, True, 0.0, None))
+    views = [view(i, greedy=True, emitted=34) for i in range(8)]
+    chances = []
+    for controller in (told, silent):
+        controller.draft_lengths(views, snapshot(views))
+        chances.append([controller.survival.chance(i, ("greedy", 0, "model")) for i in range(8)])
+    assert chances[0] == pytest.approx(chances[1]) and told._heard == silent._heard == dict.fromkeys(range(8), 34)
+
+
+def test_someone_new_is_looked_at_at_once_unless_in_a_crowd() -> None:
+    controller = ThroughputController(h200(), probe_share=0.0)
+    World(2, lambda step, i: 0.02).run(controller, 200)
+    assert not (controller.speculating or controller.curious)
+    controller.meet([view(0), view(1)])
+    assert not controller.curious, "both are known"
+    controller.meet([view(0), view(1), view(2)])
+    assert controller.curious
+    World(3, lambda step, i: 0.02).run(controller, 200)
+    controller.meet([view(i) for i in range(30)])
+    assert not (controller.speculating or controller.curious)
+
+
+def test_how_long_others_last_is_learnt_from_those_who_leave() -> None:
+    controller = ThroughputController(h200())
+    for order in range(200):
+        controller.forget(order, 300)
+    assert controller._mean_output == pytest.approx(300.0, rel=0.01)
+
+
 def test_requests_are_forgotten() -> None:
     controller = ThroughputController(h200())
     World(8, lambda step, i: 0.5).run(controller, 20)
     for order in range(8):
-        controller.forget(order)
-    assert not controller.survival._requests and not controller._outputs
+        controller.forget(order, 20)
+    assert not controller.survival._requests and not controller._heard
 
 
 def test_rows_that_cost_nothing_are_all_free() -> None:

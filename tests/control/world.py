@@ -31,6 +31,7 @@ class World:
         self.noise = noise
         self.rng = random.Random(seed)
         self.lag = [2] * requests
+        self.emitted = [0] * requests
         self.time = 0.0
         self.step = 0
 
@@ -38,7 +39,7 @@ class World:
         """(tokens a second, mean draft length of each step)."""
         tokens, start, means = 0, self.time, []
         for _ in range(steps):
-            views = [view(i, draft_lag=lag) for i, lag in enumerate(self.lag)]
+            views = [view(i, draft_lag=self.lag[i], emitted=self.emitted[i]) for i in range(self.requests)]
             lengths = controller.draft_lengths(views, snapshot(views, batch_size=self.batch_size))
             controller.observe_step(self.measure(lengths))
             tokens += sum(self.judge(controller, i, lengths.get(i, 0)) for i in range(self.requests))
@@ -71,6 +72,7 @@ class World:
         while accepted < length and self.rng.random() < self.alpha(self.step, i):
             accepted += 1
         self.lag[i] = 2 if length else self.lag[i] + 1
+        self.emitted[i] += accepted + 1
         controller.observe(Observation(i, length, accepted, accepted + 1, False, False, 1.0, "model"))
         return accepted + 1
 

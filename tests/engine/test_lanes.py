@@ -80,6 +80,8 @@ class Restless:
     name = "restless"
     curious = True
 
+    def meet(self, views: Any) -> None: ...
+
     def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
 
@@ -90,7 +92,7 @@ class Restless:
 
     def observe_step(self, timing: Any) -> None: ...
 
-    def forget(self, order: int) -> None: ...
+    def forget(self, order: int, emitted: int) -> None: ...
 
 
 @pytest.fixture
@@ -264,7 +266,7 @@ class Listener:
     def observe_step(self, timing: Any) -> None:
         self.timings.append(timing)
 
-    def forget(self, order: int) -> None:
+    def forget(self, order: int, emitted: int) -> None:
         self.gone.append(order)
 
 
@@ -309,7 +311,9 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
         if arch == "auto":  # drafting never pays, and nobody tries
             mind.controller.prober.share, mind.controller.speculating = 0.0, False
             mind.controller._choose = lambda options, *_: options[0]
-        asked = [0, 0]
+        asked, told = [0, 0], []
+        hear = mind.observe
+        monkeypatch.setattr(mind, "observe", lambda seen: (told.append((mind.at_rest, seen.drafted)), hear(seen)))
 
         def checked(engine: Any) -> Any:
             found = plans.routine(engine)
@@ -323,4 +327,5 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
         monkeypatch.setattr(engine_module, "routine", checked)
         assert texts(llm, 10) == plain
         assert asked[1] > asked[0] / 3 and (engine.stats.preemptions or arch == "plain"), asked
+        assert (True, 0) not in told, "at rest it is not told of tokens without drafts"
         engine.check()

@@ -31,7 +31,10 @@ class Architecture(Protocol):
 
     @property
     def at_rest(self) -> bool:
-        """Whether, while nobody prefills, its next plan is one token for each request and nothing else."""
+        """Whether, while nobody prefills, its next plan is one token for each request and nothing else.
+
+        It is told of no verdicts without drafts meanwhile: the next snapshot says how many tokens there are.
+        """
         ...
 
     def plan(self, snapshot: Snapshot) -> Plan:
@@ -39,15 +42,15 @@ class Architecture(Protocol):
         ...
 
     def observe(self, observation: Observation) -> None:
-        """A verdict was absorbed."""
+        """A verdict was absorbed. Those without drafts are not told of at rest."""
         ...
 
     def observe_step(self, timing: StepTiming) -> None:
         """The batches of a plan have run."""
         ...
 
-    def forget(self, order: int) -> None:
-        """A request has left for good."""
+    def forget(self, order: int, emitted: int) -> None:
+        """A request has left for good, with so many output tokens."""
         ...
 
     def state(self) -> dict[str, float | str]:
@@ -82,9 +85,9 @@ class Policy:
         """The batches of a plan have run."""
         self.controller.observe_step(timing)
 
-    def forget(self, order: int) -> None:
-        """A request has left for good."""
-        self.controller.forget(order)
+    def forget(self, order: int, emitted: int) -> None:
+        """A request has left for good, with so many output tokens."""
+        self.controller.forget(order, emitted)
 
     def state(self) -> dict[str, float | str]:
         """Its name and what its controller believes."""
@@ -97,6 +100,7 @@ class Policy:
         """
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
+            self.controller.meet(views)
             return []
         lengths = self.controller.draft_lengths(fresh, snapshot)
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag

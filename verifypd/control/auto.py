@@ -131,9 +131,9 @@ class Auto:
         if self._throughput is None or self._throughput.cost is not self._own_cost:
             self._own_cost.observe(timing)
 
-    def forget(self, order: int) -> None:
-        """A request has left for good."""
-        self.controller.forget(order)
+    def forget(self, order: int, emitted: int) -> None:
+        """A request has left for good, with so many output tokens."""
+        self.controller.forget(order, emitted)
 
     def state(self) -> dict[str, float | str]:
         """What it has chosen, how often it has changed its mind, and what its controller believes."""

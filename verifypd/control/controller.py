@@ -28,6 +28,10 @@ class Controller(Protocol):
         """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
         ...
 
+    def meet(self, views: Sequence[RequestView]) -> None:
+        """Who decodes in a step for which it is not asked."""
+        ...
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """slot → tokens to draft, for requests that would draft and verify together; missing: 0."""
         ...
@@ -44,8 +48,8 @@ class Controller(Protocol):
         """A step was measured."""
         ...
 
-    def forget(self, order: int) -> None:
-        """A request has left for good."""
+    def forget(self, order: int, emitted: int) -> None:
+        """A request has left for good, with so many output tokens."""
         ...
 
     def state(self) -> dict[str, float]:
@@ -71,6 +75,9 @@ class FixedController:
         """Unless it never drafts."""
         return self.length > 0
 
+    def meet(self, views: Sequence[RequestView]) -> None:
+        """Nobody is known by name."""
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
@@ -85,7 +92,7 @@ class FixedController:
     def observe_step(self, timing: StepTiming) -> None:
         """Nothing to learn."""
 
-    def forget(self, order: int) -> None:
+    def forget(self, order: int, emitted: int) -> None:
         """Nothing was kept."""
 
     def state(self) -> dict[str, float]:
@@ -115,6 +122,9 @@ class ThresholdController:
         self._drafted = 0
         self._emitted = 0
 
+    def meet(self, views: Sequence[RequestView]) -> None:
+        """Nobody is known by name."""
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
@@ -140,7 +150,7 @@ class ThresholdController:
         if timing.draft_requests:
             self._steps.append(timing.decode_wait + timing.draft_seconds)
 
-    def forget(self, order: int) -> None:
+    def forget(self, order: int, emitted: int) -> None:
         """Nothing is kept by request."""
 
     def state(self) -> dict[str, float]:

@@ -220,6 +220,7 @@ class Simulation:
             slo_tpot=request.outcome.slo_tpot,
             since_output=self.now - (request.arrival.time if last is None else last),
             inflight=len(request.inflight),
+            emitted=request.length - request.arrival.prompt,
         )
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
@@ -369,4 +370,4 @@ class Simulation:
             if request.outcome.finished and not request.tickets and request.slot in self.running:
                 del self.running[request.slot]
                 self.free_slots.append(request.slot)
-                self.architecture.forget(request.order)
+                self.architecture.forget(request.order, request.length - request.arrival.prompt)

@@ -31,6 +31,7 @@ class RequestView:
     slo_tpot: float = 15.0  # ms, its target per output token
     since_output: float = 0.0  # s since its last output, or since it arrived
     inflight: int = 0  # verdicts launched and not yet absorbed
+    emitted: int = 0  # output tokens, of verdicts that were absorbed
     greedy: bool = False
     coupled: bool = False  # acceptance rule of a sampled request
     temperature: float = 1.0  # its own, not the drafter's

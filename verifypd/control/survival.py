@@ -145,11 +145,7 @@ class Survival:
     def observe(self, seen: Observation) -> None:
         """Learn from one verdict."""
         if not seen.drafted:
-            for trace in self._requests.get(seen.order, {}).values():
-                if trace.trials:
-                    trace.accepted *= FADE
-                    trace.trials *= FADE
-                    trace.curve = None
+            self.rest(seen.order)
             return
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
         trace = self._trace(seen.order, kind)
@@ -164,6 +160,15 @@ class Survival:
         population.learn(accepted, trials, POPULATION)
         self._everyone.learn(accepted, trials, POPULATION)
         trace.curve = None
+
+    def rest(self, order: int, tokens: int = 1) -> None:
+        """So many tokens of a request came without drafts: what is known of it has grown old."""
+        for trace in self._requests.get(order, {}).values():
+            if trace.trials:
+                left = FADE**tokens
+                trace.accepted *= left
+                trace.trials *= left
+                trace.curve = None
 
     def overhear(self, order: int, kind: Kind, stood: int, trials: int) -> None:
         """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""

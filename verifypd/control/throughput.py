@@ -27,6 +27,7 @@ FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
 LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted; twice as many each time
 # nothing has changed, up to so many
+HANDFUL = 4  # requests among which one that is new may change the choice at once
 SPARSE = 4  # steps without drafts and prompts are alike: one of so many is learnt from
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
 SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so many steps was begun too lightly: each time
@@ -76,7 +77,7 @@ class ThroughputController:
         self._patience = LOOK  # of those, how many may pass
         self._alike = 0  # steps without drafts and prompts
         self._news = False  # whether a draft's verdict came in since
-        self._outputs: dict[int, int] = {}  # order → tokens emitted
+        self._heard: dict[int, int] = {}  # order → output tokens it knows of; none are told of while it rests
         self._mean_output = 64.0
 
     @property
@@ -97,13 +98,21 @@ class ThroughputController:
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
+    def meet(self, views: Sequence[RequestView]) -> None:
+        """Someone new, of whom the best may be hoped, is reason to look at once; among many it can wait."""
+        known = len(self._heard)
+        for view in views:
+            self._heard.setdefault(view.order, view.emitted)
+        self._news = self._news or known < len(self._heard) <= HANDFUL
+
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
         self.prober.meet(snapshot)
+        self.meet(views)
         if not self.curious:
             return {}
         if not self.speculating:
-            self._overhear(views, snapshot)
+            self._catch_up(views, snapshot)
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         if not candidates:
             return {}
@@ -271,7 +280,7 @@ class ThroughputController:
 
     def _horizon(self, view: RequestView) -> float:
         """Steps a request is expected to last: as others did, or as long again as it has."""
-        left = max(self._mean_output, self._outputs.get(view.order, 0))
+        left = max(self._mean_output, view.emitted)
         return max(1.0, min(left, view.room) / 2.0)
 
     def _worth_catching_up(self, view: RequestView, snapshot: Snapshot) -> bool:
@@ -315,9 +324,13 @@ class ThroughputController:
             return 1.0
         return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
 
-    def _overhear(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
-        """Learn how look-ups would have fared, from texts that went on without them."""
+    def _catch_up(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+        """Learn what came of a rest: evidence of drafts has grown old by the tokens that went on without them, and how
+        look-ups would have fared the texts tell."""
         for view in views:
+            if (passed := view.emitted - self._heard[view.order]) > 0:
+                self.survival.rest(view.order, passed)
+                self._heard[view.order] = view.emitted
             stood, trials = view.overheard
             if trials:
                 kind = kind_of(view.greedy, view.coupled, view.temperature, snapshot.copier)
@@ -330,8 +343,7 @@ class ThroughputController:
                 self.prober.stood()
             self.survival.fade(FORGET, kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter))
         self.survival.observe(seen)
-        self._news = self._news or seen.order not in self._outputs  # someone new, of whom the best may be hoped
-        self._outputs[seen.order] = self._outputs.get(seen.order, 0) + seen.emitted
+        self._heard[seen.order] = self._heard.get(seen.order, 0) + seen.emitted
         if seen.drafted:
             self._news = True
             if self.search is not None and not seen.greedy:
@@ -356,11 +368,11 @@ class ThroughputController:
             self._scatter += MISS_RATE * (abs(miss) - self._scatter)
         self.cost.observe(timing)
 
-    def forget(self, order: int) -> None:
+    def forget(self, order: int, emitted: int) -> None:
         """A request has left: its length tells how long others will last."""
         self.survival.forget(order)
         self._patience = LOOK  # fewer are left: what did not pay may pay now
-        emitted = self._outputs.pop(order, 0)
+        self._heard.pop(order, None)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)
 

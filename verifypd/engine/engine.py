@@ -133,7 +133,7 @@ class Engine:
             drafter.forget(request)
         if self.choice is not None:
             self.choice.forget(request.order)
-        self.architecture.forget(request.order)
+        self.architecture.forget(request.order, request.output_len)
 
     def switch(self, name: str) -> None:
         """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""
@@ -330,6 +330,7 @@ class Engine:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
         batch: VerifyBatch = ticket.batch
         result: PassResult = ticket.result()
+        resting = self.architecture.at_rest
         news = []
         for index, span in enumerate(batch.spans):
             request = self.running[span.slot]
@@ -345,7 +346,8 @@ class Engine:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
                     confirm(self, request, verdict)
-                    observe(self, request, span, verdict, tau)
+                    if verdict.drafted or not resting:
+                        observe(self, request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)

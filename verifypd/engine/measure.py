@@ -189,7 +189,7 @@ class _Probe:
     def observe_step(self, timing: StepTiming) -> None:
         self.timings.append(timing)
 
-    def forget(self, order: int) -> None: ...
+    def forget(self, order: int, emitted: int) -> None: ...
 
     def state(self) -> dict[str, float | str]:
         return {"architecture": self.name}

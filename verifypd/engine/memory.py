@@ -85,9 +85,13 @@ class RequestMemory:
 
     def commit(self, request: Request, computed: int) -> None:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
-        self._commit(self.verifier, request, computed)
+        if not self.verifier.blocks.prefix_cache:
+            return  # nobody looks for them
+        fresh = self._commit(self.verifier, request, computed)
         if self.draft is None:
             return
+        if self.draft_reads_hidden and not fresh and request.draft_lag > self.draft.blocks.block_size:
+            return  # no block was filled, and it does not draft: most steps of a crowd
         read = min(len(request.tokens), request.length_floor - request.draft_lag)
         if not self.draft_reads_hidden:
             self._commit(self.draft, request, read)
@@ -107,10 +111,13 @@ class RequestMemory:
             self._read.difference_update(pool.blocks.held[owner][before:])
         return changed
 
-    def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
+    def _commit(self, pool: PagedPool, request: Request, tokens: int) -> bool:
+        """Whether there was a full block more; most steps fill none."""
         full = tokens // pool.blocks.block_size
-        if full > pool.blocks.committed.get(request.order, 0):  # most steps fill no block
-            pool.blocks.commit(request.order, self._prefix(request, tokens))
+        if full <= pool.blocks.committed.get(request.order, 0):
+            return False
+        pool.blocks.commit(request.order, self._prefix(request, tokens))
+        return True
 
     def has_room(self, lengths: Sequence[int]) -> bool:
         """Whether new requests that come to these lengths, in tokens, would all fit without anybody giving way."""

@@ -80,6 +80,7 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         slo_tpot=engine.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
         since_output=max(0.0, now - request.last_output),
         inflight=len(request.inflight),
+        emitted=request.output_len,
         greedy=params.greedy,
         coupled=params.coupled(engine.config.acceptance),
         temperature=params.temperature,
