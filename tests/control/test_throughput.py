@@ -358,3 +358,14 @@ def test_rows_that_cost_nothing_are_all_free() -> None:
     """A fit may find no cost of rows at all: then every position that may stand is drafted, and nothing overflows."""
     found = allocations([[0.9, 0.5, 0.01]] * 4, Load(4, 4.0, 2048.0), CostModel(Coefficients(row=0.0, draft_step=1e-6)))
     assert [option.rows for option in found] == [0.0, 4, 8, 8], "the last position hardly ever stands"
+
+
+def test_nothing_is_begun_while_a_crowd_gathers() -> None:
+    """What pays for the first few of many may not pay for all of them; once they all decode it is weighed at once."""
+    controller = ThroughputController(h200(), probe_share=0.0)
+    controller.speculating = False
+    few = [view(0), view(1)]
+    coming = [view(2 + i, prefill_left=300) for i in range(6)]
+    assert controller.draft_lengths(few, snapshot([*few, *coming])) == {} and not controller.speculating
+    assert controller.curious, "they are not forgotten"
+    assert controller.draft_lengths(few, snapshot([*few, *coming[:1]])) and controller.speculating

@@ -114,7 +114,7 @@ class ThroughputController:
         if not self.speculating:
             self._catch_up(views, snapshot)
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
-        if not candidates:
+        if not candidates or (not self.speculating and _gathering(views, snapshot)):
             return {}
         if not self.speculating and not self._look_due:
             return self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
@@ -375,6 +375,11 @@ class ThroughputController:
         self._heard.pop(order, None)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)
+
+
+def _gathering(views: Sequence[RequestView], snapshot: Snapshot) -> bool:
+    """Whether more requests are about to decode than do: what would pay for these few may not pay for all of them."""
+    return 2 * len(views) < len(snapshot.requests)
 
 
 def _looked_up(candidates: Sequence[tuple[RequestView, int]]) -> list[bool]:
