@@ -10,7 +10,9 @@ Two engines of one kind differ by what memory they got, up to 1 %: the crowd has
 is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
 differ, so the crowd's engines are built several times, in three orders by turns, with a policy that knows what it met
 in the warm-up: `by_build` has the ratio of each, and the interval is over builds. A crowd finds no prompt in a prefix
-cache: every round computes its prompts again, and its blocks lie where those of the round before lay.
+cache: every round computes its prompts again, and its blocks lie where those of the round before lay. `crowd` cuts all
+answers at 64 tokens, so that 16 run from the first step to the last; in `ending` they end by themselves, as a server's
+do, and few are left at the end.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ COPYING = (FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + 
 
 
 STUDENT = {2: 12.71, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # of 95 %, by the number of builds
+ENDING = 512  # tokens of an answer at most, where answers end by themselves
 QUIET = 0.02  # of the processor's time, that other processes may take during a run
 
 
@@ -75,9 +78,11 @@ def elsewhere() -> float:
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def run_one(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> tuple[float, list[list[int]], tuple[int, int]]:
-    """Seconds, texts, and (drafted, accepted) of the prompts, all at once."""
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+def run_one(
+    llm: LLM, prompts: Sequence[list[int]], tokens: int, ends: bool = False
+) -> tuple[float, list[list[int]], tuple[int, int]]:
+    """Seconds, texts, and (drafted, accepted) of the prompts, all at once. `ends`: answers end by themselves."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=not ends)
     begun = time.perf_counter()
     outputs = llm.generate(list(prompts), params)
     seconds = time.perf_counter() - begun
@@ -86,7 +91,7 @@ def run_one(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> tuple[float,
 
 
 def compare(
-    llms: dict[str, LLM], jobs: Sequence[Sequence[list[int]]], tokens: int, title: str
+    llms: dict[str, LLM], jobs: Sequence[Sequence[list[int]]], tokens: int, title: str, ends: bool = False
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """Every job under every arm, in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in llms}
@@ -101,7 +106,7 @@ def compare(
             runs, quiet = {}, True
             for name in names if (number + disturbed) % 2 == 0 else names[::-1]:
                 others = elsewhere()
-                runs[name] = run_one(llms[name], job, tokens)
+                runs[name] = run_one(llms[name], job, tokens, ends)
                 quiet = quiet and elsewhere() - others <= QUIET * (os.cpu_count() or 1) * runs[name][0]
             if quiet or disturbed >= most:
                 break
@@ -115,9 +120,8 @@ def compare(
     plains = [times for name, times in seconds.items() if name.startswith("plain")]
     base = [sum(each) / len(each) for each in zip(*plains, strict=True)]
     for name, times in seconds.items():
-        made_tokens = [tokens * len(job) for job in jobs]
         report[name] = {
-            "tokens_per_second": round(sum(made_tokens) / sum(times), 2),
+            "tokens_per_second": round(sum(map(len, texts[name])) / sum(times), 2),
             "against_plain": round(sum(base) / sum(times), 4),
             "interval_95": interval(base, times),
             "seconds": [round(took, 3) for took in times],
@@ -143,35 +147,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All sections."""
     held_out = evaluation_prompts()
     spread = [held_out[i * len(held_out) // args.prompts] for i in range(args.prompts)]
-    report: dict[str, Any] = {"one_request": {}, "copying": {}, "crowd": {}}
+    report: dict[str, Any] = {"one_request": {}, "copying": {}, "crowd": {}, "ending": {}}
     for numbers in args.numbers.split(","):
         with ExitStack() as stack:
             options = {"max_model_len": 1024, "batch_size": 16, "kv_memory": "300MB", **NUMBERS[numbers]}
             first = numbers == args.numbers.split(",")[0]
-            copying = first and "copying" in args.sections
+            copying = first and "copying" in args.sections.split(",")
             arms = {name: arm for name, arm in ARMS.items() if copying or name in ("plain", "auto")}
             llms = {name: stack.enter_context(LLM("smollm2", **arm, **options)) for name, arm in arms.items()}
             plain = llms["plain"]
             jobs = [[plain.render([{"role": "user", "content": prompt.text}])] for prompt in spread]
             two = {name: llms[name] for name in ("plain", "auto")}
-            if "one" in args.sections:
+            if "one" in args.sections.split(","):
                 report["one_request"][numbers], _ = compare(two, jobs, args.tokens, f"{numbers}, one request")
             if copying:
                 copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
-        if "crowd" in args.sections:
-            crowd = [prompt for job in jobs for prompt in job][:16]
-            report["crowd"][numbers] = measure_crowd(args, numbers, crowd, options)
+        crowd = [prompt for job in jobs for prompt in job][:16]
+        for section, ends in (("crowd", False), ("ending", True)):
+            if section in args.sections.split(","):
+                report[section][numbers] = measure_crowd(args, numbers, crowd, options, ends)
     return report
 
 
 def measure_crowd(
-    args: argparse.Namespace, numbers: str, crowd: Sequence[list[int]], options: dict[str, Any]
+    args: argparse.Namespace, numbers: str, crowd: Sequence[list[int]], options: dict[str, Any], ends: bool
 ) -> dict[str, Any]:
     """Rounds of one crowd under `auto` and two engines of `plain`, all of them built anew several times."""
     builds: list[dict[str, Any]] = []
     names = ("plain", "auto", "plain, again")
-    orders = [(*names[build % 3 :], *names[: build % 3]) for build in range(args.builds)]
+    tokens, rounds, times = (ENDING, 1, args.endings) if ends else (min(64, args.tokens), args.crowds, args.builds)
+    orders = [(*names[build % 3 :], *names[: build % 3]) for build in range(times)]
     for build, order in enumerate(orders):
         with ExitStack() as stack:
             engines = {
@@ -179,8 +185,8 @@ def measure_crowd(
                 for name in order
             }
             ordered = {name: engines[name] for name in names}
-            title = f"{numbers}, 16 at once, build {build + 1} of {args.builds}"
-            builds.append(compare(ordered, [crowd] * args.crowds, min(64, args.tokens), title)[0])
+            title = f"{numbers}, 16 at once, build {build + 1} of {times}"
+            builds.append(compare(ordered, [crowd] * rounds, tokens, title, ends)[0])
     report: dict[str, Any] = {"built": orders}
     for name in names:
         ratios = [each[name]["against_plain"] for each in builds]
@@ -200,7 +206,8 @@ def main() -> None:
     parser.add_argument("--crowds", type=int, default=4, help="rounds of 16 requests (default: 4)")
     parser.add_argument("--builds", type=int, default=4, help="times the engines of those are built (default: 4)")
     parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of float32, bfloat16, int8")
-    parser.add_argument("--sections", default="one,copying,crowd", help="of one, copying, crowd (default: all)")
+    parser.add_argument("--endings", type=int, default=3, help="builds of the crowd that ends by itself (default: 3)")
+    parser.add_argument("--sections", default="one,copying,crowd,ending", help="some of these (default: all)")
     parser.add_argument("--json", type=Path, help="write the report there")
     args = parser.parse_args()
     report = measure(args)

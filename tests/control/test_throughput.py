@@ -330,12 +330,17 @@ def test_someone_new_is_looked_at_at_once_unless_in_a_crowd() -> None:
     controller = ThroughputController(h200(), probe_share=0.0)
     World(2, lambda step, i: 0.02).run(controller, 200)
     assert not (controller.speculating or controller.curious)
-    controller.meet([view(0), view(1)])
+
+    def meet(count: int) -> None:
+        views = [view(i) for i in range(count)]
+        controller.meet(views, snapshot(views))
+
+    meet(2)
     assert not controller.curious, "both are known"
-    controller.meet([view(0), view(1), view(2)])
+    meet(3)
     assert controller.curious
     World(3, lambda step, i: 0.02).run(controller, 200)
-    controller.meet([view(i) for i in range(30)])
+    meet(30)
     assert not (controller.speculating or controller.curious)
 
 
@@ -361,11 +366,12 @@ def test_rows_that_cost_nothing_are_all_free() -> None:
 
 
 def test_nothing_is_begun_while_a_crowd_gathers() -> None:
-    """What pays for the first few of many may not pay for all of them; once they all decode it is weighed at once."""
+    """What pays for the first few of many may not pay for all of them; once most decode it is weighed."""
     controller = ThroughputController(h200(), probe_share=0.0)
     controller.speculating = False
     few = [view(0), view(1)]
     coming = [view(2 + i, prefill_left=300) for i in range(6)]
-    assert controller.draft_lengths(few, snapshot([*few, *coming])) == {} and not controller.speculating
-    assert controller.curious, "they are not forgotten"
-    assert controller.draft_lengths(few, snapshot([*few, *coming[:1]])) and controller.speculating
+    assert controller.draft_lengths(few, snapshot([*few, *coming])) == {}
+    assert not controller.speculating and not controller.curious
+    joined = [*few, view(2)]
+    assert controller.draft_lengths(joined, snapshot([*joined, *coming[:2]])) and controller.speculating

@@ -100,7 +100,7 @@ class Policy:
         """
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
-            self.controller.meet(views)
+            self.controller.meet(views, snapshot)
             return []
         lengths = self.controller.draft_lengths(fresh, snapshot)
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag

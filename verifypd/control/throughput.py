@@ -98,23 +98,25 @@ class ThroughputController:
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def meet(self, views: Sequence[RequestView]) -> None:
+    def meet(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
         """Someone new, of whom the best may be hoped, is reason to look at once; among many it can wait."""
         known = len(self._heard)
         for view in views:
             self._heard.setdefault(view.order, view.emitted)
-        self._news = self._news or known < len(self._heard) <= HANDFUL
+        self._news = self._news or (known < len(self._heard) <= HANDFUL and not _gathering(views, snapshot))
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
         self.prober.meet(snapshot)
-        self.meet(views)
+        self.meet(views, snapshot)
         if not self.curious:
             return {}
         if not self.speculating:
             self._catch_up(views, snapshot)
+            if _gathering(views, snapshot):
+                return {}
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
-        if not candidates or (not self.speculating and _gathering(views, snapshot)):
+        if not candidates:
             return {}
         if not self.speculating and not self._look_due:
             return self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
