@@ -95,6 +95,7 @@ def compare(
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """Every job under every arm, in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in llms}
+    scaled: dict[str, list[float]] = {name: [] for name in llms}  # to as many tokens as `plain` made
     texts: dict[str, list[list[int]]] = {name: [] for name in llms}
     counts = {name: [0, 0] for name in llms}
     for llm in llms.values():
@@ -113,17 +114,18 @@ def compare(
             disturbed += 1
         for name, (took, made, (drafted, accepted)) in runs.items():
             seconds[name].append(took)
+            scaled[name].append(took * sum(map(len, runs["plain"][1])) / sum(map(len, made)))
             texts[name] += made
             counts[name][0] += drafted
             counts[name][1] += accepted
     report: dict[str, Any] = {"repeated": disturbed, "disturbed": disturbed >= most}
-    plains = [times for name, times in seconds.items() if name.startswith("plain")]
+    plains = [times for name, times in scaled.items() if name.startswith("plain")]
     base = [sum(each) / len(each) for each in zip(*plains, strict=True)]
     for name, times in seconds.items():
         report[name] = {
             "tokens_per_second": round(sum(map(len, texts[name])) / sum(times), 2),
-            "against_plain": round(sum(base) / sum(times), 4),
-            "interval_95": interval(base, times),
+            "against_plain": round(sum(base) / sum(scaled[name]), 4),
+            "interval_95": interval(base, scaled[name]),
             "seconds": [round(took, 3) for took in times],
             "drafted": counts[name][0],
             "accepted": counts[name][1],
@@ -185,7 +187,7 @@ def measure_crowd(
                 for name in order
             }
             ordered = {name: engines[name] for name in names}
-            title = f"{numbers}, 16 at once, build {build + 1} of {times}"
+            title = f"{numbers}, 16 at once{' to their ends' if ends else ''}, build {build + 1} of {times}"
             builds.append(compare(ordered, [crowd] * rounds, tokens, title, ends)[0])
     report: dict[str, Any] = {"built": orders}
     for name in names:

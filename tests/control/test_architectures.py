@@ -284,6 +284,15 @@ def test_the_controller_hears_what_happened_and_sets_the_drafters_temperature(na
     assert spy.heard == [verdict, timing, 7]
 
 
+def test_unified_is_not_at_rest_before_it_has_met_whom_it_prefilled() -> None:
+    architecture: Any = make_architecture("unified", FixedController(0))
+    assert architecture.at_rest
+    architecture.plan(snapshot(view(0), view(1, prefill_left=9)))
+    assert not architecture.at_rest
+    architecture.plan(snapshot(view(0), view(1)))
+    assert architecture.at_rest
+
+
 VIEWS = st.lists(
     st.fixed_dictionaries(
         {

@@ -333,7 +333,7 @@ def test_someone_new_is_looked_at_at_once_unless_in_a_crowd() -> None:
 
     def meet(count: int) -> None:
         views = [view(i) for i in range(count)]
-        controller.meet(views, snapshot(views))
+        controller.meet(views)
 
     meet(2)
     assert not controller.curious, "both are known"
@@ -365,13 +365,21 @@ def test_rows_that_cost_nothing_are_all_free() -> None:
     assert [option.rows for option in found] == [0.0, 4, 8, 8], "the last position hardly ever stands"
 
 
-def test_nothing_is_begun_while_a_crowd_gathers() -> None:
-    """What pays for the first few of many may not pay for all of them; once most decode it is weighed."""
-    controller = ThroughputController(h200(), probe_share=0.0)
+def test_to_begin_it_must_pay_for_those_too_who_are_about_to_decode() -> None:
+    """Rows are dear here: drafts pay for two and not for sixteen, so the first two of sixteen do not begin."""
+    controller = ThroughputController(CostModel(Coefficients(floor=15e-3, row=4e-3, draft_step=1e-3)), probe_share=0.0)
     controller.speculating = False
-    few = [view(0), view(1)]
-    coming = [view(2 + i, prefill_left=300) for i in range(6)]
-    assert controller.draft_lengths(few, snapshot([*few, *coming])) == {}
-    assert not controller.speculating and not controller.curious
-    joined = [*few, view(2)]
-    assert controller.draft_lengths(joined, snapshot([*joined, *coming[:2]])) and controller.speculating
+    few, coming = [view(0), view(1)], [view(2 + i, prefill_left=300) for i in range(14)]
+    assert controller.draft_lengths(few, snapshot([*few, *coming])) == {} and not controller.speculating
+    controller._idle = throughput.SELDOM
+    assert controller.draft_lengths(few, snapshot(few)) and controller.speculating
+    assert controller.draft_lengths(few, snapshot([*few, *coming])), "what has begun is weighed by those it is for"
+
+
+def test_requests_that_never_draft_are_not_taken_for_coming_ones() -> None:
+    controller = ThroughputController(CostModel(Coefficients(draft_step=0.1e-3)), probe_share=0.0)
+    for _ in range(60):
+        controller.observe(Observation(0, 4, 4, 5, False, False, 1.0, "model"))
+    controller.speculating, controller._idle = False, throughput.SELDOM
+    views = [view(0), *(view(i, draft_limit=0) for i in range(1, 4))]
+    assert controller.draft_lengths(views[:1], snapshot(views)) and controller.speculating

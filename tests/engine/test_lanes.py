@@ -80,7 +80,7 @@ class Restless:
     name = "restless"
     curious = True
 
-    def meet(self, views: Any, snapshot: Any) -> None: ...
+    def meet(self, views: Any) -> None: ...
 
     def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}

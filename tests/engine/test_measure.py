@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,7 @@ def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path], drafter: str |
     with make(pair, drafter, late_tickets=late, record=None) as llm:
         [before] = llm.generate([PROMPT], GREEDY)
         llm.engine.drain()
-        stats = replace(llm.engine.stats)
+        stats = copy.deepcopy(llm.engine.stats)
         policy = llm.engine.architecture
         used = [pool.blocks.available for pool in llm.engine.memory._pools]
         found = measure(llm.engine, budget=60.0, progress=False)

@@ -1,4 +1,4 @@
-"""Prompts that invite copying, where look-up drafts well, and prose, where it does not; mixed, or in stretches."""
+"""Prompts that invite copying, where look-up drafts well, and prose, where it does not. Knows no engine."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Policy:
         """
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
-            self.controller.meet(views, snapshot)
+            self.controller.meet(views)
             return []
         lengths = self.controller.draft_lengths(fresh, snapshot)
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag
@@ -139,17 +139,19 @@ class Unified(Policy):
     def __init__(self, controller: Controller, queue_factor: float | None = None) -> None:
         super().__init__(controller)
         self.queue_factor = queue_factor  # None: the server's setting
+        self._prompts = False  # whether prompts were waiting at the last plan
 
     @property
     def at_rest(self) -> bool:
-        """While its controller would not draft."""
-        return not self.controller.curious
+        """While its controller would not draft, and has met everybody."""
+        return not (self.controller.curious or self._prompts)
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """Draft for as many decoding requests as the batch takes, verify them, and let prompt chunks ride along.
 
         Backpressure: a prompt does not end, and so does not join the decode queue, while that queue is full.
         """
+        self._prompts = any(view.prefill_left for view in snapshot.requests)
         queue = decoding(snapshot)
         factor = snapshot.queue_factor if self.queue_factor is None else self.queue_factor
         free = math.ceil(factor * snapshot.batch_size) - sum(1 for v in snapshot.requests if not v.prefill_left)

@@ -28,7 +28,7 @@ class Controller(Protocol):
         """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
         ...
 
-    def meet(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+    def meet(self, views: Sequence[RequestView]) -> None:
         """Who decodes in a step for which it is not asked."""
         ...
 
@@ -75,7 +75,7 @@ class FixedController:
         """Unless it never drafts."""
         return self.length > 0
 
-    def meet(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+    def meet(self, views: Sequence[RequestView]) -> None:
         """Nobody is known by name."""
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
@@ -122,7 +122,7 @@ class ThresholdController:
         self._drafted = 0
         self._emitted = 0
 
-    def meet(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+    def meet(self, views: Sequence[RequestView]) -> None:
         """Nobody is known by name."""
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:

@@ -78,7 +78,6 @@ class Prober:
         self.probes = 0
         self.seconds = 0.0  # spent, foretold
         self.purse = Purse()
-        self._appraised = False  # whether it was ever asked what a probe is worth
         self._full = False  # whether others want the time that a probe would take
 
     @property
@@ -133,9 +132,6 @@ class Prober:
             seconds = max(alone + rows, draft) if overlap else alone + rows + draft
             best = max(best, tokens / seconds)
         self.worth = max(0.05, min(1.0, best / plain.rate - 1.0)) if plain.rate else 1.0
-        if not self.probes and not self._appraised:
-            self.purse.credit *= self.worth  # where little can be won there is no hurry with the first one either
-        self._appraised = True
 
     def _few(self, views: list[RequestView], load: Load, snapshot: Snapshot) -> tuple[dict[int, int], float]:
         """Those who are cheapest to try, and what it costs in seconds."""

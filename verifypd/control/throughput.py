@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from verifypd.control.allocation import Allocation, Load, allocations, reach
 from verifypd.control.controller import allowed
@@ -76,7 +77,7 @@ class ThroughputController:
         self._idle = 0  # steps since the choice was looked at while not drafting
         self._patience = LOOK  # of those, how many may pass
         self._alike = 0  # steps without drafts and prompts
-        self._news = False  # whether a draft's verdict came in since
+        self._news = False  # whether a draft's verdict, or somebody new among few, came since
         self._heard: dict[int, int] = {}  # order → output tokens it knows of; none are told of while it rests
         self._mean_output = 64.0
 
@@ -98,23 +99,23 @@ class ThroughputController:
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def meet(self, views: Sequence[RequestView], snapshot: Snapshot) -> None:
+    def meet(self, views: Sequence[RequestView]) -> None:
         """Someone new, of whom the best may be hoped, is reason to look at once; among many it can wait."""
-        known = len(self._heard)
         for view in views:
-            self._heard.setdefault(view.order, view.emitted)
-        self._news = self._news or (known < len(self._heard) <= HANDFUL and not _gathering(views, snapshot))
+            if view.order not in self._heard:
+                self._news = self._news or len(views) <= HANDFUL
+                self._heard[view.order] = view.emitted
+            elif self.speculating:
+                self._heard[view.order] = view.emitted
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
         """Draft lengths that make the most of this step."""
         self.prober.meet(snapshot)
-        self.meet(views, snapshot)
+        self.meet(views)
         if not self.curious:
             return {}
         if not self.speculating:
             self._catch_up(views, snapshot)
-            if _gathering(views, snapshot):
-                return {}
         candidates = [(view, cap) for view in views if (cap := allowed(view, self._most(snapshot)))]
         if not candidates:
             return {}
@@ -127,7 +128,10 @@ class ThroughputController:
             return {} if self.speculating else self.prober.probe(candidates, self._load(views, snapshot, []), snapshot)
         curves = self._curves(joining, snapshot)
         load = self._load(views, snapshot, [view for view, _ in joining])
-        options = allocations(curves, load, self.cost, self.overlap, _looked_up(joining))
+        everyone, copied = curves, _looked_up(joining)
+        if not self.speculating:  # to begin, it must pay for those too who are about to decode
+            everyone, copied, load = _joined(curves, copied, load, snapshot)
+        options = allocations(everyone, load, self.cost, self.overlap, copied)
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
             self.prober.appraise(candidates, load, options[0], self.overlap)
@@ -159,7 +163,7 @@ class ThroughputController:
 
     @property
     def _look_due(self) -> bool:
-        """While not drafting: whether to weigh it anew, after a probe's verdict or now and then."""
+        """While not drafting: whether to weigh it anew, on news or now and then."""
         return self._news or self._idle >= self._patience
 
     def _choose(
@@ -379,9 +383,25 @@ class ThroughputController:
             self._mean_output += 0.05 * (emitted - self._mean_output)
 
 
-def _gathering(views: Sequence[RequestView], snapshot: Snapshot) -> bool:
-    """Whether more requests are about to decode than do: what would pay for these few may not pay for all of them."""
-    return 2 * len(views) < len(snapshot.requests)
+def _joined(
+    curves: list[list[float]], copied: list[bool], load: Load, snapshot: Snapshot
+) -> tuple[list[list[float]], list[bool], Load]:
+    """The step once those who are in prefill decode: each drafts like the mean of the others."""
+    coming = [view for view in snapshot.requests if view.prefill_left]
+    if not coming:
+        return curves, copied, load
+    depth = max(map(len, curves))
+    mean = [sum([curve[i] for curve in curves if i < len(curve)]) / len(curves) for i in range(depth)]
+    context = float(sum([view.length_bound for view in coming]))
+    more = replace(
+        load,
+        requests=load.requests + len(coming),
+        rows=load.rows + len(coming),
+        context=load.context + context,
+        draft_context=load.draft_context + context,
+        draft_rows=load.draft_rows + CAUGHT_UP * len(coming),
+    )
+    return [*curves, *[mean] * len(coming)], [*copied, *[all(copied)] * len(coming)] if copied else copied, more
 
 
 def _looked_up(candidates: Sequence[tuple[RequestView, int]]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""The world a simulation runs in: what passes really take, and how the server is set."""
+"""The world a simulation runs in: what passes really take, and how the server is set. Knows no policy."""
 
 from __future__ import annotations
 

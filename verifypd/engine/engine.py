@@ -82,7 +82,6 @@ class Engine:
         self.timed = TimedPlans()
         self._begun = 0.0  # s, when this step began
         self._recorded: Any = None  # the last decision of the policy that was written
-        self.stats = EngineStats()
         self.residents = Residents(
             config,
             memory=memory,
@@ -90,7 +89,7 @@ class Engine:
             sampling=sampling,
             grammars=verify.grammars,
             placements=placements,
-            stats=self.stats,
+            stats=EngineStats(),
             eos_ids=eos_ids,
             clock=clock,
             forget=self._forget,
@@ -147,6 +146,15 @@ class Engine:
         """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
         request.computed, request.draft_lag = len(request.tokens), 0
         self.residents.enter(request, State.DECODE)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The books, which are kept with the requests."""
+        return self.residents.stats
+
+    @stats.setter
+    def stats(self, stats: EngineStats) -> None:
+        self.residents.stats = stats
 
     @property
     def busy(self) -> bool:
@@ -297,9 +305,8 @@ class Engine:
         request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
         now = self.clock()
         if request.state is State.DECODE:
-            self.residents.enter(
-                request, State.VERIFY, now
-            )  # one token and no draft: through the lane within this plan
+            # one token and no draft: through the lane within this plan
+            self.residents.enter(request, State.VERIFY, now)
         self.residents.enter(request, State.DECODE, now)
 
     def tell(self) -> None:

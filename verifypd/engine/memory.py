@@ -87,11 +87,9 @@ class RequestMemory:
         """Make full blocks findable for others: `computed` confirmed tokens are in the verifier's cache."""
         if not self.verifier.blocks.prefix_cache:
             return  # nobody looks for them
-        fresh = self._commit(self.verifier, request, computed)
+        self._commit(self.verifier, request, computed)
         if self.draft is None:
             return
-        if self.draft_reads_hidden and not fresh and request.draft_lag > self.draft.blocks.block_size:
-            return  # no block was filled, and it does not draft: most steps of a crowd
         read = min(len(request.tokens), request.length_floor - request.draft_lag)
         if not self.draft_reads_hidden:
             self._commit(self.draft, request, read)
@@ -111,13 +109,10 @@ class RequestMemory:
             self._read.difference_update(pool.blocks.held[owner][before:])
         return changed
 
-    def _commit(self, pool: PagedPool, request: Request, tokens: int) -> bool:
-        """Whether there was a full block more; most steps fill none."""
+    def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
         full = tokens // pool.blocks.block_size
-        if full <= pool.blocks.committed.get(request.order, 0):
-            return False
-        pool.blocks.commit(request.order, self._prefix(request, tokens))
-        return True
+        if full > pool.blocks.committed.get(request.order, 0):  # most steps fill no block
+            pool.blocks.commit(request.order, self._prefix(request, tokens))
 
     def has_room(self, lengths: Sequence[int]) -> bool:
         """Whether new requests that come to these lengths, in tokens, would all fit without anybody giving way."""
