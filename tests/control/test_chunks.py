@@ -9,7 +9,7 @@ import pytest
 from tests.control.views import snapshot, view
 from verifypd.control.allocation import Allocation
 from verifypd.control.chunks import SMALLEST_CHUNK, Step, chunk_within, draft_chunk, prefill_chunk
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.tables import h200
 
 GPU = h200().coefficients
@@ -87,6 +87,16 @@ def test_without_drafts_a_chunk_is_never_larger_than_that_of_plain(since: float,
     assert prefill_chunk(views, running, h200(), None, 1.0, False, idle=True).tokens == 512
     if since == 0.4:
         assert prefill_chunk(views, running, h200(), DRAFTS, 1.3, False).tokens > 512, "drafts make room for more"
+
+
+def test_where_no_row_is_free_and_nothing_is_drafted_the_chunk_is_that_of_plain() -> None:
+    """Shorter chunks would only be more passes; where rows are free, or drafts share the step, they are shorter."""
+    running = [view(i) for i in range(16)]
+    views = snapshot([*running, view(30, prefill_left=60, since_output=0.0)], prefill_chunk=256)
+    dear, free = CostModel(Coefficients(floor=4e-3, row=4e-3)), CostModel(Coefficients(floor=4e-3, row=20e-6))
+    assert prefill_chunk(views, running, dear, None, 1.0, False, idle=True) == (256, False)
+    assert prefill_chunk(views, running, dear, None, 1.0, False).tokens < 256
+    assert prefill_chunk(views, running, free, None, 1.0, False, idle=True).tokens < 256
 
 
 def test_a_prompt_past_its_early_aim_keeps_to_the_inter_token_target_while_that_brings_it_in_time() -> None:

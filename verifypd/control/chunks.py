@@ -70,7 +70,8 @@ def prefill_chunk(
     computes in the same time; where that is not enough, or where more have waited too long than decode, as many as fit
     the tightest inter-token target in flight. A prompt past its early aim hurries nobody past that target while its
     first token comes in time all the same. Where nothing is drafted, never more than `plain` takes while requests
-    decode: longer steps hold up those who decode, and with them the slots that others wait for.
+    decode: longer steps hold up those who decode, and with them the slots that others wait for; and no less where no
+    token rides for nothing, as on a CPU: shorter chunks would only be more passes.
     `drafting`: what the step drafts, where that is known; `stretch`: how much longer that makes it; `apart`: chunks get
     a pass of their own; `idle`: nothing is drafted.
     """
@@ -87,6 +88,8 @@ def prefill_chunk(
         start=min(waiting, key=lambda view: view.rank).chunk_start,
         apart=apart,
     )
+    if idle and step.free(cost) <= 0:
+        return Chunk(snapshot.prefill_chunk)
     pace = round(snapshot.prefill_chunk * min(CHUNK_FACTOR, stretch))
     target, first = min([view.slo_tpot for view in served]) * 1e-3, snapshot.slo_ttft * 1e-3
     free = chunk_within(cost, target, step, max(1, min(pace, step.free(cost)), snapshot.prefill_chunk // 2))
