@@ -90,12 +90,11 @@ def test_without_drafts_a_chunk_is_never_larger_than_that_of_plain(since: float,
 
 
 def test_where_no_row_is_free_and_nothing_is_drafted_the_chunk_is_that_of_plain() -> None:
-    """Shorter chunks would only be more passes; where rows are free, or drafts share the step, they are shorter."""
+    """Shorter chunks would only be more passes; where rows are free they are shorter, for those who decode."""
     running = [view(i) for i in range(16)]
     views = snapshot([*running, view(30, prefill_left=60, since_output=0.0)], prefill_chunk=256)
     dear, free = CostModel(Coefficients(floor=4e-3, row=4e-3)), CostModel(Coefficients(floor=4e-3, row=20e-6))
     assert prefill_chunk(views, running, dear, None, 1.0, False, idle=True) == (256, False)
-    assert prefill_chunk(views, running, dear, None, 1.0, False).tokens < 256
     assert prefill_chunk(views, running, free, None, 1.0, False, idle=True).tokens < 256
 
 
