@@ -11,7 +11,7 @@ import pytest
 from tests.control.views import snapshot, view
 from tests.control.world import World, true_rate
 from verifypd.control import throughput
-from verifypd.control.allocation import Load, allocations
+from verifypd.control.allocation import Load, allocations, joined
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
@@ -374,6 +374,17 @@ def test_to_begin_it_must_pay_for_those_too_who_are_about_to_decode() -> None:
     controller._idle = throughput.SELDOM
     assert controller.draft_lengths(few, snapshot(few)) and controller.speculating
     assert controller.draft_lengths(few, snapshot([*few, *coming])), "what has begun is weighed by those it is for"
+
+
+@pytest.mark.parametrize("copied", [[], [True, False], [True, True]])
+def test_who_is_about_to_decode_counts_like_the_mean_of_the_others(copied: list[bool]) -> None:
+    load = Load(2, 2.0, 100.0, draft_context=100.0, draft_rows=4.0)
+    assert joined([[0.5]], copied[:1], load, [], 2) == ([[0.5]], copied[:1], load)
+    curves, flags, more = joined([[0.8, 0.6], [0.4]], copied, load, [30, 50, 70], 2)
+    assert curves == [[0.8, 0.6], [0.4], *[[pytest.approx(0.6), pytest.approx(0.3)]] * 3]
+    assert flags == ([*copied, *[all(copied)] * 3] if copied else [])
+    assert more == Load(5, 5.0, 250.0, draft_context=250.0, draft_rows=10.0)
+    assert len(allocations(curves, more, h200(), looked_up=flags)) > 1
 
 
 def test_requests_that_never_draft_are_not_taken_for_coming_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from verifypd.control.cost import CostModel
@@ -48,6 +48,29 @@ class Allocation:
         """
         seconds = self.seconds - self.aside
         return self.tokens / seconds if seconds > 0.0 else 0.0
+
+
+def joined(
+    curves: list[list[float]], copied: list[bool], load: Load, coming: Sequence[int], lag: int
+) -> tuple[list[list[float]], list[bool], Load]:
+    """Curves, whose drafts are looked up, and load of the step once others decode too: each like the mean of the rest.
+
+    `coming`: their contexts, tokens; `lag`: tokens a draft's cache lacks in steady state.
+    """
+    if not coming:
+        return curves, copied, load
+    depth = max(map(len, curves))
+    mean = [sum([curve[i] for curve in curves if i < len(curve)]) / len(curves) for i in range(depth)]
+    more = replace(
+        load,
+        requests=load.requests + len(coming),
+        rows=load.rows + len(coming),
+        context=load.context + sum(coming),
+        draft_context=load.draft_context + sum(coming),
+        draft_rows=load.draft_rows + lag * len(coming),
+    )
+    flags = [*copied, *[all(copied)] * len(coming)] if copied else []
+    return [*curves, *[mean] * len(coming)], flags, more
 
 
 def allocations(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from verifypd.control.allocation import Allocation, Load, allocations, reach
+from verifypd.control.allocation import Allocation, Load, allocations, joined, reach
 from verifypd.control.controller import allowed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
@@ -130,7 +129,8 @@ class ThroughputController:
         load = self._load(views, snapshot, [view for view, _ in joining])
         everyone, copied = curves, _looked_up(joining)
         if not self.speculating:  # to begin, it must pay for those too who are about to decode
-            everyone, copied, load = _joined(curves, copied, load, snapshot)
+            coming = [view.length_bound for view in snapshot.requests if view.prefill_left]
+            everyone, copied, load = joined(curves, copied, load, coming, CAUGHT_UP)
         options = allocations(everyone, load, self.cost, self.overlap, copied)
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
@@ -381,27 +381,6 @@ class ThroughputController:
         self._heard.pop(order, None)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)
-
-
-def _joined(
-    curves: list[list[float]], copied: list[bool], load: Load, snapshot: Snapshot
-) -> tuple[list[list[float]], list[bool], Load]:
-    """The step once those who are in prefill decode: each drafts like the mean of the others."""
-    coming = [view for view in snapshot.requests if view.prefill_left]
-    if not coming:
-        return curves, copied, load
-    depth = max(map(len, curves))
-    mean = [sum([curve[i] for curve in curves if i < len(curve)]) / len(curves) for i in range(depth)]
-    context = float(sum([view.length_bound for view in coming]))
-    more = replace(
-        load,
-        requests=load.requests + len(coming),
-        rows=load.rows + len(coming),
-        context=load.context + context,
-        draft_context=load.draft_context + context,
-        draft_rows=load.draft_rows + CAUGHT_UP * len(coming),
-    )
-    return [*curves, *[mean] * len(coming)], [*copied, *[all(copied)] * len(coming)] if copied else copied, more
 
 
 def _looked_up(candidates: Sequence[tuple[RequestView, int]]) -> list[bool]:
