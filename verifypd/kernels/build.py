@@ -163,8 +163,11 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_rotate": "pnnpnnpppnnni",
         "vpd_keep": "ppnnpnnpppn",
         "vpd_attend": "pnpnpnppipppppnnpnnnnnnffi",
+        "vpd_layers": "pnppppppppnnipppppnnnni",
+        "vpd_scratch": "p",
     }
+    results = {"vpd_attend": ctypes.c_int, "vpd_layers": ctypes.c_int, "vpd_scratch": ctypes.c_ssize_t}
     for name, letters in signatures.items():
         function = getattr(loaded, name)
         function.argtypes = [types[letter] for letter in letters]
-        function.restype = ctypes.c_int if name == "vpd_attend" else None
+        function.restype = results.get(name)

@@ -850,3 +850,87 @@ EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks
     free(scratch);
     return 0;
 }
+
+/* ---- decoder layers --------------------------------------------------------------------------------------------- */
+
+/* The layers of a pass in one call: from a caller in Python each of their operations costs 20 us beside its work, since
+ * the weights that stream by leave it cold caches. Nothing is computed here but by the functions above, in the order in
+ * which the models call them, so results are the same to the bit. The structs are laid out as in models/native.py. */
+
+typedef struct { const void *w; int64_t type; } vector_weight; /* w NULL: there is none */
+typedef struct { const void *w; const float *scale; ptrdiff_t out, K; int64_t type; vector_weight bias; } matrix_weight;
+typedef struct {
+    matrix_weight qkv, output, gate_up, down;
+    vector_weight q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm, next_norm;
+    const float *cos, *sin;
+    ptrdiff_t window;
+} layer_weights;
+typedef struct {
+    ptrdiff_t H, I, Hq, Hk, D, half; /* half: columns of the rotary tables */
+    int64_t gelu;
+    float eps, offset, scale, softcap;
+    vector_weight first_norm;
+} layer_shape;
+
+static void multiply(const float *x, ptrdiff_t n, const matrix_weight *m, float *y, int threads) {
+    vpd_linear(x, m->K, n, m->w, (int)m->type, m->scale, m->bias.w, (int)m->bias.type, y, m->K, m->out, threads);
+}
+
+static void normed(const float *x, const float *residual, float *total, const vector_weight *w, const layer_shape *s,
+                   float *y, ptrdiff_t n, int threads) {
+    vpd_norm(x, s->H, residual, total, w->w, (int)w->type, y, n, s->H, s->eps, s->offset, threads);
+}
+
+/* Each of a row's heads is normed where it lies. */
+static void normed_heads(float *x, ptrdiff_t xs, ptrdiff_t heads, const vector_weight *w, const layer_shape *s,
+                         ptrdiff_t n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n * heads * s->D > 65536)
+    for (ptrdiff_t i = 0; i < n; i++)
+        vpd_norm(x + i * xs, s->D, NULL, NULL, w->w, (int)w->type, x + i * xs, heads, s->D, s->eps, s->offset, 1);
+}
+
+/* residual [n, H] in; the residual stream behind the last layer and, normed, x out, both [n, H]. captures: a place for
+ * the stream behind each layer, or 0. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes
+ * behind them, values. Returns 1 where memory is short. */
+EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_shape *s, const float *residual,
+                      float *stream, float *x, const int64_t *captures, float *scratch, const int64_t *positions,
+                      char *cache, ptrdiff_t layer_bytes, ptrdiff_t value_bytes, int type, const int64_t *write_index,
+                      const int64_t *offsets, const int64_t *slots, const int64_t *starts, const int32_t *table,
+                      ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n, ptrdiff_t spans, int threads) {
+    const ptrdiff_t q_width = s->Hq * s->D, width = q_width + 2 * s->Hk * s->D;
+    float *added = scratch, *gated = added + n * s->H, *gate_up = gated + n * s->I;
+    float *qkv = gate_up, *mixed = qkv + n * width; /* done with when the MLP begins */
+    normed(residual, NULL, NULL, &s->first_norm, s, x, n, threads);
+    for (ptrdiff_t i = 0; i < count; i++, cache += layer_bytes) {
+        const layer_weights *l = layers + i;
+        multiply(x, n, &l->qkv, qkv, threads);
+        if (l->q_norm.w) {
+            normed_heads(qkv, width, s->Hq, &l->q_norm, s, n, threads);
+            normed_heads(qkv + q_width, width, s->Hk, &l->k_norm, s, n, threads);
+        }
+        float *k = qkv + q_width, *v = k + s->Hk * s->D;
+        vpd_rotate(qkv, width, s->Hq, k, width, s->Hk, positions, l->cos, l->sin, n, s->D, s->half, threads);
+        if (vpd_attend(qkv, width, k, width, v, width, cache, cache + value_bytes, type, write_index, offsets, slots,
+                       starts, table, table_stride, block_size, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
+                       s->scale, s->softcap, threads))
+            return 1;
+        multiply(mixed, n, &l->output, added, threads);
+        if (l->post_attention_norm.w)
+            normed(added, NULL, NULL, &l->post_attention_norm, s, added, n, threads);
+        normed(added, residual, stream, &l->mlp_norm, s, x, n, threads);
+        multiply(x, n, &l->gate_up, gate_up, threads);
+        vpd_gated(gate_up, 2 * s->I, gated, n, s->I, (int)s->gelu, threads);
+        multiply(gated, n, &l->down, added, threads);
+        if (l->post_mlp_norm.w) normed(added, NULL, NULL, &l->post_mlp_norm, s, added, n, threads);
+        normed(added, stream, stream, &l->next_norm, s, x, n, threads);
+        if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
+        residual = stream;
+    }
+    return 0;
+}
+
+/* Floats of a row in the working space of vpd_layers. */
+EXPORT ptrdiff_t vpd_scratch(const layer_shape *s) {
+    const ptrdiff_t attention = 2 * (s->Hq + s->Hk) * s->D, mlp = 2 * s->I;
+    return s->H + s->I + (attention > mlp ? attention : mlp);
+}

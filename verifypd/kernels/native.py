@@ -53,6 +53,10 @@ class NativeKernels:
         """float32 always: weights are widened as they are read."""
         return torch.float32
 
+    def leaves(self, rows: int, dtype: torch.dtype) -> bool:
+        """Whether a product of so many rows with weights of this dtype is left to torch."""
+        return rows >= self._torch_rows.get(dtype, rows + 1)
+
     def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
         # every step here runs with caches emptied by the weights of the call before: 1 us warm is 5 us then
@@ -63,7 +67,7 @@ class NativeKernels:
         rows = len(x)
         outputs, width = values.shape
         kind = values.dtype
-        if self._torch_rows and rows >= self._torch_rows.get(kind, rows + 1):
+        if self._torch_rows and self.leaves(rows, kind):
             return F.linear(x.to(kind), values, None if bias is None else bias.to(kind)).float()
         stride = width
         if not x.is_contiguous():

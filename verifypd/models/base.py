@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.attention.native import NativeAttention
 from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache, LayerCache
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import DecoderLayer, Weight, WeightSpec, layer_specs, rope_tables
+from verifypd.models.native import NativeLayers
 
 
 class Model:
@@ -46,6 +49,7 @@ class Model:
         self._split = [config.heads, config.kv_heads, config.kv_heads]
         self._eps, self._unit = config.norm_eps, config.unit_offset
         self.layers = self._build_layers(weights)
+        self.native = NativeLayers(config, self.layers, kernels) if isinstance(kernels, NativeKernels) else None
 
     @classmethod
     def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:
@@ -98,14 +102,28 @@ class Model:
         """As `forward`, with the residual stream [N, H] after each layer in `capture`, in the order of layers."""
         if prepared is None:
             prepared = attention.prepare(layout)
-        residual = self.embed(ids)
+        x, _, captured = self.through_layers(self.embed(ids), layout, attention, prepared, cache, capture)
+        return x, captured
+
+    def through_layers(
+        self,
+        residual: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        prepared: Any,
+        cache: KVCache,
+        capture: tuple[int, ...] = (),
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """[N, H] -> normed behind the last layer, the residual stream there, and the streams behind `capture`."""
+        if self.native is not None and isinstance(attention, NativeAttention) and self.native.takes(len(residual)):
+            return self.native.run(residual, layout, prepared, cache, capture)
         x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
         captured = []
         for index, layer in enumerate(self.layers):
             x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
             if index in capture:
                 captured.append(residual)
-        return x, tuple(captured)
+        return x, residual, tuple(captured)
 
     def layer(
         self,

@@ -85,10 +85,8 @@ class DraftHead(Llama):
         norm, eps = self.kernels.rms_norm, self._eps
         token = norm(self.embed(ids), self._embed_norm, eps)
         residual = self.kernels.linear(torch.cat([token, norm(features, self._hidden_norm, eps)], -1), self._fc)
-        x = norm(residual, self.layers[0].input_norm, eps)
-        for index, layer in enumerate(self.layers):
-            x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
-        return x, residual
+        x, stream, _ = self.through_layers(residual, layout, attention, prepared, cache)
+        return x, stream
 
     def embed(self, ids: Tensor) -> Tensor:
         """As the verifier embeds."""
