@@ -96,7 +96,8 @@ def test_nobody_is_asked_for_drafts_while_none_can_come() -> None:
     assert 0.01 < sum(asked) / len(asked) < 0.1
 
 
-def test_looks_become_rare_until_somebody_leaves() -> None:
+def test_looks_become_rare_until_few_are_left() -> None:
+    """Each of a crowd makes a look dearer; one who leaves it changes little."""
     controller = ThroughputController(h200(), probe_share=0.0)
     World(64, lambda step, i: 0.02).run(controller, 200)
     views = [view(i) for i in range(64)]
@@ -113,10 +114,12 @@ def test_looks_become_rare_until_somebody_leaves() -> None:
     looks(300)
     found = looks(300)
     assert {later - earlier for earlier, later in itertools.pairwise(found)} == {64}
-    views.pop()
-    controller.forget(63, 200)
-    after = looks(40)
-    assert after[0] <= 8 and after[1] - after[0] <= 16
+    for left, soonest, then in ((63, 64, [64, 64]), (8, 16, [32, 64]), (2, 8, [16, 32])):
+        while len(views) > left:
+            controller.forget(views.pop().order, 200)
+        after = looks(200)
+        assert after[0] <= soonest
+        assert [later - earlier for earlier, later in itertools.pairwise(after)][:2] == then
 
 
 def test_steps_that_are_alike_are_learnt_from_now_and_then_and_prompts_always() -> None:

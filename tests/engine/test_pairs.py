@@ -139,17 +139,18 @@ class HiddenReader:
     name = "head"
     has_cache = False
     point_mass = True
-    reads_hidden = True
-    capture = ()
+    layers = ()
     keeps_drafts = True
 
     def __init__(self, llm: LLM) -> None:
         self.engine = llm.engine
         self.guess = torch.zeros(llm.config.slots, dtype=torch.int64)
         self.passes = 0
+        self.reader = self
 
-    def read_hidden(self, hidden: torch.Tensor, captured: Any, layout: Any) -> None:
+    def keep(self, streams: Any, layout: Any) -> None:
         self.passes += 1
+        [hidden] = streams
         assert hidden.shape == (layout.rows, self.engine.verify.runner.model.config.hidden_size)
         ends = layout.row_offsets[1:] - 1
         self.guess[layout.slots] = self.engine.verify.runner.logits(hidden[ends]).argmax(-1)

@@ -14,6 +14,7 @@ from tests.models.test_families import VARIANTS
 from verifypd.attention.base import available_backends, backend
 from verifypd.kernels import select
 from verifypd.kernels.native import NativeKernels
+from verifypd.kv.pool import FeatureCache
 from verifypd.models.base import Model
 from verifypd.models.native import NativeLayers
 
@@ -60,6 +61,18 @@ def follow(model: Model, dtype: torch.dtype, passes: Passes, whole: bool) -> lis
     return [*found, run.cache.data]
 
 
+class Heard:
+    """A reader that is no cache: it gets the streams themselves."""
+
+    layers = (0,)
+
+    def __init__(self) -> None:
+        self.streams: tuple[torch.Tensor, ...] = ()
+
+    def keep(self, streams: Any, layout: Any) -> None:
+        self.streams = tuple(streams)
+
+
 def same(model: Model, dtype: torch.dtype = torch.float32, passes: Passes = PASSES) -> None:
     ours, theirs = follow(model, dtype, passes, whole=True), follow(model, dtype, passes, whole=False)
     for one, other in zip(ours, theirs, strict=True):
@@ -91,6 +104,34 @@ def test_several_threads(tmp_path: Path) -> None:
         same(model, passes=[[(0, 0, 120)], [(1, 0, 100), (2, 0, 3)], [(2, 3, 1)]])
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_kept_within_the_call(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+    """In blocks by a table of their own; where their dtype is another one, behind it."""
+    model = native(checkpoint("qwen2"))
+    layers, hidden = model.native, model.config.hidden_size
+    table = torch.randperm(96, generator=torch.Generator().manual_seed(2)).view(4, 24).int() + 1
+    kept = [FeatureCache((0, 1), 97, 6, 3 * hidden, dtype, model.kernels, table) for _ in range(2)]
+    for whole, cache in zip((True, False), kept, strict=True):
+        model.native, run = layers if whole else None, paged(model)
+        for spans in PASSES:
+            layout = layout_for(spans, run.block_table, run.cache.block_size)
+            ids = torch.tensor([token for _, start, rows in spans for token in random_ids(rows, seed=start + 9)])
+            with torch.inference_mode():
+                model.forward(ids, layout, run.attention, run.cache, reader=cache)
+    assert torch.equal(kept[0].data, kept[1].data)
+    assert kept[0].data.any(1).sum() == 54 + 8 + 7  # every position, once
+
+
+def test_any_reader_may_read(checkpoint: Checkpoint) -> None:
+    model, heard = native(checkpoint("llama")), Heard()
+    run = paged(model)
+    layout = layout_for([(0, 0, 5)], run.block_table, run.cache.block_size)
+    with torch.inference_mode():
+        x = model.forward(torch.tensor(random_ids(5)), layout, run.attention, run.cache, reader=heard)
+        _, [stream] = model.forward_capturing(torch.tensor(random_ids(5)), layout, run.attention, run.cache, (0,))
+    assert torch.equal(heard.streams[1], x) and torch.equal(heard.streams[0], stream)
 
 
 def test_takes_no_pass_that_the_kernels_leave_to_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,16 @@ class PassLayout:
         return len(self.span_rows)
 
 
+class Reader(Protocol):
+    """Somebody who reads what a model's pass leaves behind."""
+
+    layers: tuple[int, ...]  # behind which it reads the residual stream; in order
+
+    def keep(self, streams: Sequence[Tensor], layout: PassLayout) -> None:
+        """Those streams [N, H] of a pass, and last its hidden states behind the final norm."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Attention of ragged spans over a paged cache."""
 

@@ -26,7 +26,7 @@ MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
 LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted; twice as many each time
-# nothing has changed, up to so many
+# nothing has changed, and for each handful of requests, who make a look dear; up to so many
 HANDFUL = 4  # requests among which one that is new may change the choice at once
 SPARSE = 4  # steps without drafts and prompts are alike: one of so many is learnt from
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
@@ -164,7 +164,7 @@ class ThroughputController:
     @property
     def _look_due(self) -> bool:
         """While not drafting: whether to weigh it anew, on news or now and then."""
-        return self._news or self._idle >= self._patience
+        return self._news or self._idle >= min(SELDOM, self._patience * max(1, len(self._heard) // HANDFUL))
 
     def _choose(
         self,

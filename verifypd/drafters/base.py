@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor
-
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import Reader
 from verifypd.batch import DraftBatch
 from verifypd.request import Request
 
@@ -22,8 +20,7 @@ class Drafter(Protocol):
     name: str
     has_cache: bool  # keeps KV of its own, which may lag behind the verifier's
     point_mass: bool  # proposes with certainty: q is one at the token and needs no tensor
-    reads_hidden: bool  # wants the verifier's hidden states after each pass
-    capture: tuple[int, ...]  # with them, the residual streams after these layers
+    reader: Reader | None  # of the verifier's hidden states, for a drafter that needs them
     keeps_drafts: bool  # what its cache holds of a drafted token is as good as of a confirmed one
 
     def launch(self, batch: DraftBatch) -> None:
@@ -36,10 +33,6 @@ class Drafter(Protocol):
 
     def observe(self, request: Request) -> None:
         """Tokens of the request were confirmed (host side)."""
-        ...
-
-    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
-        """Hidden states [N, hidden] of a verifier pass and the streams asked for, for drafters that read them."""
         ...
 
     def forget(self, request: Request) -> None:

@@ -20,7 +20,6 @@ class HeadDrafter(ModelDrafter):
     """The draft loop of a model, with features beside the tokens."""
 
     name = "head"
-    reads_hidden = True
     keeps_drafts = False
 
     def __init__(
@@ -28,14 +27,10 @@ class HeadDrafter(ModelDrafter):
     ) -> None:
         super().__init__(runner, slots, sampling, draft_q, runner.model.vocab_map, temperatures)
         self.head = runner
-        self.capture = runner.model.feature_layers
+        self.reader = runner.features  # keeps every row: confirmed ones are read later, rejected ones written over
 
     def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         return self.head.catch_up(ids, layout)
 
     def _step(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         return self.head.draft(ids, carried, layout)
-
-    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
-        """Keep the features of every row: confirmed ones are read later, rejected ones are written over."""
-        self.head.keep(captured, hidden, layout)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import PassLayout, Reader
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
@@ -23,8 +23,7 @@ class ModelDrafter:
     name = "model"
     has_cache = True
     point_mass = False
-    reads_hidden = False
-    capture: tuple[int, ...] = ()
+    reader: Reader | None = None
     keeps_drafts = True
 
     def __init__(
@@ -132,9 +131,6 @@ class ModelDrafter:
 
     def observe(self, request: Request) -> None:
         """Nothing to note: the tokens are on the device."""
-
-    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
-        """Not read."""
 
     def forget(self, request: Request) -> None:
         """Nothing is kept by request."""

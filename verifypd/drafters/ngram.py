@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout
+from verifypd.attention.base import Reader
 from verifypd.batch import DraftBatch
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, host_tensor
@@ -22,7 +22,7 @@ class NgramDrafter:
     name = "ngram"
     has_cache = False
     point_mass = True
-    reads_hidden = False
+    reader: Reader | None = None
     capture: tuple[int, ...] = ()
     keeps_drafts = True
 
@@ -69,9 +69,6 @@ class NgramDrafter:
         if index is None:
             index = self._indexes[request.order] = NgramIndex(self.shortest)
         index.extend(request.tokens)
-
-    def read_hidden(self, hidden: Tensor, captured: tuple[Tensor, ...], layout: PassLayout) -> None:
-        """Not read."""
 
     def forget(self, request: Request) -> None:
         """Drop its index."""

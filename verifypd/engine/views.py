@@ -52,7 +52,7 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
     assert request.slot is not None
     proposer, promise, lag, overheard = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
-        able = not (request.unread and engine.drafter.reads_hidden)
+        able = not (request.unread and engine.drafter.reader is not None)
         if engine.choice is None:
             promise = engine.drafter.promise(request) if able else 0
         else:

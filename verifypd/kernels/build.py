@@ -163,7 +163,7 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_rotate": "pnnpnnpppnnni",
         "vpd_keep": "ppnnpnnpppn",
         "vpd_attend": "pnpnpnppipppppnnpnnnnnnffi",
-        "vpd_layers": "pnppppppppnnipppppnnnni",
+        "vpd_layers": "pnppppppppnnipppppnnnnppnnpi",
         "vpd_scratch": "p",
     }
     results = {"vpd_attend": ctypes.c_int, "vpd_layers": ctypes.c_int, "vpd_scratch": ctypes.c_ssize_t}

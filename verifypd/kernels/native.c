@@ -605,17 +605,29 @@ EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t
 
 /* ---- rows of a paged cache ------------------------------------------------------------------------------------- */
 
-/* Row i of every stream, one behind the other, goes where `data` holds position positions[i] of slot
- * slots[row_span[i]]. Rows come in order: of two for one place the later one stays. */
+typedef struct {
+    float *data; ptrdiff_t line; /* floats of a row of the cache */
+    const int32_t *table; ptrdiff_t table_stride, block_size;
+    const int64_t *slots, *row_span, *positions; ptrdiff_t n;
+} paged_rows;
+
+/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]].
+ * Rows come in order: of two for one place the later one stays. */
+static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t width, ptrdiff_t column) {
+    for (ptrdiff_t i = 0; i < r->n; i++) {
+        const int64_t at = r->positions[i];
+        const int64_t block = r->table[r->slots[r->row_span[i]] * r->table_stride + at / r->block_size];
+        float *to = r->data + (block * r->block_size + at % r->block_size) * r->line + column;
+        memcpy(to, stream + i * width, sizeof(float) * (size_t)width);
+    }
+}
+
+/* Streams of one width, side by side. */
 EXPORT void vpd_keep(float *data, const int64_t *streams, ptrdiff_t count, ptrdiff_t width, const int32_t *table,
                      ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span,
                      const int64_t *positions, ptrdiff_t n) {
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const int64_t at = positions[i], block = table[slots[row_span[i]] * table_stride + at / block_size];
-        float *to = data + (block * block_size + at % block_size) * count * width;
-        for (ptrdiff_t s = 0; s < count; s++)
-            memcpy(to + s * width, (const float *)(intptr_t)streams[s] + i * width, sizeof(float) * (size_t)width);
-    }
+    const paged_rows rows = {data, count * width, table, table_stride, block_size, slots, row_span, positions, n};
+    for (ptrdiff_t s = 0; s < count; s++) keep_stream(&rows, (const float *)(intptr_t)streams[s], width, s * width);
 }
 
 /* ---- paged attention ------------------------------------------------------------------------------------------- */
@@ -890,16 +902,22 @@ static void normed_heads(float *x, ptrdiff_t xs, ptrdiff_t heads, const vector_w
 }
 
 /* residual [n, H] in; the residual stream behind the last layer and, normed, x out, both [n, H]. captures: a place for
- * the stream behind each layer, or 0. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes
- * behind them, values. Returns 1 where memory is short. */
+ * the stream behind each layer, or 0. kept, if any: a paged cache, by a table of its own, that takes those streams and x
+ * side by side instead. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
+ * values. Returns 1 where memory is short. */
 EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_shape *s, const float *residual,
                       float *stream, float *x, const int64_t *captures, float *scratch, const int64_t *positions,
                       char *cache, ptrdiff_t layer_bytes, ptrdiff_t value_bytes, int type, const int64_t *write_index,
                       const int64_t *offsets, const int64_t *slots, const int64_t *starts, const int32_t *table,
-                      ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n, ptrdiff_t spans, int threads) {
+                      ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n, ptrdiff_t spans, float *kept,
+                      const int32_t *kept_table, ptrdiff_t kept_stride, ptrdiff_t kept_block, const int64_t *row_span,
+                      int threads) {
     const ptrdiff_t q_width = s->Hq * s->D, width = q_width + 2 * s->Hk * s->D;
     float *added = scratch, *gated = added + n * s->H, *gate_up = gated + n * s->I;
     float *qkv = gate_up, *mixed = qkv + n * width; /* done with when the MLP begins */
+    ptrdiff_t taken = 0, line = s->H;
+    for (ptrdiff_t i = 0; i < count; i++) line += captures[i] ? s->H : 0;
+    const paged_rows rows = {kept, line, kept_table, kept_stride, kept_block, slots, row_span, positions, n};
     normed(residual, NULL, NULL, &s->first_norm, s, x, n, threads);
     for (ptrdiff_t i = 0; i < count; i++, cache += layer_bytes) {
         const layer_weights *l = layers + i;
@@ -923,9 +941,11 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
         multiply(gated, n, &l->down, added, threads);
         if (l->post_mlp_norm.w) normed(added, NULL, NULL, &l->post_mlp_norm, s, added, n, threads);
         normed(added, stream, stream, &l->next_norm, s, x, n, threads);
-        if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
+        if (captures[i] && kept) keep_stream(&rows, stream, s->H, s->H * taken++);
+        else if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
         residual = stream;
     }
+    if (kept) keep_stream(&rows, x, s->H, s->H * taken);
     return 0;
 }
 

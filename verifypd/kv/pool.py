@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from verifypd.kernels.base import Kernels, PagedRows
+
+if TYPE_CHECKING:
+    from verifypd.attention.base import PassLayout
 
 
 class LayerCache(NamedTuple):
@@ -54,19 +57,36 @@ class KVCache:
 
 
 class FeatureCache:
-    """What a draft head reads of the verifier at each position, in the blocks of the head's own pool."""
+    """What a draft head reads of the verifier at each position, in the blocks of the head's own pool.
+
+    Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
+    """
 
     def __init__(
-        self, blocks: int, block_size: int, width: int, dtype: torch.dtype, kernels: Kernels, device: torch.device
+        self,
+        layers: tuple[int, ...],
+        blocks: int,
+        block_size: int,
+        width: int,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        table: Tensor,
     ) -> None:
+        """layers: behind which the verifier's streams are read; width: of all that is kept of a position; table: of
+        the pool's blocks, int32 [slots, blocks a row]."""
+        self.layers = layers
         self.block_size = block_size
         self.kernels = kernels
-        self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=device).zero_()
+        self.table = table
+        self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=table.device).zero_()
 
-    def keep(self, streams: Sequence[Tensor], where: PagedRows) -> None:
-        """Keep the states of a pass, each stream [N, a part of the width]."""
-        self.kernels.keep_rows_(self.data, streams, where)
+    def keep(self, streams: Sequence[Tensor], layout: PassLayout) -> None:
+        """Keep the states of a verifier's pass, each stream [N, a part of the width]."""
+        self.kernels.keep_rows_(self.data, streams, self._rows(layout, layout.positions))
 
-    def read(self, where: PagedRows) -> Tensor:
-        """What was kept there, [N, width]."""
-        return self.data[where.places()]
+    def read(self, layout: PassLayout, positions: Tensor) -> Tensor:
+        """What was kept at these positions of the layout's slots, [N, width]."""
+        return self.data[self._rows(layout, positions).places()]
+
+    def _rows(self, layout: PassLayout, positions: Tensor) -> PagedRows:
+        return PagedRows(self.table, self.block_size, layout.slots, layout.row_span, positions)

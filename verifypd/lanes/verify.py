@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifypd.attention.base import Reader
 from verifypd.batch import Verdict, VerifyBatch, VerifySpan
 from verifypd.drafters.base import Drafter
 from verifypd.runtime.graphs import ModelGraphs
@@ -90,16 +91,20 @@ class VerifyLane:
 
     def forward(self, batch: VerifyBatch, replay: bool = True) -> Tensor:
         """Stage one: hidden states of every row. Graphs share memory: what runs beside others is not replayed."""
-        reader = next((d for d in self.drafters.values() if d.reads_hidden), None) if self.keeps else None
+        reader = self._reader()
         if replay and self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
             return self.graphs.verify(batch.spans)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)
-        if reader is None:
-            return self.runner.forward(ids, layout)
-        hidden, captured = self.runner.forward_capturing(ids, layout, reader.capture)
-        reader.read_hidden(hidden, captured, layout)
-        return hidden
+        return self.runner.forward(ids, layout, reader=reader)
+
+    def _reader(self) -> Reader | None:
+        """Who reads the hidden states of passes now."""
+        if self.keeps:
+            for drafter in self.drafters.values():
+                if drafter.reader is not None:
+                    return drafter.reader
+        return None
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
         """Stage two: accept, draw, cut and write the slots. `mask` [rows, vocab] forbids tokens, e.g. by a grammar."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
 from verifypd.kernels.base import Int8Weight, Kernels
 from verifypd.kernels.native import NativeKernels
@@ -82,13 +82,23 @@ class Model:
         return layers
 
     def forward(
-        self, ids: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache, prepared: Any = None
+        self,
+        ids: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        cache: KVCache,
+        prepared: Any = None,
+        reader: Reader | None = None,
     ) -> Tensor:
         """ids [N] -> hidden [N, H] after the final norm; writes keys and values of the rows into the cache.
 
         prepared: what attention.prepare(layout) gave, where it must not run here (inside the capture of a graph).
+        reader: gets what it reads of the pass.
         """
-        return self.forward_capturing(ids, layout, attention, cache, (), prepared)[0]
+        if prepared is None:
+            prepared = attention.prepare(layout)
+        capture = reader.layers if reader is not None else ()
+        return self.through_layers(self.embed(ids), layout, attention, prepared, cache, capture, reader)[0]
 
     def forward_capturing(
         self,
@@ -97,11 +107,9 @@ class Model:
         attention: AttentionBackend,
         cache: KVCache,
         capture: tuple[int, ...],
-        prepared: Any = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As `forward`, with the residual stream [N, H] after each layer in `capture`, in the order of layers."""
-        if prepared is None:
-            prepared = attention.prepare(layout)
+        prepared = attention.prepare(layout)
         x, _, captured = self.through_layers(self.embed(ids), layout, attention, prepared, cache, capture)
         return x, captured
 
@@ -113,16 +121,22 @@ class Model:
         prepared: Any,
         cache: KVCache,
         capture: tuple[int, ...] = (),
+        reader: Reader | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """[N, H] -> normed behind the last layer, the residual stream there, and the streams behind `capture`."""
+        """[N, H] -> normed behind the last layer, the residual stream there, and the streams behind `capture`.
+
+        reader: gets the latter and what is normed; they need not be returned then.
+        """
         if self.native is not None and isinstance(attention, NativeAttention) and self.native.takes(len(residual)):
-            return self.native.run(residual, layout, prepared, cache, capture)
+            return self.native.run(residual, layout, prepared, cache, capture, reader)
         x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
         captured = []
         for index, layer in enumerate(self.layers):
             x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
             if index in capture:
                 captured.append(residual)
+        if reader is not None:
+            reader.keep((*captured, x), layout)
         return x, residual, tuple(captured)
 
     def layer(

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import PagedRows
+from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
@@ -25,19 +24,13 @@ class ModelRunner:
         self.tables = tables
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> Tensor:
+    def forward(self, ids: Tensor, layout: PassLayout, prepared: Any = None, reader: Reader | None = None) -> Tensor:
         """Hidden states [N, hidden] of one pass; keys and values of its rows are in the cache afterwards.
 
         prepared: what attention.prepare gave for such a pass, where it must not run here (a graph is being captured).
+        reader: gets what it reads of the pass.
         """
-        return self.model.forward(ids, layout, self.attention, self.cache, prepared)
-
-    @torch.inference_mode()
-    def forward_capturing(
-        self, ids: Tensor, layout: PassLayout, capture: tuple[int, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As `forward`, with the residual streams [N, hidden] after the layers in `capture`."""
-        return self.model.forward_capturing(ids, layout, self.attention, self.cache, capture)
+        return self.model.forward(ids, layout, self.attention, self.cache, prepared, reader)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -46,7 +39,7 @@ class ModelRunner:
 
 
 class HeadRunner:
-    """Runs passes of a draft head over its paged cache, and keeps the features it reads in the same blocks.
+    """Runs passes of a draft head over its paged cache, and reads its features from the same blocks.
 
     Callers hold torch.inference_mode(): entered again for every pass, it shows in the time of a draft step on a CPU.
     """
@@ -65,23 +58,12 @@ class HeadRunner:
         self.tables = tables
         self.features = features
 
-    def keep(self, captured: tuple[Tensor, ...], hidden: Tensor, layout: PassLayout) -> None:
-        """Keep what a verifier pass tells of its rows; `layout` is the verifier's, the blocks are the head's.
-
-        Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
-        """
-        self.features.keep((*captured, hidden), self._rows(layout, layout.positions))
-
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
-        features = self.model.project(self.features.read(self._rows(layout, before)))
+        features = self.model.project(self.features.read(layout, before))
         features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
-
-    def _rows(self, layout: PassLayout, positions: Tensor) -> PagedRows:
-        """These positions of the layout's slots, in the head's own blocks."""
-        return PagedRows(self.tables.data, self.features.block_size, layout.slots, layout.row_span, positions)
 
     def draft(self, ids: Tensor, stream: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of drafted tokens, each with the head's own stream of the row before it: (normed, stream)."""
