@@ -191,7 +191,10 @@ def test_native_is_batch_invariant(threads: int, window: int | None, softcap: fl
         torch.set_num_threads(before)
 
 
-def test_layout() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_layout(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setenv("VERIFYPD_NATIVE", "0")
     table = torch.tensor([[0, 0, 0], [5, 7, 0]], dtype=torch.int32)
     layout = PassLayout.build([3, 1], [2, 6], torch.tensor([1, 1]), torch.tensor([-1, 5]), table, 4)
     assert (layout.rows, layout.spans, layout.max_context) == (4, 2, 6)
@@ -199,6 +202,25 @@ def test_layout() -> None:
     assert layout.write_index.tolist() == [0, 20, 21, 29]
     assert layout.row_span.tolist() == [0, 0, 0, 1]
     assert layout.row_offsets.tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_places_are_the_same_without_a_compiler(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged spans of shuffled slots, some of which begin before their text; slots and table may be views."""
+    noise = torch.Generator().manual_seed(block_size)
+    table = torch.randint(1, 99, (SLOTS, 2 * 9), generator=noise, dtype=torch.int32)[:, :9]
+    found = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("VERIFYPD_NATIVE", native)
+        noise.manual_seed(1)
+        for spans in (1, 2, 7):
+            rows = torch.randint(1, 6, (spans,), generator=noise).tolist()
+            slots = torch.randperm(2 * SLOTS, generator=noise)[: 2 * spans : 2] % SLOTS
+            starts = torch.randint(-4, 9 * block_size - 6, (spans,), generator=noise)
+            layout = PassLayout.build(rows, [99] * spans, slots, starts, table, block_size)
+            found.append((layout.positions.tolist(), layout.write_index.tolist()))
+    assert found[:3] == found[3:]
+    assert any(0 in places for _, places in found) and any(max(places) > 9 * block_size for _, places in found)
 
 
 def test_unknown_backend_is_refused() -> None:

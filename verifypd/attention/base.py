@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError
-from verifypd.kernels import triton_runs_on
+from verifypd.kernels import build, triton_runs_on
 from verifypd.kv.pool import LayerCache
 
 Rotary = tuple[Tensor, Tensor]  # cos and sin, [T, R / 2] float32, for the first R dimensions of a head
@@ -89,11 +89,7 @@ class PassLayout:
 
         `span_rows` may then be bounds, for backends that read `row_offsets` ("triton").
         """
-        raw = starts[row_span] + within
-        positions = raw.clamp_min(0)
-        index = positions // block_size
-        write_index = torch.add(positions, block_table[slots[row_span], index] - index, alpha=block_size)
-        write_index.masked_fill_(raw < 0, 0)
+        positions, write_index = _places(row_span, within, slots, starts, block_table, block_size)
         return cls(
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),
@@ -117,6 +113,27 @@ class PassLayout:
     def spans(self) -> int:
         """R, spans of the pass."""
         return len(self.span_rows)
+
+
+def _places(
+    row_span: Tensor, within: Tensor, slots: Tensor, starts: Tensor, block_table: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Position and place in the pool of each row, [N]. In one call on a CPU: ten of torch's take 0.2 ms there between
+    two passes, which leave the caches cold."""
+    loaded = build.library() if row_span.device.type == "cpu" else None
+    if loaded is None:
+        raw = starts[row_span] + within
+        positions = raw.clamp_min(0)
+        index = positions // block_size
+        write_index = torch.add(positions, block_table[slots[row_span], index] - index, alpha=block_size)
+        return positions, write_index.masked_fill_(raw < 0, 0)
+    row_span, within, slots, starts = (t.contiguous() for t in (row_span, within, slots, starts))
+    positions, write_index = torch.empty_like(row_span), torch.empty_like(row_span)
+    loaded.vpd_place(
+        row_span.data_ptr(), within.data_ptr(), slots.data_ptr(), starts.data_ptr(), block_table.data_ptr(),
+        block_table.stride(0), block_size, len(row_span), positions.data_ptr(), write_index.data_ptr(),
+    )  # fmt: skip
+    return positions, write_index
 
 
 class Reader(Protocol):
@@ -163,8 +180,6 @@ class AttentionBackend(Protocol):
 
 def available_backends(device: torch.device | str = "cpu") -> list[str]:
     """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
-    from verifypd.kernels import build
-
     kind = torch.device(device).type
     if kind == "cpu" and build.library() is not None:
         return ["native", "torch"]

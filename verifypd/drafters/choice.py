@@ -72,23 +72,23 @@ class Copying:
         """Take in what was appended to `tokens` since the last call."""
         if not self._length:
             self._read_prompt(tokens[: prompt_len - 1])
-        for at in range(self._length, len(tokens)):
-            if self._match is not None and at >= prompt_len:
-                kind, place = self._match
-                stood = tokens[place] == tokens[at]
+        match, kinds = self._match, tuple(enumerate(zip(self._sizes, self._follows, strict=True)))
+        for end in range(self._length + 1, len(tokens) + 1):
+            if match is not None and end > prompt_len:
+                kind, place = match
+                stood = tokens[place] == tokens[end - 1]
                 self._chances[kind].learn(stood, 1)
                 self._heard[kind][0] += stood
                 self._heard[kind][1] += 1
-            self._match = None
-            for kind, size in enumerate(self._sizes):
-                if at + 1 < size:
+            match = None
+            for kind, (size, follows) in kinds:
+                if end < size:
                     break
-                gram = tuple(tokens[at + 1 - size : at + 1])
-                place = self._follows[kind].get(gram, 0)
-                if place:
-                    self._match = kind, place
-                self._follows[kind][gram] = at + 1
-        self._length = len(tokens)
+                gram = tuple(tokens[end - size : end])
+                if place := follows.get(gram, 0):
+                    match = kind, place
+                follows[gram] = end
+        self._match, self._length = match, len(tokens)
 
     def take_heard(self, worthwhile: Callable[[float], bool]) -> tuple[int, int]:
         """Look-ups that the text has borne out since the last call, of how many: of the kinds whose chance is such that

@@ -40,18 +40,19 @@ class TimedPlan:
         drafts = [s for s in self.plan.draft.spans if s.drafter in (None, main)] if self.plan.draft else []
         verify = self.plan.verify.spans if self.plan.verify else ()
         prefill = self.plan.prefill.spans if self.plan.prefill else ()
-        chunks = [span for span in (*verify, *prefill) if span.start is not None]
+        beside = [span for span in verify if span.start is not None]
+        chunks = [*beside, *prefill]
         seconds = self.seconds()
         return StepTiming(
             draft_requests=len(drafts),
-            draft_steps=max((span.drafts for span in drafts), default=0),
-            draft_rows=sum(span.rows for span in drafts),
-            draft_context=sum(span.context for span in drafts),
-            verify_requests=sum(1 for span in verify if span.start is None),
-            verify_rows=sum(span.rows for span in verify),
-            verify_context=sum(span.context for span in verify),
-            chunk_rows=sum(span.rows for span in chunks),
-            chunk_context=sum(span.rows * span.context for span in chunks),
+            draft_steps=max([span.drafts for span in drafts], default=0),
+            draft_rows=sum([span.rows for span in drafts]),
+            draft_context=sum([span.context for span in drafts]),
+            verify_requests=len(verify) - len(beside),
+            verify_rows=sum([span.rows for span in verify]),
+            verify_context=sum([span.context for span in verify]),
+            chunk_rows=sum([span.rows for span in chunks]),
+            chunk_context=sum([span.rows * span.context for span in chunks]),
             draft_seconds=seconds.get("draft_seconds", 0.0),
             verify_seconds=seconds.get("verify_seconds", 0.0),
             prefill_seconds=seconds.get("prefill_seconds", 0.0),

@@ -477,7 +477,7 @@ EXPORT void vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w,
     linear_args a = {x, xs, n, K, out, w, scale, bias, bias_type, y};
     if (n * K * out < 65536) threads = 1;
     if (threads < 1) threads = 1;
-    ptrdiff_t chunk = threads == 1 ? out : (out / (threads * 4) + 15) / 16 * 16; /* a late thread costs little */
+    ptrdiff_t chunk = threads == 1 ? out : (out / (threads * 4) + 7) / 8 * 8; /* a late thread costs little */
     if (chunk < 16) chunk = 16;
     ptrdiff_t chunks = (out + chunk - 1) / chunk;
 #ifdef __ARM_FEATURE_DOTPROD
@@ -611,9 +611,9 @@ typedef struct {
     const int64_t *slots, *row_span, *positions; ptrdiff_t n;
 } paged_rows;
 
-/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]].
- * Rows come in order: of two for one place the later one stays. */
-static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t width, ptrdiff_t column) {
+/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]]. */
+static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t width, ptrdiff_t column, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && r->n * width > 16384)
     for (ptrdiff_t i = 0; i < r->n; i++) {
         const int64_t at = r->positions[i];
         const int64_t block = r->table[r->slots[r->row_span[i]] * r->table_stride + at / r->block_size];
@@ -622,12 +622,25 @@ static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t widt
     }
 }
 
+/* Row i is entry within[i] of a span that begins at starts[row_span[i]] of its slot: where that is in the text and in the
+ * cache. Before the text begins: at position 0, and in the null block. */
+EXPORT void vpd_place(const int64_t *row_span, const int64_t *within, const int64_t *slots, const int64_t *starts,
+                      const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n,
+                      int64_t *positions, int64_t *write_index) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int64_t span = row_span[i], at = starts[span] + within[i], position = at < 0 ? 0 : at;
+        const int64_t block = table[slots[span] * table_stride + position / block_size];
+        positions[i] = position;
+        write_index[i] = at < 0 ? 0 : block * block_size + position % block_size;
+    }
+}
+
 /* Streams of one width, side by side. */
 EXPORT void vpd_keep(float *data, const int64_t *streams, ptrdiff_t count, ptrdiff_t width, const int32_t *table,
                      ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span,
                      const int64_t *positions, ptrdiff_t n) {
     const paged_rows rows = {data, count * width, table, table_stride, block_size, slots, row_span, positions, n};
-    for (ptrdiff_t s = 0; s < count; s++) keep_stream(&rows, (const float *)(intptr_t)streams[s], width, s * width);
+    for (ptrdiff_t s = 0; s < count; s++) keep_stream(&rows, (const float *)(intptr_t)streams[s], width, s * width, 1);
 }
 
 /* ---- paged attention ------------------------------------------------------------------------------------------- */
@@ -941,11 +954,11 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
         multiply(gated, n, &l->down, added, threads);
         if (l->post_mlp_norm.w) normed(added, NULL, NULL, &l->post_mlp_norm, s, added, n, threads);
         normed(added, stream, stream, &l->next_norm, s, x, n, threads);
-        if (captures[i] && kept) keep_stream(&rows, stream, s->H, s->H * taken++);
+        if (captures[i] && kept) keep_stream(&rows, stream, s->H, s->H * taken++, threads);
         else if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
         residual = stream;
     }
-    if (kept) keep_stream(&rows, x, s->H, s->H * taken);
+    if (kept) keep_stream(&rows, x, s->H, s->H * taken, threads);
     return 0;
 }
 
