@@ -101,7 +101,9 @@ class EngineConfig:
         choices=("auto", "torch", "native", "triton", "flashinfer"),
     )
     sampler: str = setting(
-        "auto", "cuts and verdicts (auto: triton on CUDA, else torch)", choices=("auto", "torch", "triton")
+        "auto",
+        "cuts and verdicts (auto: triton on CUDA, native on a CPU with a C compiler, else torch)",
+        choices=("auto", "torch", "native", "triton"),
     )
     graphs: str = setting(
         "auto",

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from tests.sampling.edges import outcome
 from tests.sampling.test_cuda import Cycle, same
 from verifypd.request import SamplingParams
 from verifypd.sampling import triton_noise, triton_state
@@ -19,7 +20,7 @@ from verifypd.sampling.philox import Role, gumbel, uniforms
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import Rows, transform
 from verifypd.sampling.triton_noise import gumbel_noise, uniform_pair
-from verifypd.sampling.verify import Finish, Spans, judge
+from verifypd.sampling.verify import Finish
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 700  # no multiple of a block
@@ -129,41 +130,8 @@ def test_verdicts_of_every_kind_are_the_same(seed: int, monkeypatch: pytest.Monk
     assert torch.equal(found.state.alive, expected.state.alive)
 
 
-def outcome(kernels: str, acceptance: str, depth: int, point: bool, seed: int) -> list[list[int]]:
-    """Verdicts of nine requests with stop ids, limits, a dead slot, short drafts and a hopeless row."""
-    count, vocab = 9, 40
-    state = SamplingState(count, vocab, max(depth, 1), DEVICE, kernels)
-    for slot in range(count):
-        params = SamplingParams(
-            temperature=0.9, acceptance=acceptance, stop_token_ids=[1, 2, 3][: slot % 4], max_tokens=20
-        )
-        state.assign(slot, params, seed=seed + slot, prompt_len=3, max_len=5 if slot % 5 == 0 else 20, eos_ids=[0])
-    state.release(7)
-    generator = torch.Generator().manual_seed(seed)
-    verifier = torch.randn(count, depth + 1, vocab, generator=generator) * 2
-    verifier[4, depth // 2] = -torch.inf
-    q = (verifier[:, : max(depth, 1)] + torch.randn(count, max(depth, 1), vocab, generator=generator)).softmax(-1)
-    q[4] = 1 / vocab
-    drafts = q.flatten(0, 1).multinomial(1, generator=generator).view(count, -1)
-    tokens = torch.randint(0, vocab, (count, 40), generator=generator)
-    lengths, lens = torch.full((count,), 4), torch.full((count,), depth)
-    lens[3] = min(depth, 1)
-    tokens, lengths, drafts, lens, q = (x.to(DEVICE) for x in (tokens, lengths, drafts, lens, q))
-    spans = Spans.of(range(count), [depth] * count, DEVICE)
-    points = [point and slot % 2 == 0 for slot in range(count)]
-    verdicts = judge(
-        verifier.flatten(0, 1).to(DEVICE), spans, state, tokens, lengths, drafts, lens, q if depth else None, points
-    )
-    counts = verdicts.counts.tolist()
-    return [row[: 5 + n] for row, n in zip(verdicts.packed().tolist(), counts, strict=True)] + [
-        *tokens.tolist(),
-        lengths.tolist(),
-        state.alive.tolist(),
-    ]
-
-
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize(("depth", "point"), [(0, False), (2, False), (4, True)])
 def test_verdicts_at_the_edges(acceptance: str, depth: int, point: bool) -> None:
-    found, expected = (outcome(kernels, acceptance, depth, point, 31) for kernels in ("triton", "torch"))
+    found, expected = (outcome(kernels, acceptance, depth, point, 31, DEVICE) for kernels in ("triton", "torch"))
     assert found == expected

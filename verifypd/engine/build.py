@@ -20,6 +20,7 @@ from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
+from verifypd.kernels import build as kernel_build
 from verifypd.kernels.base import Kernels
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import block_bytes
@@ -269,13 +270,20 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_sampler(name: str, device: torch.device) -> str:
-    """What cuts and judges. auto: Triton on CUDA, torch elsewhere."""
+    """What cuts and judges. auto: Triton on CUDA, C on a CPU that has a compiler, torch elsewhere."""
     runs = kernel_sets.triton_runs_on(device)
+    native = device.type == "cpu" and kernel_build.library() is not None
+    if name == "native" and not native:
+        raise ConfigError(
+            f"--sampler native does not run on {device} here: it needs a CPU and gcc or clang; use --sampler torch"
+        )
     if name == "triton" and not runs:
         raise ConfigError(
             f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
         )
-    return name if name != "auto" else "triton" if runs and device.type == "cuda" else "torch"
+    if name != "auto":
+        return name
+    return "triton" if runs and device.type == "cuda" else "native" if native else "torch"
 
 
 def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str:

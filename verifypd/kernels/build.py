@@ -169,6 +169,7 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_attend": "pnpnpnppipppppnnpnnnnnnffi",
         "vpd_layers": "pnppppppppnnipppppnnnnppnnpi",
         "vpd_scratch": "p",
+        "vpd_verdicts": "p",
     }
     results = {"vpd_attend": ctypes.c_int, "vpd_layers": ctypes.c_int, "vpd_scratch": ctypes.c_ssize_t}
     for name, letters in signatures.items():

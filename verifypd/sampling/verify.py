@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -169,18 +170,38 @@ def judge(
     if state.kernels == "triton":
         from verifypd.sampling import triton
 
-        packed = triton.judge(case, tokens, lengths, drafts, draft_lens)
-        counts, accepted, drafted, finish, stop_token = packed[:, :5].unbind(1)
-        tokens_ = packed[:, 5 : 6 + spans.widest]
-        verdicts = Verdicts(tokens_, counts, accepted, drafted, finish, stop_token, whole=packed)
-        return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
-    own, top = _own_choice(case)
+        verdicts = _unpacked(triton.judge(case, tokens, lengths, drafts, draft_lens), spans.widest + 1)
+    elif state.kernels == "native":
+        from verifypd.sampling import native
+
+        own, top = _own_choice(case)
+        outcome = _outcome(case, own, top) if case.needs.rejection or case.needs.synthetic else None
+        packed = native.verdicts(case, own, top, outcome, tokens, lengths, drafts, draft_lens)
+        verdicts = _unpacked(packed, spans.widest + 1)
+    else:
+        verdicts = _finish(case, drafts, *_outcome(case, *_own_choice(case)))
+        _commit(case, verdicts, tokens, lengths)
+    return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
+
+
+def _unpacked(packed: Tensor, width: int) -> Verdicts:
+    """What `Verdicts.packed` gives; its tokens may have more columns than `width`."""
+    counts, accepted, drafted, finish, stop_token = packed[:, :5].unbind(1)
+    return Verdicts(packed[:, 5 : 5 + width], counts, accepted, drafted, finish, stop_token, whole=packed)
+
+
+class Outcome(NamedTuple):
+    """What the rows of each span come to; [R]."""
+
+    accepted: Tensor  # int64, drafts that stand
+    following: Tensor  # int64, the token after them
+    hopeless: Tensor  # bool, whether there is none to take
+
+
+def _outcome(case: Case, own: Tensor, top: Tensor) -> Outcome:
     noise = _noise(case)
     accepted = _accepted(case, own, top, noise)
-    following, hopeless = _following(case, own, top, noise, accepted)
-    verdicts = _finish(case, drafts, accepted, following, hopeless)
-    _commit(case, verdicts, tokens, lengths)
-    return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
+    return Outcome(accepted, *_following(case, own, top, noise, accepted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,70 @@
+"""Verdicts in one call of C, on a CPU: what torch takes some thirty for. Same answers as `verify`, to the token."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int64, c_ssize_t, c_void_p
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from verifypd.errors import ConfigError
+from verifypd.kernels import build
+
+if TYPE_CHECKING:
+    from verifypd.sampling.verify import Case, Outcome
+
+
+class _Arguments(ctypes.Structure):
+    """As in native.c."""
+
+    _fields_ = (
+        ("slots", c_void_p), ("depth", c_void_p), ("first_row", c_void_p), ("spans", c_ssize_t), ("widest", c_ssize_t),
+        ("accepted", c_void_p), ("following", c_void_p), ("hopeless", c_void_p),
+        ("own", c_void_p), ("top", c_void_p),
+        ("tokens", c_void_p), ("tokens_stride", c_ssize_t), ("lengths", c_void_p),
+        ("drafts", c_void_p), ("drafts_stride", c_ssize_t), ("draft_lens", c_void_p),
+        ("stop_ids", c_void_p), ("stop_stride", c_ssize_t), ("stop_width", c_ssize_t),
+        ("max_len", c_void_p), ("max_len_stride", c_ssize_t),
+        ("alive", c_void_p), ("vocab", c_int64), ("out", c_void_p),
+    )  # fmt: skip
+
+
+def verdicts(
+    case: Case,
+    own: Tensor,
+    top: Tensor,
+    outcome: Outcome | None,
+    tokens: Tensor,
+    lengths: Tensor,
+    drafts: Tensor,
+    draft_lens: Tensor,
+) -> Tensor:
+    """What `Verdicts.packed` gives; tokens, lengths and state.alive are written.
+
+    own, top: the verifier's token of each row [N] and its score; outcome: where those do not say it all.
+    """
+    loaded = build.library()
+    if loaded is None:
+        raise ConfigError("native verdicts need a C compiler: install gcc or clang, or use kernels=torch")
+    spans, state = case.spans, case.state
+    out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
+    told = outcome or (None, None, None)
+    accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
+    loaded.vpd_verdicts(
+        byref(
+            _Arguments(
+                spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
+                _at(accepted), _at(following), _at(hopeless), own.data_ptr(), top.data_ptr(),
+                tokens.data_ptr(), tokens.stride(0), lengths.data_ptr(), drafts.data_ptr(), drafts.stride(0),
+                draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), case.needs.stop_width,
+                state.max_len.data_ptr(), state.max_len.stride(0), state.alive.data_ptr(), state.vocab, out.data_ptr(),
+            )
+        )
+    )  # fmt: skip
+    return out
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
