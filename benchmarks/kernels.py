@@ -24,6 +24,8 @@ import torch
 from verifypd.attention import PassLayout, available_backends, backend
 from verifypd.kernels import Int8Weight, build, select
 from verifypd.kv.pool import KVCache
+from verifypd.models.hub import resolve
+from verifypd.models.loader import load_model
 
 LAYERS, HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152
 SHAPES = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * INTER, HIDDEN), (HIDDEN, INTER)]  # [out, in] of qkv, o, gate_up, down
@@ -151,6 +153,35 @@ def small_table(repeats: int) -> list[dict[str, object]]:
     return results
 
 
+def pass_table(repeats: int) -> list[dict[str, object]]:
+    """Whole passes of the built-in model without its head: in one call of C, and operation by operation."""
+    results: list[dict[str, object]] = []
+    numbers = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.float32, True)}
+    attention = backend("native")
+    for weights, (dtype, int8) in numbers.items():
+        model = load_model(
+            resolve("smollm2"), dtype=dtype, device="cpu", kernels=select(), int8=int8, max_model_len=512
+        )
+        layers = model.native
+        cache = KVCache(LAYERS, 513, 16, KV_HEADS, HEAD_DIM, torch.float32, "cpu")
+        table = (torch.randperm(512) + 1).view(16, 32).int()
+        for requests, rows, start in ((1, 1, 150), (1, 5, 150), (4, 1, 150), (16, 1, 150), (1, 128, 0)):
+            slots, starts = torch.arange(requests), torch.full((requests,), start)
+            layout = PassLayout.build([rows] * requests, [start + rows] * requests, slots, starts, table, 16)
+            ids = torch.randint(0, 40000, (layout.rows,))
+            best = {"one_call_ms": float("inf"), "by_operation_ms": float("inf")}
+            for _ in range(repeats):
+                for way, native in zip(best, (layers, None), strict=True):
+                    model.native = native
+                    begun = time.perf_counter()
+                    model.forward(ids, layout, attention, cache)
+                    best[way] = min(best[way], 1e3 * (time.perf_counter() - begun))
+            entry = {"weights": weights, "requests": requests, "rows_each": rows, "context": start + rows}
+            results.append(entry | {way: round(value, 2) for way, value in best.items()})
+            print(" ".join(f"{key} {value}" for key, value in results[-1].items()), flush=True)
+    return results
+
+
 def cpu_model() -> str:
     """The processor's name, as the system gives it."""
     try:
@@ -175,6 +206,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_grad_enabled(False)
     floors = {key: round(value, 1) for key, value in measured_floors(args.repeats).items()}
     print(f"{cpu_model()}, {torch.get_num_threads()} threads; read {floors['read_gb_s']} GB/s, "
           f"{floors['gflop_s']} GFLOP/s in cache")  # fmt: skip
@@ -191,6 +223,7 @@ def main() -> None:
         "linear": linear_table(floors, args.repeats),
         "attention": attention_table(args.repeats),
         "small": small_table(args.repeats),
+        "passes": pass_table(args.repeats) if build.library() is not None else [],
     }
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ class EngineConfig:
     )
     sampler: str = setting(
         "auto",
-        "cuts and verdicts (auto: triton on CUDA, native on a CPU with a C compiler, else torch)",
+        "cuts and verdicts (auto: triton on CUDA; native, C for verdicts, on a CPU with a compiler; else torch)",
         choices=("auto", "torch", "native", "triton"),
     )
     graphs: str = setting(

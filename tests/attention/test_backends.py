@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -215,12 +216,23 @@ def test_places_are_the_same_without_a_compiler(block_size: int, monkeypatch: py
         noise.manual_seed(1)
         for spans in (1, 2, 7):
             rows = torch.randint(1, 6, (spans,), generator=noise).tolist()
-            slots = torch.randperm(2 * SLOTS, generator=noise)[: 2 * spans : 2] % SLOTS
+            slots = (torch.randperm(2 * SLOTS, generator=noise) % SLOTS)[: 2 * spans : 2]
             starts = torch.randint(-4, 9 * block_size - 6, (spans,), generator=noise)
             layout = PassLayout.build(rows, [99] * spans, slots, starts, table, block_size)
+            assert layout.slots.is_contiguous(), "C reads it so"
             found.append((layout.positions.tolist(), layout.write_index.tolist()))
     assert found[:3] == found[3:]
     assert any(0 in places for _, places in found) and any(max(places) > 9 * block_size for _, places in found)
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize(("slot", "start"), [(0, 35), (SLOTS, 0)])
+def test_rows_outside_their_table_are_refused(slot: int, start: int, native: str, monkeypatch: Any) -> None:
+    """A fault of whoever plans: an error, and no write to somebody else's block."""
+    monkeypatch.setenv("VERIFYPD_NATIVE", native)
+    table = torch.ones(SLOTS, 9, dtype=torch.int32)
+    with pytest.raises(IndexError):
+        PassLayout.build([2], [99], torch.tensor([slot]), torch.tensor([start]), table, 4)
 
 
 def test_unknown_backend_is_refused() -> None:

@@ -122,6 +122,22 @@ def test_looks_become_rare_until_few_are_left() -> None:
         assert [later - earlier for earlier, later in itertools.pairwise(after)][:2] == then
 
 
+def test_who_left_while_another_policy_ran_makes_no_look_rarer() -> None:
+    """Nobody told it of them."""
+    controller = ThroughputController(h200(), probe_share=0.0)
+    World(64, lambda step, i: 0.02).run(controller, 200)
+    views, found = [view(0), view(1)], []
+    for step in range(300):
+        if controller.curious:
+            found.append(step)
+        controller.draft_lengths(views, snapshot(views))
+        controller.observe_step(StepTiming(verify_requests=2, verify_rows=2, verify_seconds=8e-3))
+        if step == 200:
+            controller.forget(63, 200)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(step for step in found if step >= 200)]
+    assert gaps[:2] == [16, 32]
+
+
 def test_steps_that_are_alike_are_learnt_from_now_and_then_and_prompts_always() -> None:
     """However often somebody new arrives and the choice is weighed."""
     controller = ThroughputController(h200())

@@ -15,7 +15,9 @@ from verifypd.attention.base import available_backends, backend
 from verifypd.kernels import select
 from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import FeatureCache
+from verifypd.models import loader
 from verifypd.models.base import Model
+from verifypd.models.llama import Llama
 from verifypd.models.native import NativeLayers
 
 pytestmark = pytest.mark.skipif("native" not in available_backends("cpu"), reason="no C compiler")
@@ -124,6 +126,26 @@ def test_features_are_kept_within_the_call(dtype: torch.dtype, checkpoint: Check
     assert kept[0].data.any(1).sum() == 54 + 8 + 7  # every position, once
 
 
+def test_features_of_many_rows_are_kept_by_several_threads(checkpoint: Checkpoint) -> None:
+    model, threads = native(checkpoint("llama")), torch.get_num_threads()
+    spans, hidden = [(slot, 0, 120) for slot in range(4)], model.config.hidden_size
+    assert 480 * hidden > 16384, "else one thread does it"
+    table = torch.arange(96, dtype=torch.int32).view(4, 24) + 1
+    run, found = paged(model), []
+    layout = layout_for(spans, run.block_table, run.cache.block_size)
+    try:
+        for count in (2, 1):
+            torch.set_num_threads(count)
+            features = FeatureCache((1,), 97, 5, 2 * hidden, torch.float32, model.kernels, table)
+            with torch.inference_mode():
+                model.forward(torch.tensor(random_ids(480)), layout, run.attention, run.cache, reader=features)
+            found.append(features.data)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+    assert found[0].any(1).sum() == 480
+
+
 def test_any_reader_may_read(checkpoint: Checkpoint) -> None:
     model, heard = native(checkpoint("llama")), Heard()
     run = paged(model)
@@ -132,6 +154,22 @@ def test_any_reader_may_read(checkpoint: Checkpoint) -> None:
         x = model.forward(torch.tensor(random_ids(5)), layout, run.attention, run.cache, reader=heard)
         _, [stream] = model.forward_capturing(torch.tensor(random_ids(5)), layout, run.attention, run.cache, (0,))
     assert torch.equal(heard.streams[1], x) and torch.equal(heard.streams[0], stream)
+
+
+class OwnAttention(Llama):
+    """A family that computes a part of its layer differently and says nothing of C."""
+
+    def attend(self, *arguments: Any) -> torch.Tensor:
+        return 0.5 * super().attend(*arguments)
+
+
+def test_a_family_with_a_layer_of_its_own_runs_its_own(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, ids = native(checkpoint("llama")), random_ids(9)
+    monkeypatch.setitem(loader.FAMILIES, "llama", OwnAttention)
+    own = load(checkpoint("llama"), kernels=select("cpu", "native"))
+    assert isinstance(own, OwnAttention)
+    assert own.native is None
+    assert not torch.allclose(paged(own).logits([(0, 0, ids)]), paged(ordinary).logits([(0, 0, ids)]), atol=1e-3)
 
 
 def test_takes_no_pass_that_the_kernels_leave_to_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

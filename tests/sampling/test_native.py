@@ -10,7 +10,11 @@ from tests.sampling.test_cuda import Cycle, same
 from verifypd.engine.build import pick_sampler
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
+from verifypd.request import SamplingParams
+from verifypd.sampling.state import SamplingState
+from verifypd.sampling.verify import Spans, judge
 
+NUMBERS = ("chosen", "ranks", "top_ids", "top")  # of Logprobs
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 
@@ -38,3 +42,37 @@ def test_which_sampler_a_cpu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_sampler("auto", cpu) == "torch"
     with pytest.raises(ConfigError, match="--sampler torch"):
         pick_sampler("native", cpu)
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_uneven_spans_whose_rows_say_it_all(logprobs: int | None) -> None:
+    """Greedy and coupled side by side, with stop ids and without, drafts beyond the vocabulary, more on the device than
+    are judged."""
+    for seed in range(40):
+        results = []
+        for kernels in ("torch", "native"):
+            noise = torch.Generator().manual_seed(seed)
+            count, vocab, depth = 6, 9, torch.randint(0, 4, (6,), generator=noise).tolist()
+            state = SamplingState(count, vocab, 3, "cpu", kernels)
+            for slot in range(count):
+                params = SamplingParams(
+                    temperature=float(slot % 2), acceptance="coupled", ignore_eos=seed % 2 == 0, max_tokens=8,
+                    stop_token_ids=[slot] if seed % 4 == 1 else [], logprobs=logprobs,
+                )  # fmt: skip
+                state.assign(slot, params, seed=slot, prompt_len=2, max_len=5 + slot % 3, eos_ids=[0])
+            logits = 2 * torch.randn(sum(depth) + count, vocab, generator=noise)
+            tokens, lengths = torch.zeros(count, 12, dtype=torch.int64), torch.full((count,), 3)
+            drafts, lens = torch.randint(-1, vocab + 2, (count, 3), generator=noise), torch.full((count,), 3)
+            first = 0
+            for slot in range(0, count, 2):  # many stand
+                first = sum(depth[:slot]) + slot
+                drafts[slot, : depth[slot]] = logits[first : first + depth[slot]].argmax(-1)
+            order = torch.randperm(count, generator=noise).tolist() if seed % 3 == 0 else list(range(count))
+            spans = Spans.of(order, depth, "cpu")
+            verdicts = judge(logits, spans, state, tokens, lengths, drafts, lens, None, [True] * count)
+            told = verdicts.packed().tolist()
+            results.append([
+                [row[: 5 + row[0]] for row in told], tokens.tolist(), lengths.tolist(), state.alive.tolist(),
+                [getattr(verdicts.logprobs, name).tolist() for name in NUMBERS] if logprobs else None,
+            ])  # fmt: skip
+        assert results[0] == results[1]

@@ -89,6 +89,9 @@ class PassLayout:
 
         `span_rows` may then be bounds, for backends that read `row_offsets` ("triton").
         """
+        row_offsets, row_span, within, slots, starts = (
+            each.contiguous() for each in (row_offsets, row_span, within, slots, starts)
+        )
         positions, write_index = _places(row_span, within, slots, starts, block_table, block_size)
         return cls(
             span_rows=tuple(span_rows),
@@ -120,24 +123,26 @@ def _places(
 ) -> tuple[Tensor, Tensor]:
     """Position and place in the pool of each row, [N]. In one call on a CPU: ten of torch's take 0.2 ms there between
     two passes, which leave the caches cold."""
-    loaded = build.library() if row_span.device.type == "cpu" else None
-    if loaded is None:
+    compiled = build.loaded() if row_span.device.type == "cpu" else None
+    if compiled is None:
         raw = starts[row_span] + within
         positions = raw.clamp_min(0)
         index = positions // block_size
         write_index = torch.add(positions, block_table[slots[row_span], index] - index, alpha=block_size)
         return positions, write_index.masked_fill_(raw < 0, 0)
-    row_span, within, slots, starts = (t.contiguous() for t in (row_span, within, slots, starts))
     positions, write_index = torch.empty_like(row_span), torch.empty_like(row_span)
-    loaded.vpd_place(
-        row_span.data_ptr(), within.data_ptr(), slots.data_ptr(), starts.data_ptr(), block_table.data_ptr(),
-        block_table.stride(0), block_size, len(row_span), positions.data_ptr(), write_index.data_ptr(),
+    beyond = compiled.vpd_place(
+        row_span.data_ptr(), within.data_ptr(), slots.data_ptr(), len(block_table), starts.data_ptr(),
+        block_table.shape[1], block_table.data_ptr(), block_table.stride(0), block_size, len(row_span),
+        positions.data_ptr(), write_index.data_ptr(),
     )  # fmt: skip
+    if beyond:
+        raise IndexError("a row of the pass lies outside its slot's block table")
     return positions, write_index
 
 
 class Reader(Protocol):
-    """Somebody who reads what a model's pass leaves behind."""
+    """Somebody who reads what a pass computes on its way."""
 
     layers: tuple[int, ...]  # behind which it reads the residual stream; in order
 

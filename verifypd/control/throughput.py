@@ -25,8 +25,8 @@ AMENDS = 0.25  # of what others' drafts cost a request, what bringing its draft 
 MISS_RATE = 0.05  # of the running means of forecast errors
 FORGET = 1.0 - 1.0 / 64.0  # what is left of the evidence for each draft that is probed: it was gathered earlier
 PRESSED = 2  # longest draft while prompts are late: what a loop takes of a step they do not get
-LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted; twice as many each time
-# nothing has changed, and for each handful of requests, who make a look dear; up to so many
+LOOK, SELDOM = 8, 64  # steps after which the choice is weighed anew while nothing is drafted: twice as many each time
+# nothing has changed, times the handfuls of requests, since a look takes as much longer; up to so many
 HANDFUL = 4  # requests among which one that is new may change the choice at once
 SPARSE = 4  # steps without drafts and prompts are alike: one of so many is learnt from
 SETTLED = 0.025  # standard error of the acceptance that is taken for none
@@ -77,6 +77,7 @@ class ThroughputController:
         self._patience = LOOK  # of those, how many may pass
         self._alike = 0  # steps without drafts and prompts
         self._news = False  # whether a draft's verdict, or somebody new among few, came since
+        self._present = 0  # requests at the last plan, less those who have left since
         self._heard: dict[int, int] = {}  # order → output tokens it knows of; none are told of while it rests
         self._mean_output = 64.0
 
@@ -100,6 +101,7 @@ class ThroughputController:
 
     def meet(self, views: Sequence[RequestView]) -> None:
         """Someone new, of whom the best may be hoped, is reason to look at once; among many it can wait."""
+        self._present = len(views)
         for view in views:
             if view.order not in self._heard:
                 self._news = self._news or len(views) <= HANDFUL
@@ -164,7 +166,7 @@ class ThroughputController:
     @property
     def _look_due(self) -> bool:
         """While not drafting: whether to weigh it anew, on news or now and then."""
-        return self._news or self._idle >= min(SELDOM, self._patience * max(1, len(self._heard) // HANDFUL))
+        return self._news or self._idle >= min(SELDOM, self._patience * max(1, self._present // HANDFUL))
 
     def _choose(
         self,
@@ -378,6 +380,7 @@ class ThroughputController:
         """A request has left: its length tells how long others will last."""
         self.survival.forget(order)
         self._patience = LOOK  # fewer are left: what did not pay may pay now
+        self._present = max(0, self._present - 1)
         self._heard.pop(order, None)
         if emitted:
             self._mean_output += 0.05 * (emitted - self._mean_output)

@@ -23,7 +23,6 @@ class NgramDrafter:
     has_cache = False
     point_mass = True
     reader: Reader | None = None
-    capture: tuple[int, ...] = ()
     keeps_drafts = True
 
     def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int, always: bool = False) -> None:

@@ -272,7 +272,7 @@ def pick_device(name: str) -> torch.device:
 def pick_sampler(name: str, device: torch.device) -> str:
     """What cuts and judges. auto: Triton on CUDA, C on a CPU that has a compiler, torch elsewhere."""
     runs = kernel_sets.triton_runs_on(device)
-    native = device.type == "cpu" and kernel_build.library() is not None
+    native = name in ("auto", "native") and device.type == "cpu" and kernel_build.library() is not None
     if name == "native" and not native:
         raise ConfigError(
             f"--sampler native does not run on {device} here: it needs a CPU and gcc or clang; use --sampler torch"

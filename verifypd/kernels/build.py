@@ -156,6 +156,11 @@ def library() -> ctypes.CDLL | None:
     return _load()
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The compiled kernels where somebody uses them already; never a reason to compile."""
+    return library() if _load.cache_info().currsize else None
+
+
 def declare(loaded: ctypes.CDLL) -> None:
     """The C signatures of native.c: p pointer, n ptrdiff_t, i int, f float."""
     types = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float}
@@ -164,14 +169,15 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
-        "vpd_place": "pppppnnnpp",
+        "vpd_place": "pppnpnpnnnpp",
         "vpd_keep": "ppnnpnnpppn",
         "vpd_attend": "pnpnpnppipppppnnpnnnnnnffi",
         "vpd_layers": "pnppppppppnnipppppnnnnppnnpi",
         "vpd_scratch": "p",
         "vpd_verdicts": "p",
     }
-    results = {"vpd_attend": ctypes.c_int, "vpd_layers": ctypes.c_int, "vpd_scratch": ctypes.c_ssize_t}
+    results: dict[str, type] = dict.fromkeys(("vpd_attend", "vpd_layers", "vpd_place"), ctypes.c_int)
+    results["vpd_scratch"] = ctypes.c_ssize_t
     for name, letters in signatures.items():
         function = getattr(loaded, name)
         function.argtypes = [types[letter] for letter in letters]

@@ -1,4 +1,5 @@
-/* CPU kernels: linear layers, norms, gated activations, rotary embedding, paged rows and paged attention.
+/* CPU kernels: linear layers, norms, gated activations, rotary embedding, paged rows, paged attention, verdicts, and
+ * the layers of a whole pass.
  *
  * Portable C with GCC/Clang vector extensions; the vector width follows the compiler's target. Knows raw pointers and
  * strides (in elements) only; callers own every buffer and have checked shapes and dtypes.
@@ -609,37 +610,44 @@ typedef struct {
     float *data; ptrdiff_t line; /* floats of a row of the cache */
     const int32_t *table; ptrdiff_t table_stride, block_size;
     const int64_t *slots, *row_span, *positions; ptrdiff_t n;
+    const int64_t *offsets, *starts; /* of the spans; NULL: no row lies before its text */
 } paged_rows;
 
-/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]]. */
+/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]].
+ * Rows before the text go nowhere, so no two have one place. */
 static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t width, ptrdiff_t column, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && r->n * width > 16384)
     for (ptrdiff_t i = 0; i < r->n; i++) {
-        const int64_t at = r->positions[i];
-        const int64_t block = r->table[r->slots[r->row_span[i]] * r->table_stride + at / r->block_size];
+        const int64_t at = r->positions[i], span = r->row_span[i];
+        if (r->starts && r->starts[span] + i - r->offsets[span] < 0) continue;
+        const int64_t block = r->table[r->slots[span] * r->table_stride + at / r->block_size];
         float *to = r->data + (block * r->block_size + at % r->block_size) * r->line + column;
         memcpy(to, stream + i * width, sizeof(float) * (size_t)width);
     }
 }
 
-/* Row i is entry within[i] of a span that begins at starts[row_span[i]] of its slot: where that is in the text and in the
- * cache. Before the text begins: at position 0, and in the null block. */
-EXPORT void vpd_place(const int64_t *row_span, const int64_t *within, const int64_t *slots, const int64_t *starts,
-                      const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n,
-                      int64_t *positions, int64_t *write_index) {
+/* Row i is entry within[i] of a span that begins at starts[row_span[i]] of its slot: where that is in the text and in
+ * the cache. Before the text begins: at position 0, and in the null block. Returns 1 where the table has no such
+ * place. */
+EXPORT int vpd_place(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
+                     const int64_t *starts, ptrdiff_t blocks, const int32_t *table, ptrdiff_t table_stride,
+                     ptrdiff_t block_size, ptrdiff_t n, int64_t *positions, int64_t *write_index) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const int64_t span = row_span[i], at = starts[span] + within[i], position = at < 0 ? 0 : at;
-        const int64_t block = table[slots[span] * table_stride + position / block_size];
+        const int64_t slot = slots[span], index = position / block_size;
+        if (slot < 0 || slot >= all_slots || index >= blocks) return 1;
         positions[i] = position;
-        write_index[i] = at < 0 ? 0 : block * block_size + position % block_size;
+        write_index[i] = at < 0 ? 0 : table[slot * table_stride + index] * (int64_t)block_size + position % block_size;
     }
+    return 0;
 }
 
 /* Streams of one width, side by side. */
 EXPORT void vpd_keep(float *data, const int64_t *streams, ptrdiff_t count, ptrdiff_t width, const int32_t *table,
                      ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span,
                      const int64_t *positions, ptrdiff_t n) {
-    const paged_rows rows = {data, count * width, table, table_stride, block_size, slots, row_span, positions, n};
+    const paged_rows rows = {
+        data, count * width, table, table_stride, block_size, slots, row_span, positions, n, NULL, NULL};
     for (ptrdiff_t s = 0; s < count; s++) keep_stream(&rows, (const float *)(intptr_t)streams[s], width, s * width, 1);
 }
 
@@ -921,7 +929,8 @@ EXPORT void vpd_verdicts(const verdict_args *a) {
         }
         const int64_t room = most > length ? most - length : 0, limit = stop_at + 1 < room ? stop_at + 1 : room;
         const int64_t whole = accepted + 1 < limit ? accepted + 1 : limit;
-        const int error = hopeless && limit > accepted, stopped = stop_at < whole; /* missing: one it would have emitted */
+        const int error = hopeless && limit > accepted; /* the missing token is one that would have been emitted */
+        const int stopped = stop_at < whole;
         const int64_t count = alive && !error ? whole : 0;
         out[0] = count;
         out[1] = accepted < count ? accepted : count;
@@ -973,8 +982,8 @@ static void normed_heads(float *x, ptrdiff_t xs, ptrdiff_t heads, const vector_w
 }
 
 /* residual [n, H] in; the residual stream behind the last layer and, normed, x out, both [n, H]. captures: a place for
- * the stream behind each layer, or 0. kept, if any: a paged cache, by a table of its own, that takes those streams and x
- * side by side instead. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
+ * the stream behind each layer, or 0. kept, if any: a paged cache, by a table of its own, that takes those streams and
+ * x side by side instead. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
  * values. Returns 1 where memory is short. */
 EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_shape *s, const float *residual,
                       float *stream, float *x, const int64_t *captures, float *scratch, const int64_t *positions,
@@ -988,7 +997,8 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
     float *qkv = gate_up, *mixed = qkv + n * width; /* done with when the MLP begins */
     ptrdiff_t taken = 0, line = s->H;
     for (ptrdiff_t i = 0; i < count; i++) line += captures[i] ? s->H : 0;
-    const paged_rows rows = {kept, line, kept_table, kept_stride, kept_block, slots, row_span, positions, n};
+    const paged_rows rows = {
+        kept, line, kept_table, kept_stride, kept_block, slots, row_span, positions, n, offsets, starts};
     normed(residual, NULL, NULL, &s->first_norm, s, x, n, threads);
     for (ptrdiff_t i = 0; i < count; i++, cache += layer_bytes) {
         const layer_weights *l = layers + i;

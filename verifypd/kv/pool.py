@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from verifypd.kernels.base import Kernels, PagedRows
-
-if TYPE_CHECKING:
-    from verifypd.attention.base import PassLayout
 
 
 class LayerCache(NamedTuple):
@@ -56,6 +53,25 @@ class KVCache:
         return self.data.numel() * self.data.element_size()
 
 
+class SlotRows(Protocol):
+    """Rows of a pass, whatever else is known of it: of which slot and position each is."""
+
+    @property
+    def slots(self) -> Tensor:
+        """int64 [R], of each span."""
+        ...
+
+    @property
+    def row_span(self) -> Tensor:
+        """int64 [N]."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [N]."""
+        ...
+
+
 class FeatureCache:
     """What a draft head reads of the verifier at each position, in the blocks of the head's own pool.
 
@@ -80,13 +96,13 @@ class FeatureCache:
         self.table = table
         self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=table.device).zero_()
 
-    def keep(self, streams: Sequence[Tensor], layout: PassLayout) -> None:
+    def keep(self, streams: Sequence[Tensor], layout: SlotRows) -> None:
         """Keep the states of a verifier's pass, each stream [N, a part of the width]."""
         self.kernels.keep_rows_(self.data, streams, self._rows(layout, layout.positions))
 
-    def read(self, layout: PassLayout, positions: Tensor) -> Tensor:
+    def read(self, layout: SlotRows, positions: Tensor) -> Tensor:
         """What was kept at these positions of the layout's slots, [N, width]."""
         return self.data[self._rows(layout, positions).places()]
 
-    def _rows(self, layout: PassLayout, positions: Tensor) -> PagedRows:
+    def _rows(self, layout: SlotRows, positions: Tensor) -> PagedRows:
         return PagedRows(self.table, self.block_size, layout.slots, layout.row_span, positions)

@@ -23,6 +23,7 @@ class Model:
     """Weights in place and ready to run; a family says what a layer computes. Callers hold torch.inference_mode()."""
 
     norms: ClassVar[dict[str, str]]  # our name of a norm over the hidden size -> its name in a checkpoint layer
+    compiled: ClassVar[bool] = False  # whether what this very class computes of a layer is what models/native.py does
 
     def __init__(
         self,
@@ -49,7 +50,15 @@ class Model:
         self._split = [config.heads, config.kv_heads, config.kv_heads]
         self._eps, self._unit = config.norm_eps, config.unit_offset
         self.layers = self._build_layers(weights)
-        self.native = NativeLayers(config, self.layers, kernels) if isinstance(kernels, NativeKernels) else None
+        self.native: NativeLayers | None = None  # all layers in one call
+        if isinstance(kernels, NativeKernels) and self._all_compiled():
+            self.native = NativeLayers(config, self.layers, kernels)
+
+    @classmethod
+    def _all_compiled(cls) -> bool:
+        """A class that computes some of a layer in its own way must say that C does so too."""
+        owners = [next((c for c in cls.__mro__ if part in vars(c)), Model) for part in ("layer", "attend", "mlp")]
+        return all(vars(owner).get("compiled") for owner in owners)
 
     @classmethod
     def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:

@@ -25,6 +25,7 @@ class Gemma2(Llama):
         "mlp_norm": "pre_feedforward_layernorm",
         "post_mlp_norm": "post_feedforward_layernorm",
     }
+    compiled = True
 
     def layer(
         self,

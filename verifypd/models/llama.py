@@ -16,6 +16,7 @@ class Llama(Model):
     """Mistral differs by its window alone, which the layer carries."""
 
     norms: ClassVar[dict[str, str]] = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    compiled = True
 
     def layer(
         self,

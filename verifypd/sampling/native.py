@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from ctypes import byref, c_int64, c_ssize_t, c_void_p
 from typing import TYPE_CHECKING
 
@@ -41,18 +43,17 @@ def verdicts(
     drafts: Tensor,
     draft_lens: Tensor,
 ) -> Tensor:
-    """What `Verdicts.packed` gives; tokens, lengths and state.alive are written.
+    """What `Verdicts.packed` gives; tokens, lengths and state.alive are written. All tensors as the engine has them:
+    int64 but for `top` and `alive`, the last dimension dense.
 
     own, top: the verifier's token of each row [N] and its score; outcome: where those do not say it all.
     """
-    loaded = build.library()
-    if loaded is None:
-        raise ConfigError("native verdicts need a C compiler: install gcc or clang, or use kernels=torch")
     spans, state = case.spans, case.state
+    assert spans.widest <= drafts.shape[1]
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
     told = outcome or (None, None, None)
     accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
-    loaded.vpd_verdicts(
+    _function()(
         byref(
             _Arguments(
                 spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
@@ -64,6 +65,15 @@ def verdicts(
         )
     )  # fmt: skip
     return out
+
+
+@functools.cache
+def _function() -> Callable[..., None]:
+    loaded = build.library()
+    if loaded is None:
+        raise ConfigError("native verdicts need a C compiler: install gcc or clang, or use --sampler torch")
+    function: Callable[..., None] = loaded.vpd_verdicts
+    return function
 
 
 def _at(tensor: Tensor | None) -> int | None:

@@ -164,7 +164,8 @@ def judge(
 
     logits fp32 [N, >= vocab]; tokens [S, T], lengths [S], drafts [S, Lmax], draft_lens [S] int64; draft_q fp32 [S,
     Lmax, >= vocab], the distribution each draft was drawn from, unless point_mass says for a span that its drafts were
-    not drawn at all (n-gram); mask and context as in `transform`.
+    not drawn at all (n-gram); mask and context as in `transform`. Drafts have a column for each that any span has,
+    tokens one for each that any request may have.
     """
     case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
     if state.kernels == "triton":
