@@ -18,6 +18,7 @@ do, and few are left at the end.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -188,6 +189,7 @@ def measure_crowd(
             }
             ordered = {name: engines[name] for name in names}
             title = f"{numbers}, 16 at once{' to their ends' if ends else ''}, build {build + 1} of {times}"
+            gc.collect()  # what is left of the build before is no part of a round
             builds.append(compare(ordered, [crowd] * rounds, tokens, title, ends)[0])
     report: dict[str, Any] = {"built": orders}
     for name in names:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,22 @@ def test_a_drafter_may_read_hidden_states(pair: tuple[Path, Path]) -> None:
         [output] = llm.generate([PROMPT], GREEDY)
         assert head.passes and llm.engine.stats.drafted
     assert_greedy(pair[0], PROMPT, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_an_engine_that_is_gone_leaves_nothing_to_the_collector(pair: tuple[Path, Path], draft: bool) -> None:
+    """Gigabytes would wait for it otherwise: it counts objects, not what they hold."""
+    arms = {"draft": str(pair[1])} if draft else {"draft": None, "arch": "plain"}
+    gc.collect()
+    gc.disable()
+    try:
+        with LLM(str(pair[0]), **{**OPTIONS, **arms}) as llm:
+            llm.generate([PROMPT], GREEDY)
+            parts = [weakref.ref(part) for part in (llm.engine, llm.engine.verify.runner.model, llm.engine.residents)]
+        del llm
+        assert [part() for part in parts] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_settings_that_cannot_work_say_what_to_do(pair: tuple[Path, Path]) -> None:

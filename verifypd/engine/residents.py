@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakMethod
 
 from verifypd.config import EngineConfig
 from verifypd.control.snapshot import Plan
@@ -47,11 +48,16 @@ class Residents:
         self.stats = stats
         self.eos_ids = eos_ids
         self.clock = clock
-        self.forget = forget  # called with each that has ended and left
+        self._forget = WeakMethod(forget)  # the engine's, whose memory must not wait for the garbage collector
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
         self.limit = config.slots  # requests that may run at once; less for a while after memory had run out
+
+    def forget(self, request: Request) -> None:
+        """It has ended and left: tell the engine, if there still is one."""
+        if (tell := self._forget()) is not None:
+            tell(request)
 
     def add(self, request: Request) -> None:
         """Queue a request behind those of its rank."""
