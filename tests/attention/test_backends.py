@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from verifypd.attention import PassLayout, available_backends, backend
 from verifypd.errors import ConfigError
+from verifypd.kernels import build
 from verifypd.kv.pool import KVCache, LayerCache
 
 BACKENDS = available_backends("cpu")
@@ -213,6 +214,7 @@ def test_places_are_the_same_without_a_compiler(block_size: int, monkeypatch: py
     found = []
     for native in ("1", "0"):
         monkeypatch.setenv("VERIFYPD_NATIVE", native)
+        assert (build.loaded() is not None) == (native == "1" and "native" in BACKENDS)
         noise.manual_seed(1)
         for spans in (1, 2, 7):
             rows = torch.randint(1, 6, (spans,), generator=noise).tolist()

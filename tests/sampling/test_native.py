@@ -11,11 +11,23 @@ from verifypd.engine.build import pick_sampler
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.request import SamplingParams
+from verifypd.sampling import native
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import Spans, judge
 
 NUMBERS = ("chosen", "ranks", "top_ids", "top")  # of Logprobs
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+
+
+def test_they_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others compare is not torch with itself."""
+    calls, real = [], native._function()
+    monkeypatch.setattr(native, "_function", lambda: lambda arguments: (calls.append(1), real(arguments)))
+    Cycle("cpu", "native").run()
+    outcome("native", "greedy", 2, True, 31)
+    assert len(calls) == 2
+    Cycle("cpu", "torch").run()
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("seed", [8, 9, 10])
