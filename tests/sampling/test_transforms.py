@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.sampling.reference import transformed
 from verifypd.request import SamplingParams
-from verifypd.sampling import verify
+from verifypd.sampling import draws
+from verifypd.sampling.draws import best
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import Rows, histogram_threshold, sorted_threshold, transform, unpack_mask
-from verifypd.sampling.verify import best
 
 VOCAB, DEPTH, EOS = 24, 3, (2, 23)
 TOKEN = st.integers(0, VOCAB - 1)
@@ -198,9 +198,9 @@ def test_nan_is_excluded_and_infinity_wins():
     assert torch.isfinite(x).nonzero().flatten().tolist() == [2]
 
 
-@pytest.mark.parametrize("few", [0, verify.FEW])
+@pytest.mark.parametrize("few", [0, draws.FEW])
 def test_the_maximum_of_few_or_many_is_the_first_maximum(few, monkeypatch):
-    monkeypatch.setattr(verify, "FEW", few)
+    monkeypatch.setattr(draws, "FEW", few)
     generator = torch.Generator().manual_seed(1)
     for vocab in (1, 7, 64, 256, 300, 1000, 49_152):
         x = torch.randint(0, 50, (9, vocab), generator=generator).float()

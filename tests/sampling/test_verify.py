@@ -6,8 +6,9 @@ import torch
 
 from tests.sampling.toy import chi_square
 from verifypd.request import SamplingParams
+from verifypd.sampling.draws import draw
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Finish, Spans, Verdicts, accepted_prefix, draw, judge, residual
+from verifypd.sampling.verify import Finish, Spans, Verdicts, accepted_prefix, judge, residual
 
 NEVER = float("-inf")
 MODES = {"greedy": {"temperature": 0}, "rejection": {}, "coupled": {"acceptance": "coupled"}}

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verifypd.sampling.draws import best, best_with_noise, draw, noise_keys
 from verifypd.sampling.philox import Role, uniforms
 from verifypd.sampling.state import Needs, SamplingState, Subset
 from verifypd.sampling.transforms import Rows, clean, transform
-from verifypd.sampling.verify import best, best_with_noise, draw, noise_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def propose_(
 
 def _blocks(vocab: int) -> tuple[int, int, int]:
     """Tokens of a block, blocks, and how many are read at once."""
-    from verifypd.sampling.verify import block_of
+    from verifypd.sampling.draws import block_of
 
     block = block_of(vocab)
     blocks = -(-vocab // block)
