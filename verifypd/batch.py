@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class DraftSpan:
     """Draft work of one slot: feed the model the last `lag` confirmed tokens (or the first `rows` of them), then draft.
 
-    The span starts at device length − lag. `drafts` > 0 needs rows == lag: the model must have caught up to draft.
+    The span starts at device length − lag, or where the host says. `drafts` > 0 needs rows == lag: the model must have
+    caught up to draft.
     """
 
     slot: int
@@ -19,6 +20,7 @@ class DraftSpan:
     context: int  # upper bound of the context at the end, tokens
     temperature: float = 1.0  # of the drafter, relative to the request's own
     drafter: str | None = None  # who drafts, where it is not the batch's
+    start: int | None = None  # absolute position of the first row; None: device length − lag
 
 
 @dataclass(frozen=True, slots=True)

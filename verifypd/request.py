@@ -317,6 +317,7 @@ class Request:
         self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
         self.counted: list[int] = []  # for each of those, tokens that `draft_lag` allows for it; 0: it is exact
         self.unread = False  # whether the verifier passed over tokens of it whose states no draft head got
+        self.late_features = False  # whether those that a draft head got begin past its first token
         self.temperatures: list[float] = []  # of the drafter, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None

@@ -30,6 +30,7 @@ class Case:
     k: Tensor
     v: Tensor
     history: list[tuple[Tensor, Tensor]]
+    firsts: list[int] | None = None
 
 
 def make_case(
@@ -41,6 +42,7 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     slack: int = 0,
     seed: int = 0,
+    firsts: list[int] | None = None,  # position from which on a span's slot holds anything
 ) -> Case:
     generator = torch.Generator().manual_seed(seed)
 
@@ -61,24 +63,31 @@ def make_case(
         blocks = table[slot][at // block_size].long()
         cache.k[blocks, at % block_size], cache.v[blocks, at % block_size] = k.to(dtype), v.to(dtype)
         history.append((k, v))
-    layout = PassLayout.build(rows, contexts, slots, torch.tensor(starts), table, block_size)
+    first = None
+    if firsts is not None:
+        first = torch.full((SLOTS,), 1 << 20)
+        first[slots] = torch.tensor(firsts)
+    layout = PassLayout.build(rows, contexts, slots, torch.tensor(starts), table, block_size, first)
     n = sum(rows)
     fused = torch.cat((random(n, heads, width), random(n, kv_heads, width), random(n, kv_heads, width)), 1)
     q, k, v = fused.split([heads, kv_heads, kv_heads], 1)  # views, as a model has them
-    return Case(layout, cache, starts, q, k, v, history)
+    return Case(layout, cache, starts, q, k, v, history, firsts)
 
 
 def dense(case: Case, scale: float, window: int | None, softcap: float | None) -> dict[int, Tensor]:
     """Row -> [Hq, D], void rows left out."""
     results, row = {}, 0
     shared = case.q.shape[1] // case.k.shape[1]
-    for start, count, (k, v) in zip(case.starts, case.layout.span_rows, case.history, strict=True):
+    spans = zip(case.starts, case.layout.span_rows, case.history, case.firsts or [0] * len(case.starts), strict=True)
+    for start, count, (k, v), first in spans:
         real = slice(row + max(0, -start), row + count)
         keys = torch.cat((k, case.k[real])).repeat_interleave(shared, 1).double()
         values = torch.cat((v, case.v[real])).repeat_interleave(shared, 1).double()
         for j in range(max(0, -start), count):
             position = start + j
-            low = 0 if window is None else max(0, position - window + 1)
+            low = first if window is None else max(first, position - window + 1)
+            if position < first:
+                continue  # void
             scores = torch.einsum("hd,khd->hk", case.q[row + j].double(), keys[low : position + 1]) * scale
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
@@ -112,6 +121,26 @@ MIXED = [(100, 5), (0, 1), (60, 40), (200, 3), (0, 20), (-2, 5), (-4, 4), (63, 1
 @pytest.mark.parametrize("width", [64, 80, 96, 128, 256, 20])
 def test_heads(name: str, heads: int, kv_heads: int, width: int) -> None:
     check(name, make_case([(70, 4), (0, 18), (3, 1), (-1, 2)], heads, kv_heads, width))
+
+
+FIRSTS = [33, 0, 64, 201, 7, 1, 0, 63, 70]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("window", [None, 7, 40])
+def test_slots_that_begin_late(name: str, window: int | None) -> None:
+    """What lies before the first position that holds anything is not seen; rows there write nothing."""
+    case = make_case(MIXED, firsts=FIRSTS)
+    check(name, case, window)
+    garbage = make_case(MIXED, firsts=FIRSTS)
+    for slot, first in zip(case.layout.slots.tolist(), FIRSTS, strict=True):
+        blocks = garbage.layout.block_table[slot]
+        for position in range(first):
+            garbage.cache.k[blocks[position // 16], position % 16] = 1e4
+            garbage.cache.v[blocks[position // 16], position % 16] = -1e4
+    check(name, garbage, window)
+    real = [s + j >= f for (s, n), f in zip(MIXED, FIRSTS, strict=True) for j in range(n)]
+    assert [bool(place) for place in case.layout.write_index] == real
 
 
 @pytest.mark.parametrize("name", BACKENDS)

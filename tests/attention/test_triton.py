@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("triton")
 
-from tests.attention.test_backends import MIXED, Case, dense, make_case
+from tests.attention.test_backends import FIRSTS, MIXED, Case, dense, make_case
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
 from verifypd.attention import PassLayout, available_backends, backend, tiling
@@ -39,7 +39,7 @@ def on_device(case: Case) -> Case:
     }
     cache = LayerCache(case.cache.k.to(DEVICE), case.cache.v.to(DEVICE))
     q, k, v = (x.to(DEVICE) for x in (case.q, case.k, case.v))
-    return Case(replace(case.layout, **moved), cache, case.starts, q, k, v, case.history)
+    return Case(replace(case.layout, **moved), cache, case.starts, q, k, v, case.history, case.firsts)
 
 
 def attend(
@@ -70,6 +70,15 @@ def check(case: Case, window: int | None = None, softcap: float | None = None, f
     for row, expected in dense(case, case.q.shape[-1] ** -0.5, window, softcap).items():
         assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
     return splits(prepared)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_slots_that_begin_late(window: int | None, fixed: bool) -> None:
+    """Spans that begin before, within and behind what their slot holds; with several splits of a context too."""
+    check(make_case(MIXED, firsts=FIRSTS, **SMALL), window, fixed=fixed)
+    used = check(make_case([(700, 3), (690, 2)], firsts=[513, 691], **SMALL), window, fixed=fixed)
+    assert window is not None or max(used) > 1
 
 
 @pytest.mark.parametrize(

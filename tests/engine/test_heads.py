@@ -138,25 +138,35 @@ def test_a_prefix_hit_brings_the_features_too(
         assert [(o.metrics.drafted_per_position, o.metrics.accepted_per_position) for o in outputs] == expected
 
 
-def test_the_verifier_takes_no_more_from_its_cache_than_the_head_has_features_of(pair: tuple[Path, Path]) -> None:
-    with make(pair, "unified", "head") as llm:
-        llm.generate([LONG], SILENT)
-        memory = llm.engine.memory
+def test_a_prefix_hit_is_the_verifiers_own_affair(pair: tuple[Path, Path], familiar: list[list[int]]) -> None:
+    """A head that has lost some of a prefix begins behind it; what is cached is as without a head."""
+    ids = familiar[0]
+    with make(pair, "unified", "head", **WHOLE) as llm:
+        [whole] = llm.generate([ids], GREEDY)
+        memory, head = llm.engine.memory, llm.engine.decode.drafters["head"]
         assert memory.draft is not None
-        stranger = Request("x", LONG, SILENT, seed=0, choice=0, order=10_000, max_length=64, arrival=0.0)
-        third = memory._prefix(stranger, 24)[2]
+        stranger = Request("x", ids, SILENT, seed=0, choice=0, order=10_000, max_length=64, arrival=0.0)
+        digest = memory._prefix(stranger, 24)[2]
         memory.forget(stranger)
-        block = memory.draft.blocks.by_digest.pop(third)  # evicted from one pool and not from the other
+        block = memory.draft.blocks.by_digest.pop(digest)  # evicted from one pool and not from the other
         del memory.draft.blocks.digest_of[block]
         del memory.draft.blocks.cached[block]
         memory.draft.blocks.free.append(block)
-        [out] = llm.generate([LONG], GREEDY)
-        assert out.metrics.cached_tokens == 16
-        [out] = llm.generate([LONG], SamplingParams(max_tokens=2, prompt_logprobs=1))
+        said = listen(llm)
+        [again] = llm.generate([ids], GREEDY)
+        assert again.outputs[0].token_ids == whole.outputs[0].token_ids
+        assert again.metrics.cached_tokens == 24 and again.metrics.drafted >= whole.metrics.drafted > 20
+        for tensor in (head.runner.cache.data, head.reader.data):
+            tensor.fill_(1e3)  # what it has not read, it must not see
+        llm.generate([ids], GREEDY)
+        second, third = sorted({order for order, _ in said})
+        drafts = [{at: tokens for (order, at), tokens in said.items() if order == each} for each in (second, third)]
+        assert drafts[0] == drafts[1] and len(drafts[0]) > 20
+        [out] = llm.generate([ids], SamplingParams(max_tokens=2, prompt_logprobs=1))
         assert out.metrics.cached_tokens == 0, "every row of a prompt with logprobs is computed"
 
 
-def test_features_are_not_kept_while_nobody_can_draft(pair: tuple[Path, Path], plain: Any) -> None:
+def test_features_are_not_kept_while_nobody_can_draft(pair: tuple[Path, Path], familiar: list[list[int]]) -> None:
     with make(pair, "unified", "head") as llm:
         engine = llm.engine
         head: Any = engine.decode.drafters["head"]
@@ -166,18 +176,38 @@ def test_features_are_not_kept_while_nobody_can_draft(pair: tuple[Path, Path], p
             return int(head.reader.data.any(1).sum())
 
         engine.switch("plain")
-        llm._submit([LONG], [GREEDY])
+        llm._submit(familiar[:1], [GREEDY])
         for _ in range(8):
             engine.step()
         [request] = engine.running.values()
         assert not kept() and request.unread and request.output_len
         engine.switch("unified")
+        head.reader.data.fill_(1e3)  # what was not kept, nobody may read
         while engine.busy:
             engine.step()
-        assert kept() > 5 and not request.metrics.drafted, "the head has no features of its start"
-        [out] = llm.generate([LONG], GREEDY)
-        assert out.metrics.drafted and out.metrics.cached_tokens == 0
+        assert request.metrics.drafted > 10, "the head begins where features are kept again"
+        [out] = llm.generate(familiar[:1], GREEDY)
+        assert out.metrics.drafted and out.metrics.cached_tokens == 24, "as many as without a head"
         assert out.outputs[0].token_ids == request.output_ids
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_head_reads_each_chunk_behind_the_verifier(pair: tuple[Path, Path], late: bool) -> None:
+    """When the first token leaves, the head has read the prompt, and no pass before it waited for that."""
+    with make(pair, "unified", "head", prefill_chunk=16, late_tickets=late) as llm:
+        engine: Any = llm.engine
+        drafter, calls = engine.decode.drafters["head"], []
+        follow, launch = drafter.follow, engine.verify.launch
+        drafter.follow = lambda spans: (calls.append([(s.start, s.rows) for s in spans]), follow(spans))[1]
+        engine.verify.launch = lambda batch, replay=True: (calls.append("pass"), launch(batch, replay))[1]
+        llm._submit([LONG], [GREEDY])
+        [request] = engine.waiting
+        while not request.output_len:
+            engine.step()
+        assert calls[:6] == ["pass", [(0, 16)], "pass", [(16, 16)], "pass", [(32, 16)]]
+        assert request.draft_lag <= 2 + 4 * late
+        while engine.busy:
+            engine.step()
 
 
 # -- the lag of its cache ----------------------------------------------------------------------------------------------

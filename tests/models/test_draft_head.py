@@ -71,7 +71,17 @@ def test_paged_drafting_is_unrolling(tmp_path: Path, family: str, kernels: str) 
     cache = KVCache(config.layers, 13, BLOCK, config.kv_heads, config.head_dim, torch.float32, CPU)
     runner = ModelRunner(model, attention, cache, tables)
     head_cache = KVCache(2, 13, BLOCK, draft.config.kv_heads, draft.config.head_dim, torch.float32, CPU)
-    features = FeatureCache(draft.feature_layers, 13, BLOCK, draft.raw_width, torch.float32, draft.kernels, own.data)
+    features = FeatureCache(
+        draft.feature_layers,
+        True,
+        draft.project,
+        13,
+        BLOCK,
+        draft.feature_width,
+        torch.float32,
+        draft.kernels,
+        own.data,
+    )
     head = HeadRunner(draft, attention, head_cache, own, features)
     for start, stop in ((0, 7), (7, 24), (24, length - 1)):  # the verifier has not read the last confirmed token
         layout = spans([stop - start] * 2, [start] * 2, tables)

@@ -14,7 +14,6 @@ from tests.models.test_families import VARIANTS
 from verifypd.attention.base import available_backends, backend
 from verifypd.kernels import select
 from verifypd.kernels.native import NativeKernels
-from verifypd.kv.pool import FeatureCache
 from verifypd.models import loader
 from verifypd.models.base import Model
 from verifypd.models.llama import Llama
@@ -66,9 +65,8 @@ def follow(model: Model, dtype: torch.dtype, passes: Passes, whole: bool) -> lis
 class Heard:
     """A reader that is no cache: it gets the streams themselves."""
 
-    layers = (0,)
-
-    def __init__(self) -> None:
+    def __init__(self, layers: tuple[int, ...] = (0,), output: bool = True) -> None:
+        self.layers, self.output = layers, output
         self.streams: tuple[torch.Tensor, ...] = ()
 
     def keep(self, streams: Any, layout: Any) -> None:
@@ -108,46 +106,22 @@ def test_several_threads(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_features_are_kept_within_the_call(
-    dtype: torch.dtype, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In blocks by a table of their own; where their dtype is another one, behind it."""
+def test_a_reader_gets_the_same_streams(checkpoint: Checkpoint) -> None:
+    """The embedding among them, and the output only where it is read."""
     model = native(checkpoint("qwen2"))
-    layers, hidden = model.native, model.config.hidden_size
-    table = torch.randperm(96, generator=torch.Generator().manual_seed(2)).view(4, 24).int() + 1
-    kept = [FeatureCache((0, 1), 97, 6, 3 * hidden, dtype, model.kernels, table) for _ in range(2)]
-    if dtype is torch.float32:
-        monkeypatch.setattr(kept[0], "keep", None)  # would fail if it were called
-    for whole, cache in zip((True, False), kept, strict=True):
-        model.native, run = layers if whole else None, paged(model)
+    layers, heard = model.native, []
+    for whole, output in ((True, True), (False, True), (True, False)):
+        model.native, run, reader = layers if whole else None, paged(model), Heard((-1, 0, 1), output)
         for spans in PASSES:
             layout = layout_for(spans, run.block_table, run.cache.block_size)
             ids = torch.tensor([token for _, start, rows in spans for token in random_ids(rows, seed=start + 9)])
             with torch.inference_mode():
-                model.forward(ids, layout, run.attention, run.cache, reader=cache)
-    assert torch.equal(kept[0].data, kept[1].data)
-    assert kept[0].data.any(1).sum() == 54 + 8 + 7  # every position, once
-
-
-def test_features_of_many_rows_are_kept_by_several_threads(checkpoint: Checkpoint) -> None:
-    model, threads = native(checkpoint("llama")), torch.get_num_threads()
-    spans, hidden = [(slot, 0, 120) for slot in range(4)], model.config.hidden_size
-    assert 480 * hidden > 16384, "else one thread does it"
-    table = torch.arange(96, dtype=torch.int32).view(4, 24) + 1
-    run, found = paged(model), []
-    layout = layout_for(spans, run.block_table, run.cache.block_size)
-    try:
-        for count in (2, 1):
-            torch.set_num_threads(count)
-            features = FeatureCache((1,), 97, 5, 2 * hidden, torch.float32, model.kernels, table)
-            with torch.inference_mode():
-                model.forward(torch.tensor(random_ids(480)), layout, run.attention, run.cache, reader=features)
-            found.append(features.data)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
-    assert found[0].any(1).sum() == 480
+                model.forward(ids, layout, run.attention, run.cache, reader=reader)
+                assert torch.equal(reader.streams[0], model.embed(ids))
+        heard.append(reader.streams)
+    assert [len(streams) for streams in heard] == [4, 4, 3]
+    for both in zip(*heard, strict=False):
+        assert torch.equal(both[0], both[1]) and torch.equal(both[0], both[2])
 
 
 def test_any_reader_may_read(checkpoint: Checkpoint) -> None:

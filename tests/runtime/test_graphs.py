@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.engine.heads import head_for
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
@@ -37,10 +38,10 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 7], [30, 31, 32, 33, 34]]
 def generate(draft: Path, verifier: Path, params: list[SamplingParams], **changes: Any) -> tuple[Any, set[str]]:
     with LLM(str(verifier), draft=str(draft), **{**OPTIONS, **changes}) as llm:
         texts = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-        graphs = llm.engine.verify.graphs
+        padded = llm.engine.verify.padded
         llm.engine.drain()
         llm.engine.check()
-        return texts, set() if graphs is None else {key[1] for key in graphs.graphs.keys}
+        return texts, set() if padded is None else {key[1] for key in padded.graphs.keys}
 
 
 def test_texts_do_not_feel_the_padding(tmp_path: Path) -> None:
@@ -58,6 +59,86 @@ def test_texts_do_not_feel_the_padding(tmp_path: Path) -> None:
     assert (none, kinds) == (set(), {"verify", "catch up", "draft"})
 
 
+SHAPED = [
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {7: 4.0, 9: -3.0}},
+    {"temperature": 0.8, "seed": 3, "frequency_penalty": 0.7, "presence_penalty": 0.3, "min_tokens": 4},
+    {"temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("draft", ["model", "head"])
+def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
+    """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing."""
+    verifier = tiny("llama", tmp_path / "verifier")
+    small = head_for(verifier, tmp_path / "head", taught=False)
+    small = small if draft == "head" else noisy_copy(verifier, tmp_path / "draft", 0.05)
+    params = [SamplingParams(**each, max_tokens=4, ignore_eos=True) for each in SHAPED]
+    said: list[dict[tuple[int, int], Any]] = []
+    for changes in ({"sampler": "torch"}, {"attention": "triton", "sampler": "triton", "graphs": "lazy"}):
+        with LLM(str(verifier), draft=str(small), **{**OPTIONS, **changes}) as llm:
+            engine: Any = llm.engine
+            drafter = engine.decode.drafters[draft]
+            heard: dict[tuple[int, int], Any] = {}
+            launch = drafter.launch
+
+            def note(batch: Any, heard: Any = heard, launch: Any = launch, engine: Any = engine) -> None:
+                launch(batch)
+                for span in batch.spans:
+                    if span.drafts:
+                        at = engine.running[span.slot].order, int(engine.slots.lengths[span.slot])
+                        heard[at] = engine.slots.drafts[span.slot, : span.drafts].tolist()
+
+            drafter.launch = note
+            outputs = llm.generate([[*ids, 7] for ids in PROMPTS], params)
+            said.append({**heard, (-1, -1): [output.outputs[0].token_ids for output in outputs]})
+            if "graphs" in changes:
+                kinds = {key[1] for key in engine.verify.padded.graphs.keys}
+                assert "shaped draft" in kinds
+    assert said[0] == said[1] and len(said[0]) > 4
+
+
+@pytest.mark.parametrize(("vocab", "late"), [(300, False), (400, True)])
+def test_heads_do_not_feel_the_padding(vocab: int, late: bool, tmp_path: Path) -> None:
+    """Verify passes that a head reads, prompts read behind them, and draft loops with features."""
+    verifier = tiny("llama", tmp_path / "verifier")
+    head = head_for(verifier, tmp_path / "head", vocab=vocab, taught=False)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=3, acceptance="rejection", max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0.9, top_k=20, seed=4, max_tokens=4, ignore_eos=True),
+    ]
+    expected, _ = generate(head, verifier, params)
+    padded: dict[str, Any] = {"attention": "triton", "sampler": "triton", "graphs": "lazy", "late_tickets": late}
+    found, kinds = generate(head, verifier, params, **padded)
+    assert found == expected
+    assert kinds == {"verify", "catch up", "draft"}
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
+    """They name slot 0 and position 0: a block there may be shared, and its features are somebody's."""
+    verifier = tiny("llama", tmp_path / "verifier")
+    head = head_for(verifier, tmp_path / "head", taught=False)
+    settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy", "kernels": "triton"}
+    with LLM(str(verifier), draft=str(head), **settings) as llm:
+        lane = llm.engine.verify
+        reader = lane._reader()
+        slots, tables = lane.slots, lane.drafters["head"].runner.tables
+        slots.tokens.random_(3, 300)
+        slots.lengths.copy_(torch.arange(len(slots.lengths)) * 5 + 6)
+        for each in (lane.runner.tables, tables):
+            each.data.copy_(torch.arange(1, 1 + each.data.numel()).view_as(each.data) % 60)
+        reader.data.fill_(7.0)
+        spans = [VerifySpan(1, 2, 1, None, True, 20), VerifySpan(2, 1, 0, None, True, 30)]
+        spans += [VerifySpan(3, 4, 0, 9, False, 13)] if chunks else []
+        lane.padded.run(spans, reader)
+        written = {int(place) for place in (reader.data != 7.0).any(1).nonzero()[:, 0]}
+        where = [(1, 10), (1, 11), (2, 15)] + [(3, 9 + j) for j in range(4)] * chunks
+        size = tables.block_size
+        expected = {int(tables.data[slot, at // size]) * size + at % size for slot, at in where}
+        assert {place for place in written if place >= size} == expected
+
+
 @pytest.mark.parametrize("chunks", [False, True])
 def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path) -> None:
     verifier = tiny("llama", tmp_path / "verifier")
@@ -73,10 +154,10 @@ def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path)
         spans = [VerifySpan(1, 2, 1, None, True, 20), VerifySpan(2, 1, 0, None, True, 30)]
         spans += [VerifySpan(3, 4, 0, 9, False, 13), VerifySpan(0, 2, 0, 0, True, 2)] if chunks else []
         before = runner.cache.data.clone()
-        padded = lane.graphs.verify(spans).clone()
+        padded = lane.padded.run(spans).clone()
         after = runner.cache.data.clone()
         runner.cache.data.copy_(before)
-        lane.graphs = None
+        lane.padded = None
         plain = lane.forward(VerifyBatch(tuple(spans)))
         torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(after[:, :, 1:], runner.cache.data[:, :, 1:], rtol=1e-5, atol=1e-5)

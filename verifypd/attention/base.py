@@ -38,6 +38,7 @@ class PassLayout:
     write_index: Tensor  # [N] int64, block * block_size + offset in the pool
     block_table: Tensor  # [S, max_blocks] int32, whole table, indexed by slot
     block_size: int
+    first: Tensor | None = None  # [S] int64, by slot: positions before it hold nothing; None: there are none
 
     @classmethod
     def build(
@@ -48,10 +49,11 @@ class PassLayout:
         starts: Tensor,
         block_table: Tensor,
         block_size: int,
+        first: Tensor | None = None,
     ) -> PassLayout:
         """The layout of spans whose slots and starts live on the device; shapes come from host ints, nothing waits.
 
-        Void rows (negative position) write to the null block, block 0.
+        Void rows (before position 0, or before what their slot holds) write to the null block, block 0.
         """
         device = starts.device
         if len(span_rows) == 1:  # between two passes caches are cold, and each operation takes tens of us on a CPU
@@ -68,7 +70,7 @@ class PassLayout:
             offsets, row_span, within = (t.to(device, non_blocking=True) for t in pinned)
         return cls.placed(
             span_rows, contexts, offsets, row_span, within, slots=slots, starts=starts, block_table=block_table,
-            block_size=block_size,
+            block_size=block_size, first=first,
         )  # fmt: skip
 
     @classmethod
@@ -84,6 +86,7 @@ class PassLayout:
         starts: Tensor,
         block_table: Tensor,
         block_size: int,
+        first: Tensor | None = None,
     ) -> PassLayout:
         """The same where the rows' indices are on the device already; within [N] int64 is the place in the span.
 
@@ -92,7 +95,7 @@ class PassLayout:
         row_offsets, row_span, within, slots, starts = (
             each.contiguous() for each in (row_offsets, row_span, within, slots, starts)
         )
-        positions, write_index = _places(row_span, within, slots, starts, block_table, block_size)
+        positions, write_index = _places(row_span, within, slots, starts, block_table, block_size, first)
         return cls(
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),
@@ -105,6 +108,7 @@ class PassLayout:
             write_index=write_index,
             block_table=block_table,
             block_size=block_size,
+            first=first,
         )
 
     @property
@@ -119,22 +123,28 @@ class PassLayout:
 
 
 def _places(
-    row_span: Tensor, within: Tensor, slots: Tensor, starts: Tensor, block_table: Tensor, block_size: int
+    row_span: Tensor,
+    within: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    first: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Position and place in the pool of each row, [N]. In one call on a CPU: ten of torch's take 0.2 ms there between
     two passes, which leave the caches cold."""
     compiled = build.loaded() if row_span.device.type == "cpu" else None
     if compiled is None:
-        raw = starts[row_span] + within
+        raw, row_slots = starts[row_span] + within, slots[row_span]
         positions = raw.clamp_min(0)
         index = positions // block_size
-        write_index = torch.add(positions, block_table[slots[row_span], index] - index, alpha=block_size)
-        return positions, write_index.masked_fill_(raw < 0, 0)
+        write_index = torch.add(positions, block_table[row_slots, index] - index, alpha=block_size)
+        return positions, write_index.masked_fill_(raw < (0 if first is None else first[row_slots]), 0)
     positions, write_index = torch.empty_like(row_span), torch.empty_like(row_span)
     beyond = compiled.vpd_place(
         row_span.data_ptr(), within.data_ptr(), slots.data_ptr(), len(block_table), starts.data_ptr(),
-        block_table.shape[1], block_table.data_ptr(), block_table.stride(0), block_size, len(row_span),
-        positions.data_ptr(), write_index.data_ptr(),
+        block_table.shape[1], block_table.data_ptr(), block_table.stride(0), block_size,
+        None if first is None else first.data_ptr(), len(row_span), positions.data_ptr(), write_index.data_ptr(),
     )  # fmt: skip
     if beyond:
         raise IndexError("a row of the pass lies outside its slot's block table")
@@ -144,10 +154,11 @@ def _places(
 class Reader(Protocol):
     """Somebody who reads what a pass computes on its way."""
 
-    layers: tuple[int, ...]  # behind which it reads the residual stream; in order
+    layers: tuple[int, ...]  # behind which it reads the residual stream, in order; -1: before the first, the embedding
+    output: bool  # whether it reads the hidden states behind the final norm, too
 
     def keep(self, streams: Sequence[Tensor], layout: PassLayout) -> None:
-        """Those streams [N, H] of a pass, and last its hidden states behind the final norm."""
+        """Those streams [N, H] of a pass, the output last."""
         ...
 
 
@@ -177,7 +188,8 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """q [N, Hq, D], k and v [N, Hkv, D] -> [N, Hq, D]; q and k already rotated, unless there is a `rotary`.
 
-        Writes k and v at write_index, then attends each row to the positions <= its own (and > its own - window).
+        Writes k and v at write_index, then attends each row to the positions <= its own (> its own - window, and none
+        before the first that its slot holds).
         Void rows come out finite and mean nothing.
         """
         ...

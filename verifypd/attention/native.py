@@ -28,8 +28,8 @@ class NativeAttention:
             raise ConfigError("native attention cannot be built here: install gcc or clang, or use attention=torch")
         self._attend = loaded.vpd_attend
 
-    def prepare(self, layout: PassLayout) -> tuple[int, ...]:
-        """The layout as C takes it: from the write index to the block size."""
+    def prepare(self, layout: PassLayout) -> tuple[int | None, ...]:
+        """The layout as C takes it: from the write index to where slots begin."""
         return (
             layout.write_index.data_ptr(),
             layout.row_offsets.data_ptr(),
@@ -38,6 +38,7 @@ class NativeAttention:
             layout.block_table.data_ptr(),
             layout.block_table.stride(0),
             layout.block_size,
+            None if layout.first is None else layout.first.data_ptr(),
         )
 
     def attend(
@@ -47,7 +48,7 @@ class NativeAttention:
         v: Tensor,
         cache: LayerCache,
         layout: PassLayout,
-        prepared: tuple[int, ...],
+        prepared: tuple[int | None, ...],
         *,
         scale: float,
         window: int | None,

@@ -38,6 +38,7 @@ class Group:
     rows: Tensor  # [G, Q] int64, row of the pass; padding repeats the span's last row
     positions: Tensor  # [G, Q] int64
     slots: Tensor  # [G] int64
+    first: Tensor | None  # [G] int64, lowest position that holds a key
     keep: Tensor | None  # flat [G * Q] indices of real rows, None when nothing is padded
     target: Tensor | None  # rows of the pass they go to, None when the group is the whole pass
     span_rows: tuple[int, ...]
@@ -69,6 +70,7 @@ def _group(layout: PassLayout, members: list[int], short: bool) -> Group:
         rows=rows,
         positions=layout.positions[rows],
         slots=slots,
+        first=None if layout.first is None else layout.first[slots],
         keep=None if keep is None else keep.to(device, non_blocking=True),
         target=target,
         span_rows=span_rows,
@@ -103,11 +105,13 @@ def _tiles(group: Group, layout: PassLayout, window: int | None) -> Tiles:
     return tiles
 
 
-def _visible(positions: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """positions [T, Q], keys [T, K] -> bool [T, Q, K]."""
+def _visible(positions: Tensor, keys: Tensor, window: int | None, first: Tensor | None) -> Tensor:
+    """positions [T, Q], keys [T, K], first [T] -> bool [T, Q, K]."""
     seen = keys[:, None, :] <= positions[:, :, None]
     if window is not None:
         seen &= keys[:, None, :] > positions[:, :, None] - window
+    if first is not None:
+        seen &= (keys >= first[:, None])[:, None]
     return seen
 
 
@@ -177,7 +181,8 @@ def _pairwise(
     scores = padded[tiles.span] @ keys.permute(0, 2, 3, 1)  # [T, Hkv, shared * Q, K]
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    hidden = ~_visible(group.positions[tiles.span], tiles.keys, window)
+    first = None if group.first is None else group.first[tiles.span]
+    hidden = ~_visible(group.positions[tiles.span], tiles.keys, window, first)
     scores = scores.view(pairs, kv_heads, shared, rows, -1)
     scores = scores.masked_fill(hidden[:, None, None], float("-inf")).flatten(2, 3)
     top = scores.amax(-1, keepdim=True).clamp_min(FLOOR)  # [T, Hkv, shared * Q, 1]
@@ -211,7 +216,9 @@ def _padded(
     padded = q[group.rows].to(dtype).transpose(1, 2)  # [G, Hq, Q, D]
     keys = cache.k[tiles.blocks].flatten(1, 2).to(dtype).transpose(1, 2)  # [G, Hkv, K, D]
     values = cache.v[tiles.blocks].flatten(1, 2).to(dtype).transpose(1, 2)
-    seen = _visible(group.positions, tiles.keys, window)[:, None]  # [G, 1, Q, K]
+    seen = _visible(group.positions, tiles.keys, window, group.first)[:, None]  # [G, 1, Q, K]
+    if group.first is not None:  # a void row sees nothing: let it see anything, so that it comes out finite
+        seen |= ~seen.any(-1, keepdim=True)
     gqa = padded.shape[1] != keys.shape[1]
     if softcap is None:
         out = F.scaled_dot_product_attention(padded, keys, values, attn_mask=seen, scale=scale, enable_gqa=gqa)

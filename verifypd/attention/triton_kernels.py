@@ -112,6 +112,7 @@ def _absorb(
     total,  # [BLOCK_M] sum of weights, relative to it
     mixed,  # [BLOCK_M, BLOCK_D] weighted values, likewise
     position,  # [BLOCK_M]
+    lowest,  # key that may be seen; not read unless BEGINS
     cache_k,
     cache_v,
     blocks,  # the request's row of the block table
@@ -123,6 +124,7 @@ def _absorb(
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
     CAPPED: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -152,6 +154,8 @@ def _absorb(
         seen = held[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        if BEGINS:
+            seen = seen & (key >= lowest)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
@@ -172,7 +176,7 @@ def _absorb(
 
 @triton.jit(
     do_not_specialize=["first_tile", "slice_rows", "splits"],
-    do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts"],  # parts of one tensor
+    do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
 )
 def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
@@ -185,6 +189,7 @@ def attend_tile(
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
     starts,  # [R] int64
+    begins,  # [S] int64, first position of a slot that holds a key; not read unless BEGINS
     block_table,  # [S, table_row] int32
     q_row,
     table_row,
@@ -199,6 +204,7 @@ def attend_tile(
     BLOCK_D: tl.constexpr,  # WIDTH padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
+    BEGINS: tl.constexpr,
     CAPPED: tl.constexpr,
     LISTED: tl.constexpr,
     UNMASKED: tl.constexpr,  # whether to go through blocks without a mask first: pays where rows and keys are many
@@ -235,9 +241,13 @@ def attend_tile(
 
     # keys low..high - 1 hold all that rows of the tile may see; then this split's share of them
     low = 0
+    lowest = 0
     high = tl.maximum(start + tl.minimum(tile_row + BLOCK_Q, rows), 1)
     if WINDOW > 0:
         low = tl.maximum(start + tile_row - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if BEGINS:
+        lowest = tl.load(begins + slot).to(tl.int32)
+        low = tl.maximum(low, lowest // BLOCK_N * BLOCK_N)
     if SPLIT_TOKENS > 0:
         low = tl.maximum(low, split * SPLIT_TOKENS)
         high = tl.minimum(high, (split + 1) * SPLIT_TOKENS)
@@ -259,13 +269,13 @@ def attend_tile(
         masked += tl.maximum(tl.minimum(high, start + tile_row + 1) - low, 0) // BLOCK_N * BLOCK_N
         for begin in range(low, masked, BLOCK_N):
             top, total, mixed = _absorb(
-                begin, high, query, top, total, mixed, position, cache_k, cache_v, blocks, head, scale, cap,
-                KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, CAPPED, WIDEN, BLOCK_N, False,
+                begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, blocks, head, scale, cap,
+                KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, False,
             )  # fmt: skip
     for begin in range(masked, high, BLOCK_N):
         top, total, mixed = _absorb(
-            begin, high, query, top, total, mixed, position, cache_k, cache_v, blocks, head, scale, cap,
-            KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, CAPPED, WIDEN, BLOCK_N, True,
+            begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, blocks, head, scale, cap,
+            KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, True,
         )  # fmt: skip
 
     if not SPLIT:
@@ -330,4 +340,4 @@ def merge_splits(
         mixed = mixed * fade + tl.sum(parts * weight[:, None], 0)
         best = higher
     place = ((first_row + row) * HEADS + head) * WIDTH
-    tl.store(out + place + d, (mixed / total).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place + d, (mixed / tl.maximum(total, 1e-30)).to(out.dtype.element_ty), mask=inside)

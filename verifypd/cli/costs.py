@@ -138,9 +138,7 @@ def _break_even(cost: CostModel, setup: dict[str, Any], drafter: Drafter | None)
 
 def _lag(drafter: Drafter, drafts: int) -> int:
     """Tokens a drafter reads before it drafts, in steady state: a head reads what it drafted again."""
-    if not drafter.has_cache:
-        return 0
-    return 2 if drafter.keeps_drafts else drafts + 1
+    return min(drafter.routine, drafts + 1) if drafter.has_cache else 0
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

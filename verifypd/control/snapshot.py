@@ -74,7 +74,7 @@ class Snapshot:
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
     pressed: bool = False  # prompts are late: drafts leave them more of a step
-    routine_lag: int = 2  # tokens a draft's cache lacks after a verdict, at most, that followed a draft
+    routine_lag: int = 2  # tokens a draft's cache lacks, at most, after a verdict that followed a draft; more is a debt
 
 
 @dataclass(frozen=True, slots=True)

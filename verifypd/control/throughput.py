@@ -34,7 +34,6 @@ SOON, RELAPSE, RELAPSES = 32, 0.02, 4  # drafting that is given up within so man
 # in a row adds so much to the gain that is asked for, so many times at most
 PARDON = 1.0 - 1.0 / 512.0  # what is left of that after a step without drafts
 SURE = 1.5  # standard errors of the acceptance that a foretold gain must exceed before drafting begins
-CAUGHT_UP = 2  # tokens a draft's cache lacks in steady state; more is a lag that costs something to make up
 
 
 class ThroughputController:
@@ -132,7 +131,7 @@ class ThroughputController:
         everyone, copied = curves, _looked_up(joining)
         if not self.speculating:  # to begin, it must pay for those too who are about to decode
             coming = [view.length_bound for view in snapshot.requests if view.prefill_left]
-            everyone, copied, load = joined(curves, copied, load, coming, CAUGHT_UP)
+            everyone, copied, load = joined(curves, copied, load, coming, snapshot.routine_lag)
         options = allocations(everyone, load, self.cost, self.overlap, copied)
         best = self._choose(options, curves, joining, len(snapshot.requests))
         if not self.speculating:
@@ -275,10 +274,11 @@ class ThroughputController:
         draft_context = float(sum([view.length_bound for view in drafting if view.proposer is None]))
         draft_rows = 0.0
         if snapshot.drafter_has_cache:
-            draft_rows = float(CAUGHT_UP * sum(view.proposer is None for view in drafting))
+            routine = snapshot.routine_lag
             for view in drafting:
-                if view.draft_lag > CAUGHT_UP and view.proposer is None:
-                    draft_rows += (view.draft_lag - CAUGHT_UP) / self._horizon(view)
+                if view.proposer is None:
+                    debt = max(0, view.draft_lag - routine)
+                    draft_rows += max(1, min(view.draft_lag, routine)) + debt / self._horizon(view)
         aside = 0.0
         if chunk_rows:
             alone = self.cost.verify_seconds(rows, context)
@@ -297,7 +297,7 @@ class ThroughputController:
         Or whether others' drafts would cost it more than its debt costs them: who is left out lasts longer steps and
         gets one token from each, and would be better off without any speculation.
         """
-        lag = view.draft_lag - CAUGHT_UP
+        lag = view.draft_lag - snapshot.routine_lag
         if lag <= 16 or not snapshot.drafter_has_cache or self.chosen is None:
             return True
         c, rate = self.cost.coefficients, self.chosen.rate

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from verifypd.attention.base import Reader
-from verifypd.batch import DraftBatch
+from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 
 
@@ -22,9 +23,15 @@ class Drafter(Protocol):
     point_mass: bool  # proposes with certainty: q is one at the token and needs no tensor
     reader: Reader | None  # of the verifier's hidden states, for a drafter that needs them
     keeps_drafts: bool  # what its cache holds of a drafted token is as good as of a confirmed one
+    routine: int  # tokens its cache lacks after a draft and its verdict, at most; 0 where it has none
+    follows: bool  # reads each prompt chunk right behind the verifier, at a small part of its cost
 
     def launch(self, batch: DraftBatch) -> None:
         """Write the drafts of these spans."""
+        ...
+
+    def follow(self, spans: Sequence[DraftSpan]) -> None:
+        """Read prompt chunks whose verifier pass has been launched."""
         ...
 
     def promise(self, request: Request) -> int:

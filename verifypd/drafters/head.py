@@ -7,13 +7,10 @@ read again, with the verifier's features.
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from verifypd.attention.base import PassLayout
 from verifypd.drafters.model import ModelDrafter
 from verifypd.runtime.inputs import Slots
+from verifypd.runtime.padded import DraftLoops, Drawing
 from verifypd.runtime.runner import HeadRunner
-from verifypd.sampling.state import SamplingState
 
 
 class HeadDrafter(ModelDrafter):
@@ -21,16 +18,9 @@ class HeadDrafter(ModelDrafter):
 
     name = "head"
     keeps_drafts = False
+    follows = True
 
-    def __init__(
-        self, runner: HeadRunner, slots: Slots, sampling: SamplingState, draft_q: Tensor, temperatures: Tensor
-    ) -> None:
-        super().__init__(runner, slots, sampling, draft_q, runner.model.vocab_map, temperatures)
-        self.head = runner
+    def __init__(self, runner: HeadRunner, slots: Slots, drawing: Drawing, loops: DraftLoops | None = None) -> None:
+        super().__init__(runner, slots, drawing, loops)
+        self.routine = drawing.draft_q.shape[1] + 1  # all drafts and the verdict's next token are read again
         self.reader = runner.features  # keeps every row: confirmed ones are read later, rejected ones written over
-
-    def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
-        return self.head.catch_up(ids, layout)
-
-    def _step(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
-        return self.head.draft(ids, carried, layout)

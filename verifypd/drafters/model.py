@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout, Reader
+from verifypd.attention.base import Reader
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
-from verifypd.runtime.graphs import CAUGHT_UP, ModelGraphs
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layouts, host_tensor
+from verifypd.runtime.padded import DraftLoops, Drawing
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
-from verifypd.sampling.state import SamplingState
+
+CAUGHT_UP = 2  # the verdict's next token and, if all drafts stood, the last of them
 
 
 class ModelDrafter:
@@ -25,35 +26,29 @@ class ModelDrafter:
     point_mass = False
     reader: Reader | None = None
     keeps_drafts = True
+    routine = CAUGHT_UP
+    follows = False
 
     def __init__(
         self,
         runner: ModelRunner | HeadRunner,
         slots: Slots,
-        sampling: SamplingState,
-        draft_q: Tensor,
-        vocab_map: Tensor | None = None,
-        temperature_scale: Tensor | None = None,
-        graphs: ModelGraphs | None = None,
+        drawing: Drawing,
+        loops: DraftLoops | None = None,
     ) -> None:
-        self.graphs = graphs  # draft loops of fixed shape; None: every step is launched as it comes
+        self.loops = loops  # of fixed shape; None: every step is launched as it comes
         self.runner = runner
         self.slots = slots
-        self.sampling = sampling
-        self.draft_q = draft_q  # [slots, max_draft, vocab of the verifier]
-        self.vocab_map = vocab_map  # [draft vocab] -> verifier ids; None: the ids are the same
-        self.temperature_scale = temperature_scale  # [slots], the drafter's temperature relative to the request's
+        self.drawing = drawing
 
     @torch.inference_mode()
     def launch(self, batch: DraftBatch) -> None:
         """Catch up with the confirmed tokens, then draft: each step reads the token the step before wrote."""
         catching = [span for span in batch.spans if span.rows]
-        if self.graphs is not None and self.graphs.takes_drafts(catching, self.sampling):
-            self._replay(self.graphs, catching)
+        if self.loops is not None and self.loops.whole:
+            self._replay(self.loops, catching)
             return
-        layout = catch_up_layout(catching, self.slots, self.runner.tables)
-        ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
-        hidden, carried = self._catch_up(ids, layout)
+        hidden, carried = self._catch_up(catching)
         drafting = [span for span in catching if span.drafts]
         if not drafting:
             return
@@ -65,8 +60,8 @@ class ModelDrafter:
         index = host_tensor([span.slot for span in drafting], self.slots.device)
         self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
         longest = drafting[0].drafts
-        sampled = self.sampling.needs([span.slot for span in drafting]).rejection
-        noise = draft_noise(index, self.slots.lengths, longest, self.sampling) if sampled else None
+        sampled = self.drawing.sampling.needs([span.slot for span in drafting]).rejection
+        noise = draft_noise(index, self.slots.lengths, longest, self.drawing.sampling) if sampled else None
         if len(catching) == 1:
             hidden, carried = hidden[-1:], carried[-1:]
         else:
@@ -77,32 +72,29 @@ class ModelDrafter:
             return
         for depth, layout in enumerate(draft_layouts(drafting, index, self.slots, self.runner.tables), 1):
             count = layout.spans
-            hidden, carried = self._step(tokens[:count], carried[:count], layout)
+            hidden, carried = self.runner.draft(tokens[:count], carried[:count], layout)
             tokens = self._draw(hidden, drafting[:count], layout.slots, depth, noise)
 
-    def _replay(self, graphs: ModelGraphs, catching: Sequence[DraftSpan]) -> None:
+    def _replay(self, loops: DraftLoops, catching: Sequence[DraftSpan]) -> None:
         """The same by graphs: who is far behind catches up in a pass before the loop that drafts for all who may."""
-        left = graphs.catch_up([span for span in catching if span.rows > CAUGHT_UP or span.rows < span.lag])
-        if left:
-            layout = catch_up_layout(left, self.slots, self.runner.tables)
-            self._catch_up(self.slots.tokens[layout.slots[layout.row_span], layout.positions], layout)
-        level = [span for span in catching if span.drafts or span.rows == span.lag <= CAUGHT_UP]
+        if left := loops.catch_up([span for span in catching if span.rows > loops.routine or span.rows < span.lag]):
+            self._catch_up(left)
+        level = [span for span in catching if span.drafts or span.rows == span.lag <= loops.routine]
         if level:
             index = host_tensor([span.slot for span in level], self.slots.device)
             self.slots.draft_lens[index] = host_tensor([span.drafts for span in level], self.slots.device)
-            graphs.draft(level, self.sampling, self.draft_q, self.vocab_map, self.temperature_scale)
+            loops.draft(level)
 
-    def _catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+    def _catch_up(self, spans: Sequence[DraftSpan]) -> tuple[Tensor, Tensor]:
         """Read confirmed tokens: hidden states [N, H] for the logits, and what the next step reads beside its token."""
-        assert isinstance(self.runner, ModelRunner)
-        hidden = self.runner.forward(ids, layout)
-        return hidden, hidden
+        layout = catch_up_layout(spans, self.slots, self.runner.tables)
+        return self.runner.catch_up(self.slots.tokens[layout.slots[layout.row_span], layout.positions], layout)
 
-    def _step(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
-        """Read one drafted token a span; a model needs nothing but the token."""
-        assert isinstance(self.runner, ModelRunner)
-        hidden = self.runner.forward(ids, layout)
-        return hidden, hidden
+    @torch.inference_mode()
+    def follow(self, spans: Sequence[DraftSpan]) -> None:
+        """Read prompt chunks whose verifier pass has been launched."""
+        if left := spans if self.loops is None else self.loops.catch_up(spans):
+            self._catch_up(left)
 
     def _draw(
         self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
@@ -113,13 +105,13 @@ class ModelDrafter:
             index,
             tuple(span.slot for span in spans),
             depth,
-            self.sampling,
+            self.drawing.sampling,
             self.slots.tokens,
             self.slots.lengths,
             self.slots.drafts,
-            self.draft_q,
-            vocab_map=self.vocab_map,
-            temperature_scale=self.temperature_scale,
+            self.drawing.draft_q,
+            vocab_map=self.drawing.vocab_map,
+            temperature_scale=self.drawing.temperatures,
             noise=None if noise is None else noise[: len(spans), depth],
             context=max(span.context for span in spans),
         )
@@ -127,7 +119,7 @@ class ModelDrafter:
 
     def promise(self, request: Request) -> int:
         """As many as are asked for."""
-        return self.draft_q.shape[1]
+        return self.drawing.draft_q.shape[1]
 
     def observe(self, request: Request) -> None:
         """Nothing to note: the tokens are on the device."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from verifypd.attention.base import Reader
-from verifypd.batch import DraftBatch
+from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, host_tensor
 
@@ -24,6 +26,8 @@ class NgramDrafter:
     point_mass = True
     reader: Reader | None = None
     keeps_drafts = True
+    routine = 0
+    follows = False
 
     def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int, always: bool = False) -> None:
         """`always`: propose whole drafts even where nothing matches, for runs with synthetic acceptance."""
@@ -48,6 +52,9 @@ class NgramDrafter:
         )
         self.slots.drafts[index, :depth] = drafts
         self.slots.draft_lens[index] = wanted if self.always else torch.where(found, wanted, 0)
+
+    def follow(self, spans: Sequence[DraftSpan]) -> None:
+        """Nothing to read: there is no cache."""
 
     def promise(self, request: Request) -> int:
         """Nothing where the suffix is new, else as much as copying has lately been worth: twice the last draft if all

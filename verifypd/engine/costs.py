@@ -67,7 +67,7 @@ def describe(engine: Engine) -> dict[str, Any]:
         "threads": torch.get_num_threads() if runner.model.device.type == "cpu" else 0,
         "attention": runner.attention.name,
         "sampler": engine.sampling.kernels,
-        "graphs": engine.verify.graphs is not None,
+        "graphs": engine.verify.padded is not None,
         "model": _model(runner.model),
         "drafter": drafter.name if drafter else None,
         "draft": _model(draft.model) if draft is not None else None,

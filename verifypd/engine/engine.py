@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -237,16 +237,51 @@ class Engine:
             self._set_alpha(requests)
         apart = self.placements.apart(lane)
         with self.placements.run(lane, [span.slot for span in batch.spans]) as timer:
+            if self.verify.keeps:
+                self._begin_heads(requests, batch.spans)
             ticket = self.verify.launch(batch, replay=not apart)
+            for request, span in zip(requests, batch.spans, strict=True):
+                self._note_launch(request, span)
+            self._follow(requests, batch.spans)
         ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
-        for request, span in zip(requests, batch.spans, strict=True):
-            self._note_launch(request, span)
         ticket.launched = timer.started
         self.inflight.add(ticket)
         self.stats.passes += 1
         self.stats.rows += batch.rows
         self.stats.lanes[lane].ran(len(batch.spans))
         return timer
+
+    def _begin_heads(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
+        """Requests of which some features were not kept: from this pass on they are, and a head reads from here."""
+        fresh = [(request, span) for request, span in zip(requests, spans, strict=True) if request.unread]
+        if not fresh or self.memory.head_origin is None:
+            return
+        for request, span in fresh:
+            request.unread, request.draft_lag = False, 0
+            request.counted = [0] * len(request.inflight)
+            if span.start is not None:
+                request.draft_lag = len(request.tokens) - self.memory.begin_head(request, span.slot, span.start)
+            else:
+                request.late_features = True
+        self.memory.begin_heads_at([s.slot for _, s in fresh if s.start is None], self.slots.lengths)
+
+    def _follow(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
+        """A head reads the prompt chunks of a pass behind it: no first token waits for that."""
+        drafter = self.drafter
+        if drafter is None or not drafter.follows or not self.verify.keeps or self.architecture.at_rest:
+            return
+        following = []
+        for request, span in zip(requests, spans, strict=True):
+            if span.start is None or not request.params.speculation:
+                continue
+            known = len(request.tokens)
+            begin = known - request.draft_lag + (1 if span.emits else 0)
+            rows = min(request.computed - begin, max(span.rows, self.config.draft_chunk))
+            if rows > 0:
+                following.append(DraftSpan(span.slot, 0, rows, 0, begin + rows, start=begin))
+                request.draft_lag -= rows
+        if following:
+            drafter.follow(following)
 
     def _note_drafts(self, batch: DraftBatch) -> float:
         """The draft's cache catches up now; what is drafted waits for the verify lane. Returns the longest wait, s."""

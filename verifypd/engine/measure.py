@@ -33,7 +33,6 @@ SHARE = 0.2  # of the time left, for one point
 SHORT, LONG = 64, 1024  # tokens of context
 LAUNCHING = 6e-3  # s that launching a step may take the host
 ATTEMPTS = 3  # steps that may be no timing because they captured
-STEADY_LAG = 2  # tokens a draft model lacks after every verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Point:
     requests: int = 0
     drafts: int = 0  # of each request; its span has a row more
     context: int = SHORT  # tokens each request has, or the chunk comes after
-    lag: int = STEADY_LAG  # tokens a draft model catches up with, for each request
+    lag: int = 0  # tokens a draft's cache lacks, for each request; 0: what it lacks after every verdict
     chunk: int = 0  # rows of a prompt chunk
 
     @property
@@ -54,7 +53,7 @@ class Point:
     @property
     def work(self) -> float:
         """What to sort by: rows of both models, and context at a guess of what it costs."""
-        caught_up = self.requests * (self.lag - STEADY_LAG) / 4
+        caught_up = self.requests * self.lag / 4
         return self.rows + caught_up + (self.requests + self.chunk / 8) * self.context / 500
 
 
@@ -90,7 +89,7 @@ def grid(
     if drafter and drafter.has_cache:
         lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
         points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
-    fitting = [point for point in points if _length(point) <= max_len and point.lag <= max(STEADY_LAG, point.context)]
+    fitting = [point for point in points if _length(point) <= max_len and point.lag <= point.context]
     some, short_chunk = min(8, batch_size), chunks[0]
     telling = {
         *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
@@ -271,8 +270,10 @@ def _plan(engine: Engine, point: Point, requests: Sequence[Request]) -> Plan:
     """The point as a step of the engine."""
     drafter = engine.drafter
     decoding, drafts = requests[: point.requests], []
-    lag = point.lag if drafter and drafter.has_cache else 0
-    for request in decoding if drafter and (point.drafts or point.lag > STEADY_LAG) else ():
+    lag = 0
+    if drafter and drafter.has_cache:
+        lag = point.lag or min(drafter.routine, point.drafts + 1)
+    for request in decoding if drafter and (point.drafts or point.lag) else ():
         slot, context = _slot(request), len(request.tokens) + point.drafts
         drafts.append(DraftSpan(slot, lag, lag, point.drafts, context))
     spans = [

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
+from torch import Tensor
+
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.prefix import PrefixDigests
 from verifypd.request import Request
@@ -25,10 +27,11 @@ class RequestMemory:
     """Reserves, shares and returns blocks in all pools at once: a request has room in both models or in none."""
 
     def __init__(
-        self, verifier: PagedPool, draft: PagedPool | None, capacity: int, draft_reads_hidden: bool = False
+        self, verifier: PagedPool, draft: PagedPool | None, capacity: int, head_origin: int | None = None
     ) -> None:
+        """head_origin: position of the first row of a draft head; None: there is none."""
         self.verifier = verifier
-        self.draft_reads_hidden = draft_reads_hidden
+        self.head_origin = head_origin
         self.draft = draft
         self.capacity = capacity  # tokens one request may reserve
         self._pools = [verifier] if draft is None else [verifier, draft]
@@ -57,12 +60,26 @@ class RequestMemory:
         request.computed = cached[0]
         request.metrics.cached_tokens = max(request.metrics.cached_tokens, cached[0])
         request.draft_lag = known - cached[-1] if self.draft else 0
-        if self.draft is not None and self.draft_reads_hidden:
+        if self.draft is not None and self.head_origin is not None:
             adopted = self.draft.blocks.held[request.order][: cached[-1] // self.draft.blocks.block_size]
-            read = len(list(takewhile(self._read.__contains__, adopted)))
-            self._marked[request.order] = read
-            request.draft_lag = known - read * self.draft.blocks.block_size
+            self._marked[request.order] = len(list(takewhile(self._read.__contains__, adopted)))
+            begun = self.begin_head(request, slot, 0 if cached[-1] == cached[0] else cached[0])
+            request.draft_lag = known - max(begun, self._marked[request.order] * self.draft.blocks.block_size)
         return True
+
+    def begin_head(self, request: Request, slot: int, position: int) -> int:
+        """The draft head has features of the request from `position` on. Returns the first token it can read: a row
+        takes the feature of the position before it."""
+        assert self.draft is not None and self.head_origin is not None
+        first = position + 1 if position else self.head_origin
+        request.late_features = position > 0
+        self.draft.tables.begin(slot, first)
+        return first
+
+    def begin_heads_at(self, slots: Sequence[int], lengths: Tensor) -> None:
+        """The same of slots that decode: from their last token on, lengths [S] being known to the device alone."""
+        assert self.draft is not None
+        self.draft.tables.begin_at(slots, lengths)
 
     def reserve(self, request: Request, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
@@ -91,9 +108,9 @@ class RequestMemory:
         if self.draft is None:
             return
         read = min(len(request.tokens), request.length_floor - request.draft_lag)
-        if not self.draft_reads_hidden:
+        if self.head_origin is None:
             self._commit(self.draft, request, read)
-        elif not request.unread:  # features come with the verifier's own passes, keys and values when it drafts
+        elif not (request.unread or request.late_features):  # features come with the verifier's passes, keys later
             self._commit(self.draft, request, computed)
             blocks = self.draft.blocks
             full, marked = min(read, computed) // blocks.block_size, self._marked.get(request.order, 0)
@@ -162,13 +179,10 @@ class RequestMemory:
     def _usable(self, request: Request, pool: PagedPool, digests: list[bytes]) -> list[bytes]:
         """Prompt logprobs need every row of the verifier, so such a request takes no prefix from its cache.
 
-        For what it finds there the verifier makes no features: it takes no more than a draft head has them of, unless
-        that head will not draft for the request anyway.
+        A draft head takes what the verifier takes or nothing: of a prefix that it has in part, it begins behind.
         """
-        if pool is not self.verifier:
-            return digests
-        if request.prompt_logprobs is not None:
-            return []
-        if self.draft is not None and self.draft_reads_hidden and not request.unread:
-            return digests[: self.draft.blocks.matching(digests)[0]]
-        return digests
+        if pool is self.verifier or self.head_origin is None:
+            return [] if pool is self.verifier and request.prompt_logprobs is not None else digests
+        wanted = self._usable(request, self.verifier, digests)
+        shared = self.verifier.blocks.matching(wanted)[0]
+        return digests[:shared] if pool.blocks.matching(digests)[0] >= shared else []

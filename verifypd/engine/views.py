@@ -23,7 +23,7 @@ def snapshot(engine: Engine) -> Snapshot:
         step=engine.stats.steps,
         requests=tuple(_view(engine, r, now, curious) for r in here),
         away=len(running) - len(here),
-        most_chunks=CHUNKS if engine.verify.graphs is not None else 1 << 30,
+        most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
         waiting=len(engine.waiting),
         verify_batch=verify_batch,
@@ -40,7 +40,7 @@ def snapshot(engine: Engine) -> Snapshot:
         drafter=engine.drafter.name if engine.drafter else None,
         copier=engine.choice.copier if engine.choice else None,
         drafter_has_cache=bool(engine.drafter and engine.drafter.has_cache),
-        routine_lag=2 if engine.drafter is None or engine.drafter.keeps_drafts else engine.config.max_draft + 1,
+        routine_lag=engine.drafter.routine if engine.drafter is not None else 0,
     )
 
 

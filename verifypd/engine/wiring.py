@@ -19,7 +19,7 @@ from verifypd.control.cost import CostModel
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
-from verifypd.drafters.model import ModelDrafter
+from verifypd.drafters.model import CAUGHT_UP, ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
@@ -31,8 +31,9 @@ from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
-from verifypd.runtime.graphs import CAUGHT_UP, Graphs, ModelGraphs, capture
+from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import CHUNKS, bucket, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
@@ -77,8 +78,9 @@ def graph_count(config: EngineConfig, draft: bool) -> int:
 
 
 def _catch_up_rows(config: EngineConfig) -> int:
-    """Most rows of one pass that brings drafts up to date: what a step may spend on it, and the routine of each."""
-    return CHUNK_FACTOR * config.draft_chunk + CHUNKS * CAUGHT_UP
+    """Most rows of one pass that brings drafts up to date: what a step may spend on it, and the routine of each; or
+    the prompt chunks that a head reads behind the verifier."""
+    return max(CHUNK_FACTOR * config.draft_chunk + CHUNKS * (config.max_draft + 1), chunk_rows(config))
 
 
 def _captured(config: EngineConfig) -> tuple[int, int]:
@@ -96,25 +98,30 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     spans, widest = _captured(config)
     graphs = Graphs(device) if parts.replayed != "off" else None
     shape = (slots, widest, chunk_rows(config) + spans * widest)
-    head = isinstance(parts.draft, DraftHead)
-    passes = ModelGraphs(graphs, runner, *shape) if graphs is not None and not head else None
-    work = passes.verify_work(spans, chunk_rows(config)) if passes else []
     drafters: dict[str, Drafter] = {}
-    draft_pool, draft_q, temperatures = None, None, None
+    draft_pool, drawing, work = None, None, []
+    head = parts.draft if isinstance(parts.draft, DraftHead) else None
+    origin = None if head is None else 0 if head.from_start else 1
     if may_draft(config) and parts.draft is not None:
-        draft_runner, draft_pool = _paged(parts, parts.draft, attention)
-        draft_q = torch.zeros(config.slots, config.max_draft, parts.vocab, device=device)
-        temperatures = torch.ones(config.slots, device=device)
-        if isinstance(parts.draft, DraftHead):
-            beside = _beside(parts.draft, draft_runner, parts.budget, config.block_size)
-            drafters["head"] = HeadDrafter(beside, slots, sampling, draft_q, temperatures)
+        draft_runner, draft_pool = _paged(parts, parts.draft, attention, origin)
+        drawing = Drawing(
+            sampling,
+            torch.zeros(config.slots, config.max_draft, parts.vocab, device=device),
+            parts.vocab_map if head is None else head.vocab_map,
+            torch.ones(config.slots, device=device),
+        )
+        drafting = draft_runner if head is None else _beside(head, draft_runner, parts.budget, config.block_size)
+        routine = CAUGHT_UP if head is None else config.max_draft + 1
+        loops = DraftLoops(graphs, drafting, *shape, routine, drawing) if graphs is not None else None
+        work = loops.work(spans, _catch_up_rows(config)) if loops is not None else []
+        if isinstance(drafting, HeadRunner):
+            drafters["head"] = HeadDrafter(drafting, slots, drawing, loops)
         else:
-            loops = ModelGraphs(graphs, draft_runner, *shape) if graphs is not None else None
-            ids = parts.vocab_map
-            drafters["model"] = ModelDrafter(draft_runner, slots, sampling, draft_q, ids, temperatures, loops)
-            if loops and parts.sampler == "triton":
-                rows = _catch_up_rows(config)
-                work += loops.draft_work(spans, rows, config.max_draft, sampling, draft_q, ids, temperatures)
+            drafters["model"] = ModelDrafter(drafting, slots, drawing, loops)
+    passes = VerifyPasses(graphs, runner, *shape) if graphs is not None else None
+    if passes is not None:
+        reader = next((drafter.reader for drafter in drafters.values()), None)
+        work = [*passes.work(spans, chunk_rows(config), reader), *work]
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
@@ -126,11 +133,11 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     return Engine(
         config,
         architectures=policies(config, cost),
-        memory=RequestMemory(pool, draft_pool, parts.capacity, draft_reads_hidden=head),
+        memory=RequestMemory(pool, draft_pool, parts.capacity, head_origin=origin if draft_pool else None),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, draft_q, config.wait, passes),
-        decode=DecodeLane(drafters, temperatures),
+        verify=VerifyLane(runner, slots, sampling, drafters, drawing and drawing.draft_q, config.wait, passes),
+        decode=DecodeLane(drafters, drawing and drawing.temperatures),
         placements=Placements(config.placements, device),
         eos_ids=parts.eos_ids,
         max_model_len=parts.max_len,
@@ -148,7 +155,9 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
     return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
 
 
-def _paged(parts: Parts, model: Model, attention: AttentionBackend) -> tuple[ModelRunner, PagedPool]:
+def _paged(
+    parts: Parts, model: Model, attention: AttentionBackend, first: int | None = None
+) -> tuple[ModelRunner, PagedPool]:
     config, shape = parts.config, model.config
     cache = KVCache(
         shape.layers,
@@ -159,7 +168,7 @@ def _paged(parts: Parts, model: Model, attention: AttentionBackend) -> tuple[Mod
         model.activation_dtype,
         model.device,
     )
-    tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device)
+    tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device, first)
     blocks = BlockPool(parts.budget.blocks, config.block_size, config.prefix_cache)
     return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)
 
@@ -167,7 +176,7 @@ def _paged(parts: Parts, model: Model, attention: AttentionBackend) -> tuple[Mod
 def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
     """The head's runner, with room for its features in every block."""
     features = FeatureCache(
-        head.feature_layers, budget.blocks, block_size, head.raw_width, head.activation_dtype, head.kernels,
-        runner.tables.data,
+        head.feature_layers, head.reads_output, head.project, budget.blocks, block_size, head.feature_width,
+        head.activation_dtype, head.kernels, runner.tables.data,
     )  # fmt: skip
     return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -62,12 +61,15 @@ class PagedRows:
     slots: Tensor  # int64 [R]
     row_span: Tensor  # int64 [N], which of the slots a row is of
     positions: Tensor  # int64 [N]
+    write_index: Tensor  # int64 [N], of the pass; 0: a void row, which lies nowhere
 
-    def places(self) -> Tensor:
-        """Where each row lies among the rows of the cache, [N]; in the null block where nothing is reserved."""
-        index = self.positions // self.block_size
+    def places(self, back: int = 0) -> Tensor:
+        """Where the position `back` before each row's lies among the rows of the cache, [N]; in the null block where
+        nothing is reserved."""
+        positions = (self.positions - back).clamp_min(0) if back else self.positions
+        index = positions // self.block_size
         blocks = self.block_table[self.slots[self.row_span], index]
-        return torch.add(self.positions, blocks - index, alpha=self.block_size)
+        return torch.add(positions, blocks - index, alpha=self.block_size)
 
 
 class Kernels(Protocol):
@@ -104,9 +106,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
-        """Write rows into a paged cache: data [blocks * block_size, W]; streams, each [N, a part of W], side by side.
+    def keep_rows_(self, data: Tensor, rows: Tensor, where: PagedRows) -> None:
+        """Write rows [N, W] into a paged cache, data [blocks * block_size, W]; void rows are written nowhere but in the
+        null block."""
+        ...
 
-        Of two rows for one place either may stay; only the null block is written to twice.
-        """
+    def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
+        """What `keep_rows_` wrote for the position before each row's, [N, W]; zero for position 0."""
         ...

@@ -606,49 +606,34 @@ EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t
 
 /* ---- rows of a paged cache ------------------------------------------------------------------------------------- */
 
-typedef struct {
-    float *data; ptrdiff_t line; /* floats of a row of the cache */
-    const int32_t *table; ptrdiff_t table_stride, block_size;
-    const int64_t *slots, *row_span, *positions; ptrdiff_t n;
-    const int64_t *offsets, *starts; /* of the spans; NULL: no row lies before its text */
-} paged_rows;
-
-/* Row i of the stream goes to column `column` where the cache holds position positions[i] of slot slots[row_span[i]].
- * Rows before the text go nowhere, so no two have one place. */
-static void keep_stream(const paged_rows *r, const float *stream, ptrdiff_t width, ptrdiff_t column, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && r->n * width > 16384)
-    for (ptrdiff_t i = 0; i < r->n; i++) {
-        const int64_t at = r->positions[i], span = r->row_span[i];
-        if (r->starts && r->starts[span] + i - r->offsets[span] < 0) continue;
-        const int64_t block = r->table[r->slots[span] * r->table_stride + at / r->block_size];
-        float *to = r->data + (block * r->block_size + at % r->block_size) * r->line + column;
-        memcpy(to, stream + i * width, sizeof(float) * (size_t)width);
-    }
-}
-
 /* Row i is entry within[i] of a span that begins at starts[row_span[i]] of its slot: where that is in the text and in
- * the cache. Before the text begins: at position 0, and in the null block. Returns 1 where the table has no such
- * place. */
+ * the cache. Before the text begins: at position 0, and in the null block, as is what lies before first[slot] (NULL: 0).
+ * Returns 1 where the table has no such place. */
 EXPORT int vpd_place(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
                      const int64_t *starts, ptrdiff_t blocks, const int32_t *table, ptrdiff_t table_stride,
-                     ptrdiff_t block_size, ptrdiff_t n, int64_t *positions, int64_t *write_index) {
+                     ptrdiff_t block_size, const int64_t *first, ptrdiff_t n, int64_t *positions,
+                     int64_t *write_index) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const int64_t span = row_span[i], at = starts[span] + within[i], position = at < 0 ? 0 : at;
         const int64_t slot = slots[span], index = position / block_size;
         if (slot < 0 || slot >= all_slots || index >= blocks) return 1;
         positions[i] = position;
-        write_index[i] = at < 0 ? 0 : table[slot * table_stride + index] * (int64_t)block_size + position % block_size;
+        const int none = at < (first ? first[slot] : 0);
+        write_index[i] = none ? 0 : table[slot * table_stride + index] * (int64_t)block_size + position % block_size;
     }
     return 0;
 }
 
-/* Streams of one width, side by side. */
-EXPORT void vpd_keep(float *data, const int64_t *streams, ptrdiff_t count, ptrdiff_t width, const int32_t *table,
-                     ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span,
-                     const int64_t *positions, ptrdiff_t n) {
-    const paged_rows rows = {
-        data, count * width, table, table_stride, block_size, slots, row_span, positions, n, NULL, NULL};
-    for (ptrdiff_t s = 0; s < count; s++) keep_stream(&rows, (const float *)(intptr_t)streams[s], width, s * width, 1);
+/* Row i goes where the cache holds position positions[i] of slot slots[row_span[i]]; a void row, which writes its keys to
+ * place 0, goes nowhere. */
+EXPORT void vpd_keep(float *data, const float *rows, ptrdiff_t width, const int32_t *table, ptrdiff_t table_stride,
+                     ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span, const int64_t *positions,
+                     const int64_t *write_index, ptrdiff_t n) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        if (!write_index[i]) continue;
+        const int64_t at = positions[i], block = table[slots[row_span[i]] * table_stride + at / block_size];
+        memcpy(data + (block * block_size + at % block_size) * width, rows + i * width, sizeof(float) * (size_t)width);
+    }
 }
 
 /* ---- paged attention ------------------------------------------------------------------------------------------- */
@@ -661,6 +646,7 @@ typedef struct {
     void *kc, *vc;
     const int64_t *write_index, *offsets, *slots, *starts;
     const int32_t *table; ptrdiff_t table_stride, block_size;
+    const int64_t *begins; /* of each slot, the first position that holds anything; NULL: 0 */
     float *out;
     ptrdiff_t n, spans, Hq, Hk, D, window; /* window: keys a row sees, its own included; 0: all */
     float scale, softcap;                  /* softcap 0: none */
@@ -760,8 +746,8 @@ INLINE void fetch(const void *at, size_t bytes) {
             top[i] = -INFINITY;                                                                                     \
             total[i] = 0.0f;                                                                                        \
         }                                                                                                           \
-        ptrdiff_t last = start + j1 - 1, lowest = 0;                                                                \
-        if (a->window > 0 && start + j0 - a->window + 1 > 0) lowest = start + j0 - a->window + 1;                   \
+        ptrdiff_t last = start + j1 - 1, begin = a->begins ? a->begins[a->slots[span]] : 0, lowest = begin;         \
+        if (a->window > 0 && start + j0 - a->window + 1 > begin) lowest = start + j0 - a->window + 1;               \
         for (ptrdiff_t base = lowest / KEYS * KEYS; base <= last; base += KEYS) {                                   \
             ptrdiff_t n = last + 1 - base < KEYS ? last + 1 - base : KEYS;                                          \
             const WT *values[KEYS];                                                                                 \
@@ -786,9 +772,9 @@ INLINE void fetch(const void *at, size_t bytes) {
                 j += run;                                                                                           \
             }                                                                                                       \
             for (ptrdiff_t i = 0; i < nq; i++) {                                                                    \
-                ptrdiff_t pos = start + j0 + i / G, to = pos + 1 - base, from = 0;                                  \
+                ptrdiff_t pos = start + j0 + i / G, to = pos + 1 - base, from = begin > base ? begin - base : 0;    \
                 if (to > n) to = n;                                                                                 \
-                if (a->window > 0 && pos - a->window + 1 > base) from = pos - a->window + 1 - base;                 \
+                if (a->window > 0 && pos - a->window + 1 > base + from) from = pos - a->window + 1 - base;          \
                 rescale[i] = soften(p + i * KEYS, from, to, a->softcap, top + i, total + i);                        \
             }                                                                                                       \
             ptrdiff_t tiles = (nq + MAXM - 1) / MAXM;                                                               \
@@ -843,10 +829,10 @@ EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks
                       void *kc, void *vc, int type, const int64_t *write_index, const int64_t *offsets,
                       const int64_t *slots,
                       const int64_t *starts, const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size,
-                      float *out, ptrdiff_t n, ptrdiff_t spans, ptrdiff_t Hq, ptrdiff_t Hk, ptrdiff_t D,
+                      const int64_t *begins, float *out, ptrdiff_t n, ptrdiff_t spans, ptrdiff_t Hq, ptrdiff_t Hk, ptrdiff_t D,
                       ptrdiff_t window, float scale, float softcap, int threads) {
     attend_args a = {q, k, v, qs, ks, vs, kc, vc, write_index, offsets, slots, starts, table, table_stride, block_size,
-                     out, n, spans, Hq, Hk, D, window, scale, softcap};
+                     begins, out, n, spans, Hq, Hk, D, window, scale, softcap};
     void (*run)(const attend_args *, ptrdiff_t, ptrdiff_t, ptrdiff_t, ptrdiff_t, float *) =
         type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : attend_f16;
     const ptrdiff_t G = Hq / Hk, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
@@ -982,23 +968,17 @@ static void normed_heads(float *x, ptrdiff_t xs, ptrdiff_t heads, const vector_w
 }
 
 /* residual [n, H] in; the residual stream behind the last layer and, normed, x out, both [n, H]. captures: a place for
- * the stream behind each layer, or 0. kept, if any: a paged cache, by a table of its own, that takes those streams and
- * x side by side instead. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
+ * the stream behind each layer, or 0. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
  * values. Returns 1 where memory is short. */
 EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_shape *s, const float *residual,
                       float *stream, float *x, const int64_t *captures, float *scratch, const int64_t *positions,
                       char *cache, ptrdiff_t layer_bytes, ptrdiff_t value_bytes, int type, const int64_t *write_index,
                       const int64_t *offsets, const int64_t *slots, const int64_t *starts, const int32_t *table,
-                      ptrdiff_t table_stride, ptrdiff_t block_size, ptrdiff_t n, ptrdiff_t spans, float *kept,
-                      const int32_t *kept_table, ptrdiff_t kept_stride, ptrdiff_t kept_block, const int64_t *row_span,
-                      int threads) {
+                      ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *begins, ptrdiff_t n,
+                      ptrdiff_t spans, int threads) {
     const ptrdiff_t q_width = s->Hq * s->D, width = q_width + 2 * s->Hk * s->D;
     float *added = scratch, *gated = added + n * s->H, *gate_up = gated + n * s->I;
     float *qkv = gate_up, *mixed = qkv + n * width; /* done with when the MLP begins */
-    ptrdiff_t taken = 0, line = s->H;
-    for (ptrdiff_t i = 0; i < count; i++) line += captures[i] ? s->H : 0;
-    const paged_rows rows = {
-        kept, line, kept_table, kept_stride, kept_block, slots, row_span, positions, n, offsets, starts};
     normed(residual, NULL, NULL, &s->first_norm, s, x, n, threads);
     for (ptrdiff_t i = 0; i < count; i++, cache += layer_bytes) {
         const layer_weights *l = layers + i;
@@ -1010,7 +990,7 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
         float *k = qkv + q_width, *v = k + s->Hk * s->D;
         vpd_rotate(qkv, width, s->Hq, k, width, s->Hk, positions, l->cos, l->sin, n, s->D, s->half, threads);
         if (vpd_attend(qkv, width, k, width, v, width, cache, cache + value_bytes, type, write_index, offsets, slots,
-                       starts, table, table_stride, block_size, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
+                       starts, table, table_stride, block_size, begins, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
                        s->scale, s->softcap, threads))
             return 1;
         multiply(mixed, n, &l->output, added, threads);
@@ -1022,11 +1002,9 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
         multiply(gated, n, &l->down, added, threads);
         if (l->post_mlp_norm.w) normed(added, NULL, NULL, &l->post_mlp_norm, s, added, n, threads);
         normed(added, stream, stream, &l->next_norm, s, x, n, threads);
-        if (captures[i] && kept) keep_stream(&rows, stream, s->H, s->H * taken++, threads);
-        else if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
+        if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));
         residual = stream;
     }
-    if (kept) keep_stream(&rows, x, s->H, s->H * taken, threads);
     return 0;
 }
 

@@ -5,9 +5,6 @@ Activations are float32; weights float32, bfloat16, float16 or int8 with a scale
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import c_int64
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +12,7 @@ from torch import Tensor
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.kernels.base import Activation, Int8Weight, PagedRows
-from verifypd.kernels.torch import keep_rows_
+from verifypd.kernels.torch import keep_rows_, rows_before
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
 # Rows from which torch's own product is faster; measured on a Xeon with AMX, SmolLM2-135M shapes: float32 64 rows level
@@ -167,17 +164,20 @@ class NativeKernels:
             torch.get_num_threads(),
         )
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
+    def keep_rows_(self, data: Tensor, rows: Tensor, where: PagedRows) -> None:
         """See Kernels.keep_rows_. One call: between two passes, with cold caches, each of torch's takes 20 us."""
-        width = streams[0].shape[1]
-        shape = (len(where.positions), width)
-        plain = all(s.shape == shape and s.dtype is torch.float32 and s.is_contiguous() for s in streams)
-        if not plain or data.dtype is not torch.float32 or data.shape[1] != width * len(streams):
-            keep_rows_(data, streams, where)
+        shape = (len(where.positions), data.shape[1])
+        plain = rows.dtype is data.dtype is torch.float32 and rows.is_contiguous() and rows.shape == shape
+        if not plain:
+            keep_rows_(data, rows, where)
             return
         table = where.block_table
         self._keep(
-            data.data_ptr(), (c_int64 * len(streams))(*[s.data_ptr() for s in streams]), len(streams), width,
-            table.data_ptr(), table.stride(0), where.block_size, where.slots.data_ptr(), where.row_span.data_ptr(),
-            where.positions.data_ptr(), len(where.positions),
+            data.data_ptr(), rows.data_ptr(), data.shape[1], table.data_ptr(), table.stride(0), where.block_size,
+            where.slots.data_ptr(), where.row_span.data_ptr(), where.positions.data_ptr(),
+            where.write_index.data_ptr(), len(where.positions),
         )  # fmt: skip
+
+    def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
+        """See Kernels.rows_before."""
+        return rows_before(data, where)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,12 +62,21 @@ class TorchKernels:
             rotated = low * c - high * s, high * c + low * s  # both before either is written: low may be a view of x
             x[..., :half], x[..., half : 2 * half] = rotated
 
-    def keep_rows_(self, data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
+    def keep_rows_(self, data: Tensor, rows: Tensor, where: PagedRows) -> None:
         """See Kernels.keep_rows_."""
-        keep_rows_(data, streams, where)
+        keep_rows_(data, rows, where)
+
+    def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
+        """See Kernels.rows_before."""
+        return rows_before(data, where)
 
 
-def keep_rows_(data: Tensor, streams: Sequence[Tensor], where: PagedRows) -> None:
+def keep_rows_(data: Tensor, rows: Tensor, where: PagedRows) -> None:
     """See Kernels.keep_rows_."""
-    rows = torch.cat(tuple(streams), -1).to(data.dtype)
-    data.index_copy_(0, where.places(), rows)  # on a CPU 18 times as fast as data[places] = rows
+    places = where.places().masked_fill_(where.write_index == 0, 0)
+    data.index_copy_(0, places, rows.to(data.dtype))  # on a CPU 18 times as fast as data[places] = rows
+
+
+def rows_before(data: Tensor, where: PagedRows) -> Tensor:
+    """See Kernels.rows_before."""
+    return data[where.places(back=1)].masked_fill_((where.positions == 0)[:, None], 0.0)

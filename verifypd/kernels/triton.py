@@ -10,12 +10,13 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Int8Weight
+from verifypd.kernels.base import Activation, Int8Weight, PagedRows
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, norm_rows, product_tile
+from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, move_rows, norm_rows, product_tile
 
 GATE_ELEMENTS = 1024  # of a program
+MOVED_ELEMENTS = 2048  # of a program
 WIDE_ROW = 2048  # elements from which a row takes eight warps
 
 # Triton's interpreter gets products of bfloat16 wrong.
@@ -128,3 +129,33 @@ class TritonKernels(TorchKernels):
                 gate_up, out, WIDTH=width, BLOCK=block, SILU=activation == "silu", num_warps=4
             )
         return out
+
+    def keep_rows_(self, data: Tensor, rows: Tensor, where: PagedRows) -> None:
+        """See Kernels.keep_rows_. Void rows are not written at all."""
+        _move_rows(data, rows.contiguous(), where, keep=True)
+
+    def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
+        """See Kernels.rows_before."""
+        rows = torch.empty(len(where.positions), data.shape[1], dtype=data.dtype, device=data.device)
+        _move_rows(data, rows, where, keep=False)
+        return rows
+
+
+def _move_rows(data: Tensor, rows: Tensor, where: PagedRows, keep: bool) -> None:
+    count, width = rows.shape
+    block = min(MOVED_ELEMENTS, power_of_two(width))
+    if count:
+        move_rows[(count, -(-width // block))](
+            data,
+            rows,
+            where.block_table,
+            where.slots,
+            where.row_span,
+            where.positions,
+            where.write_index,
+            where.block_table.stride(0),
+            WIDTH=width,
+            BLOCK_SIZE=where.block_size,
+            BLOCK=block,
+            KEEP=keep,
+        )

@@ -124,3 +124,38 @@ def product_tile(
         total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     place = out + m[:, None].to(tl.int64) * outputs + n[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < outputs)[None, :])
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots", "row_span", "positions", "write_index"])  # parts of one tensor
+def move_rows(
+    cache,  # [places, WIDTH]
+    rows,  # [N, WIDTH]
+    table,  # [S, table_row] int32
+    slots,  # [R] int64
+    row_span,  # [N] int64
+    positions,  # [N] int64
+    write_index,  # [N] int64, 0: a void row
+    table_row,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEEP: tl.constexpr,  # rows go into the cache; else those of the position before come out of it
+):
+    """Rows of a paged cache. Grid: rows, parts of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    position = tl.load(positions + row)
+    slot = tl.load(slots + tl.load(row_span + row))
+    if KEEP:
+        if tl.load(write_index + row) != 0:
+            block = tl.load(table + slot * table_row + position // BLOCK_SIZE).to(tl.int64)
+            place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
+            value = tl.load(rows + row * WIDTH + column, mask=inside)
+            tl.store(cache + place + column, value.to(cache.dtype.element_ty), mask=inside)
+    else:
+        before = tl.maximum(position - 1, 0)
+        block = tl.load(table + slot * table_row + before // BLOCK_SIZE).to(tl.int64)
+        place = (block * BLOCK_SIZE + before % BLOCK_SIZE) * WIDTH
+        value = tl.load(cache + place + column, mask=inside & (position > 0), other=0.0)
+        tl.store(rows + row * WIDTH + column, value, mask=inside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -71,16 +71,20 @@ class SlotRows(Protocol):
         """int64 [N]."""
         ...
 
+    @property
+    def write_index(self) -> Tensor:
+        """int64 [N]; 0: a void row."""
+        ...
+
 
 class FeatureCache:
-    """What a draft head reads of the verifier at each position, in the blocks of the head's own pool.
-
-    Kept as it is and projected when it is read: a pass that nobody drafts from pays for a copy at most.
-    """
+    """What a draft head reads of the verifier, one vector a position, in the blocks of the head's own pool."""
 
     def __init__(
         self,
         layers: tuple[int, ...],
+        output: bool,
+        project: Callable[[Sequence[Tensor]], Tensor],
         blocks: int,
         block_size: int,
         width: int,
@@ -88,21 +92,25 @@ class FeatureCache:
         kernels: Kernels,
         table: Tensor,
     ) -> None:
-        """layers: behind which the verifier's streams are read; width: of all that is kept of a position; table: of
-        the pool's blocks, int32 [slots, blocks a row]."""
+        """layers, output: which of the verifier's streams are read, see Reader; project: makes features [N, width] of
+        those; table: of the pool's blocks, int32 [slots, blocks a row]."""
         self.layers = layers
+        self.output = output
+        self.project = project
         self.block_size = block_size
         self.kernels = kernels
         self.table = table
         self.data = torch.empty(blocks * block_size, width, dtype=dtype, device=table.device).zero_()
 
     def keep(self, streams: Sequence[Tensor], layout: SlotRows) -> None:
-        """Keep the states of a verifier's pass, each stream [N, a part of the width]."""
-        self.kernels.keep_rows_(self.data, streams, self._rows(layout, layout.positions))
+        """Keep the features of a verifier's pass."""
+        self.kernels.keep_rows_(self.data, self.project(streams), self._rows(layout))
 
-    def read(self, layout: SlotRows, positions: Tensor) -> Tensor:
-        """What was kept at these positions of the layout's slots, [N, width]."""
-        return self.data[self._rows(layout, positions).places()]
+    def before(self, layout: SlotRows) -> Tensor:
+        """The features of the positions before the rows of a pass, [N, width]; position 0 has zeros before it."""
+        return self.kernels.rows_before(self.data, self._rows(layout))
 
-    def _rows(self, layout: SlotRows, positions: Tensor) -> PagedRows:
-        return PagedRows(self.table, self.block_size, layout.slots, layout.row_span, positions)
+    def _rows(self, layout: SlotRows) -> PagedRows:
+        return PagedRows(
+            self.table, self.block_size, layout.slots, layout.row_span, layout.positions, layout.write_index
+        )

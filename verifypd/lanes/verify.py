@@ -13,8 +13,8 @@ from torch import Tensor
 from verifypd.attention.base import Reader
 from verifypd.batch import Verdict, VerifyBatch, VerifySpan
 from verifypd.drafters.base import Drafter
-from verifypd.runtime.graphs import ModelGraphs
 from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
+from verifypd.runtime.padded import VerifyPasses
 from verifypd.runtime.runner import ModelRunner
 from verifypd.runtime.streams import HostCopy, Ticket
 from verifypd.sampling.grammar import GrammarState
@@ -49,9 +49,9 @@ class VerifyLane:
         drafters: dict[str, Drafter],
         draft_q: Tensor | None,
         wait: str = "block",
-        graphs: ModelGraphs | None = None,
+        padded: VerifyPasses | None = None,
     ) -> None:
-        self.graphs = graphs  # passes of fixed shape; None: every pass is launched as it comes
+        self.padded = padded  # passes of fixed shape; None: every pass is launched as it comes
         self.runner = runner
         self.slots = slots
         self.sampling = sampling
@@ -64,7 +64,7 @@ class VerifyLane:
     @property
     def captured(self) -> int:
         """Graphs captured so far, of all lanes."""
-        return len(self.graphs.graphs) if self.graphs is not None else 0
+        return len(self.padded.graphs) if self.padded is not None else 0
 
     @torch.inference_mode()
     def launch(self, batch: VerifyBatch, replay: bool = True) -> Ticket:
@@ -92,8 +92,8 @@ class VerifyLane:
     def forward(self, batch: VerifyBatch, replay: bool = True) -> Tensor:
         """Stage one: hidden states of every row. Graphs share memory: what runs beside others is not replayed."""
         reader = self._reader()
-        if replay and self.graphs is not None and reader is None and self.graphs.takes(batch.spans):
-            return self.graphs.verify(batch.spans)
+        if replay and self.padded is not None and self.padded.takes(batch.spans):
+            return self.padded.run(batch.spans, reader)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)
         return self.runner.forward(ids, layout, reader=reader)

@@ -117,7 +117,8 @@ class Model:
         cache: KVCache,
         capture: tuple[int, ...],
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As `forward`, with the residual stream [N, H] after each layer in `capture`, in the order of layers."""
+        """As `forward`, with the residual stream [N, H] after each layer in `capture`, in the order of layers; after
+        layer -1: the embedding."""
         prepared = attention.prepare(layout)
         x, _, captured = self.through_layers(self.embed(ids), layout, attention, prepared, cache, capture)
         return x, captured
@@ -134,18 +135,20 @@ class Model:
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """[N, H] -> normed behind the last layer, the residual stream there, and the streams behind `capture`.
 
-        reader: gets the latter and what is normed; they need not be returned then.
+        reader: gets the latter and, where it reads the output, what is normed.
         """
+        captured = [residual] if -1 in capture else []
         if self.native is not None and isinstance(attention, NativeAttention) and self.native.takes(len(residual)):
-            return self.native.run(residual, layout, prepared, cache, capture, reader)
-        x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
-        captured = []
-        for index, layer in enumerate(self.layers):
-            x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
-            if index in capture:
-                captured.append(residual)
+            x, residual, behind = self.native.run(residual, layout, prepared, cache, capture)
+            captured += behind
+        else:
+            x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
+            for index, layer in enumerate(self.layers):
+                x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
+                if index in capture:
+                    captured.append(residual)
         if reader is not None:
-            reader.keep((*captured, x), layout)
+            reader.keep((*captured, x) if reader.output else captured, layout)
         return x, residual, tuple(captured)
 
     def layer(

@@ -55,11 +55,6 @@ class DraftHead(Llama):
         """How many streams [N, hidden size of the verifier] a feature is made of."""
         return len(self.feature_layers) + self.reads_output
 
-    @property
-    def raw_width(self) -> int:
-        """Numbers of a position before they are projected, its last hidden state among them."""
-        return (len(self.feature_layers) + 1) * self.verifier.config.hidden_size
-
     def project(self, streams: Sequence[Tensor]) -> Tensor:
         """Features [N, feature_width] from the verifier's residual streams after `feature_layers`, each [N, its hidden
         size], and its last hidden state where `reads_output`."""

@@ -13,11 +13,11 @@ from ctypes import byref, c_float, c_int64, c_ssize_t, c_void_p
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import PassLayout, Reader
+from verifypd.attention.base import PassLayout
 from verifypd.kernels import build
 from verifypd.kernels.base import Int8Weight
 from verifypd.kernels.native import TYPES, NativeKernels
-from verifypd.kv.pool import FeatureCache, KVCache
+from verifypd.kv.pool import KVCache
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import DecoderLayer, Weight
 
@@ -34,7 +34,6 @@ class _Matrix(ctypes.Structure):
 
 
 MATRICES = ("qkv", "output", "gate_up", "down")
-NOWHERE = (0, 0, 0, 0)  # where nothing is kept
 NORMS = ("q_norm", "k_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm", "next_norm")
 
 
@@ -79,43 +78,33 @@ class NativeLayers:
         self,
         residual: Tensor,
         layout: PassLayout,
-        prepared: tuple[int, ...],
+        prepared: tuple[int | None, ...],
         cache: KVCache,
         capture: tuple[int, ...],
-        reader: Reader | None = None,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """residual [N, H] float32 -> normed behind the last layer, the stream there, and those behind `capture`.
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """residual [N, H] float32 -> normed behind the last layer, the stream there, and those behind the layers of
+        `capture`.
 
-        prepared: what NativeAttention.prepare(layout) gave. reader: gets the captured streams and what is normed; they
-        are not returned then.
+        prepared: what NativeAttention.prepare(layout) gave.
         """
         residual, data = residual.contiguous(), cache.data
         rows, width = residual.shape
-        kept = NOWHERE if reader is None else _place(reader, width * (1 + len(capture)))
-        x, stream, *captured = torch.empty(2 + (len(capture) if kept is NOWHERE else 0), rows, width).unbind(0)
+        behind = sorted(index for index in capture if index >= 0)
+        x, stream, *captured = torch.empty(2 + len(behind), rows, width).unbind(0)
         scratch = torch.empty(rows * self._scratch)
         places = (c_int64 * len(self._layers))()
-        for number, index in enumerate(sorted(capture)):
-            places[index] = captured[number].data_ptr() if captured else 1
+        for index, each in zip(behind, captured, strict=True):
+            places[index] = each.data_ptr()
         size = data.element_size()
         failed = self._run(
             self._structs, len(self._layers), byref(self._shape), residual.data_ptr(),
             stream.data_ptr(), x.data_ptr(), places, scratch.data_ptr(), layout.positions.data_ptr(),
             data.data_ptr(), data.stride(0) * size, data.stride(1) * size, TYPES[data.dtype], *prepared, rows,
-            layout.spans, *kept, layout.row_span.data_ptr(), torch.get_num_threads(),
+            layout.spans, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the working space of a pass")
-        if reader is not None and kept is NOWHERE:
-            reader.keep((*captured, x), layout)
-        return x, stream, tuple(captured)
-
-
-def _place(reader: Reader, width: int) -> tuple[int, int, int, int]:
-    """A cache of features as C writes to it, where it can."""
-    if not isinstance(reader, FeatureCache) or reader.data.dtype is not torch.float32 or reader.data.shape[1] != width:
-        return NOWHERE
-    return reader.data.data_ptr(), reader.table.data_ptr(), reader.table.stride(0), reader.block_size
+        return x, stream, captured
 
 
 def _values(weight: Weight) -> Tensor:

@@ -35,8 +35,12 @@ class BlockTables:
     Changes are kept on the host until `flush` brings them over, all in one copy: before the launch that reads them.
     """
 
-    def __init__(self, slots: int, capacity: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, capacity: int, block_size: int, device: torch.device, first: int | None = None
+    ) -> None:
+        """first: position of a slot's first row, where slots may begin late; None: they never do."""
         self.block_size = block_size
+        self.first = None if first is None else torch.full((slots,), first, dtype=torch.int64, device=device)
         self.width = -(-capacity // block_size)
         self.data = torch.zeros(slots, self.width, dtype=torch.int32, device=device)
         self._rows: list[list[int]] = [[] for _ in range(slots)]  # what `data` holds once it is flushed
@@ -54,6 +58,17 @@ class BlockTables:
             same = len(row)
         self._changed.update((first + i, blocks[i]) for i in range(same, len(blocks)))
         self._rows[slot] = list(blocks)
+
+    def begin(self, slot: int, position: int) -> None:
+        """What lies before `position` of a slot holds nothing."""
+        if self.first is not None:
+            self.first[slot].fill_(position)  # an assignment would wait for the device
+
+    def begin_at(self, slots: Sequence[int], lengths: Tensor) -> None:
+        """What these slots have confirmed up to now, lengths [S] on the device, holds nothing."""
+        if self.first is not None and slots:
+            index = host_tensor(slots, self.first.device)
+            self.first.index_copy_(0, index, lengths[index])
 
     def flush(self) -> None:
         """Bring what has changed to the device, without waiting for it."""
@@ -81,8 +96,9 @@ def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables
     given = host_tensor([-1 if span.start is None else span.start for span in spans], slots.device)
     starts = torch.where(given < 0, slots.lengths[index] - 1, given)
     return PassLayout.build(
-        [span.rows for span in spans], [span.context for span in spans], index, starts, tables.data, tables.block_size
-    )
+        [span.rows for span in spans], [span.context for span in spans], index, starts, tables.data, tables.block_size,
+        tables.first,
+    )  # fmt: skip
 
 
 def verify_ids(spans: Sequence[VerifySpan], layout: PassLayout, slots: Slots) -> Tensor:
@@ -96,16 +112,20 @@ def verify_ids(spans: Sequence[VerifySpan], layout: PassLayout, slots: Slots) ->
 
 
 def catch_up_layout(spans: Sequence[DraftSpan], slots: Slots, tables: BlockTables) -> PassLayout:
-    """Rows of a draft model's first pass: from `lag` tokens before the end on."""
+    """Rows of a draft model's first pass: from where the host says, or from `lag` tokens before the end on."""
     index = host_tensor([span.slot for span in spans], slots.device)
-    lag = host_tensor([span.lag for span in spans], slots.device)
+    starts = slots.lengths[index] - host_tensor([span.lag for span in spans], slots.device)
+    if any(span.start is not None for span in spans):
+        given = host_tensor([-1 if span.start is None else span.start for span in spans], slots.device)
+        starts = torch.where(given < 0, starts, given)
     return PassLayout.build(
         [span.rows for span in spans],
         [span.context for span in spans],
         index,
-        slots.lengths[index] - lag,
+        starts,
         tables.data,
         tables.block_size,
+        tables.first,
     )
 
 
@@ -137,6 +157,7 @@ def draft_layouts(spans: Sequence[DraftSpan], index: Tensor, slots: Slots, table
                 write_index=place[:count],
                 block_table=tables.data,
                 block_size=size,
+                first=tables.first,
             )
         )
     return layouts

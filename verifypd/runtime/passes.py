@@ -142,22 +142,26 @@ class PassInputs:
         host = torch.from_numpy(values)
         self.data.copy_(host.pin_memory() if self.data.is_cuda else host, non_blocking=True)
 
-    def layout(self, lengths: Tensor, table: Tensor, block_size: int, context: int) -> PassLayout:
+    def layout(
+        self, lengths: Tensor, table: Tensor, block_size: int, context: int, first: Tensor | None = None
+    ) -> PassLayout:
         """The pass: each span from its place on."""
         key = self.key
         starts = torch.where(self.given < 0, lengths[self.slots] - self.back, self.given)
         bounds = (key.widest,) * key.spans + (key.rows,) * (key.all_spans - key.spans)
         return PassLayout.placed(
             bounds, (context,) * key.all_spans, self.offsets, self.row_span, self.within,
-            slots=self.slots, starts=starts, block_table=table, block_size=block_size,
+            slots=self.slots, starts=starts, block_table=table, block_size=block_size, first=first,
         )  # fmt: skip
 
-    def step(self, depth: int, lengths: Tensor, table: Tensor, block_size: int, context: int) -> PassLayout:
+    def step(
+        self, depth: int, lengths: Tensor, table: Tensor, block_size: int, context: int, first: Tensor | None = None
+    ) -> PassLayout:
         """One row a span: the token drafted at `depth` − 1."""
         spans, device = self.key.spans, self.data.device
         starts = torch.where(self.own < 0, -1, lengths[self.slots] - 1 + depth)
         each = torch.arange(spans + 1, device=device)
         return PassLayout.placed(
             (1,) * spans, (context,) * spans, each, each[:-1], torch.zeros_like(each[:-1]),
-            slots=self.slots, starts=starts, block_table=table, block_size=block_size,
+            slots=self.slots, starts=starts, block_table=table, block_size=block_size, first=first,
         )  # fmt: skip

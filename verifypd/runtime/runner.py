@@ -32,6 +32,16 @@ class ModelRunner:
         """
         return self.model.forward(ids, layout, self.attention, self.cache, prepared, reader)
 
+    def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:
+        """As a drafter, rows of confirmed tokens: hidden states for the logits, and what the next step reads beside its
+        token, which of a model is nothing."""
+        hidden = self.forward(ids, layout, prepared)
+        return hidden, hidden
+
+    def draft(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """As a drafter, a row of each drafted token; the same result."""
+        return self.catch_up(ids, layout)
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, vocab] in fp32."""
@@ -58,17 +68,13 @@ class HeadRunner:
         self.tables = tables
         self.features = features
 
-    def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
-        """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
-        before = (layout.positions - 1).clamp_min(0)
-        kept = self.features.read(layout, before).tensor_split(len(self.features.layers) + 1, -1)
-        features = self.model.project(kept[: self.model.streams])
-        features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
-        return self.model.read(ids, features, layout, self.attention, self.cache)
+    def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:
+        """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, carried)."""
+        return self.model.read(ids, self.features.before(layout), layout, self.attention, self.cache, prepared)
 
-    def draft(self, ids: Tensor, stream: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
-        """Rows of drafted tokens, each with the head's own stream of the row before it: (normed, stream)."""
-        return self.model.read(ids, stream, layout, self.attention, self.cache)
+    def draft(self, ids: Tensor, carried: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Rows of drafted tokens, each with what the head carried from the row before it: (normed, carried)."""
+        return self.model.read(ids, carried, layout, self.attention, self.cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, tokens it may propose] in fp32."""

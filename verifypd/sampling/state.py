@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import RequestError
+from verifypd.kernels.tiles import power_of_two
 from verifypd.request import SamplingParams
 
 CACHED_BATCHES = 256  # batches whose needs are remembered
@@ -188,7 +189,7 @@ class SamplingState:
         temperature = 1.0 if needs.mode is Mode.GREEDY else params.temperature
         floats = (temperature, params.top_p, params.min_p, params.presence_penalty, params.frequency_penalty)
         self._write(self.floats, slot, [*floats, params.repetition_penalty, alpha])
-        bias_row = self._assign_bias(slot, params) if needs.bias else 0
+        bias_row = self._assign_bias(slot, params) if needs.bias else -1
         signed_seed = (seed + 2**63) % 2**64 - 2**63
         lengths = (prompt_len, prompt_len + params.min_tokens, max_len)
         self._write(self.integers, slot, [needs.top_k, signed_seed, choice, *lengths, bias_row, needs.mode])
@@ -203,11 +204,18 @@ class SamplingState:
         """Take a slot back. Passes in flight see it as dead."""
         self.alive[slot].fill_(False)
         had_words, self._slots[slot] = self._slots[slot].bad_words, SlotNeeds()
+        if had_words:
+            self.bad_words[slot].fill_(-1)
         self._bias_rows.pop(slot, None)
         self._drop_needs()
         if had_words and not any(needs.bad_words for needs in self._slots):
             self._retired.append(self.bad_words)
             self.bad_words = self._filled(self.slots, 0, 0)  # the next ones may be few and short
+
+    @property
+    def version(self) -> tuple[tuple[int, ...], ...]:
+        """Which tensors hold what requests of any number may grow: a captured pass reads the ones of its time."""
+        return tuple((t.data_ptr(), *t.shape) for t in (self.bias, self.bad_words, self.guarded_ids))
 
     def settle(self) -> None:
         """No pass runs beside the others: what was replaced meanwhile can go."""
@@ -318,8 +326,8 @@ class SamplingState:
         return row
 
     def _assign_bad_words(self, slot: int, words: Sequence[Sequence[int]]) -> None:
-        count, width = max(len(words), self.bad_words.shape[1]), max(map(len, words))
-        width = max(width, self.bad_words.shape[2])
+        count = max(power_of_two(len(words)), self.bad_words.shape[1])  # few shapes: loops are captured for each
+        width = max(power_of_two(max(map(len, words))), self.bad_words.shape[2])
         if (count, width) != tuple(self.bad_words.shape[1:]):
             grown = self._filled(self.slots, count, width)
             grown[:, : self.bad_words.shape[1], width - self.bad_words.shape[2] :] = self.bad_words

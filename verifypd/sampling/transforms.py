@@ -84,6 +84,21 @@ def transform(
     return x
 
 
+def shape_(x: Tensor, rows: Rows, state: SamplingState, tokens: Tensor, drafts: Tensor) -> None:
+    """Bias, bad words, min_tokens and penalties of all rows of x [N, vocab], in place.
+
+    As in `transform`, but nothing is left out for want of need: settings that a request did not give change nothing. So
+    it may be captured.
+    """
+    if len(state.bias):
+        own = state.bias_row[rows.slots]
+        x.add_(state.bias[own.clamp_min(0)].masked_fill_((own < 0)[:, None], 0.0))
+    if state.bad_words.shape[1]:
+        forbid_bad_words_(x, rows, state, tokens, drafts)
+    forbid_early_stop_(x, rows, state)
+    penalise_(x, rows, state, tokens, drafts, counts=True)
+
+
 def _scale_and_cut_(x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
     if state.kernels == "triton":
         if needs.sampled:

@@ -1,0 +1,253 @@
+"""Padded passes of fixed shape, which graphs replay: verify passes, catching up, whole draft loops. Knows slots and
+runners; nothing of scheduling.
+
+What pads is void (see `passes`). All that a pass reads beside the slots is written to its inputs before it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import Reader
+from verifypd.batch import DraftSpan, VerifySpan
+from verifypd.errors import ConfigError
+from verifypd.runtime.graphs import Graphs
+from verifypd.runtime.inputs import Slots
+from verifypd.runtime.passes import CHUNKS, PassInputs, PassKey, bucket, pass_key, reachable
+from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.sampling.sampler import widen
+from verifypd.sampling.state import SamplingState
+from verifypd.sampling.transforms import Rows, clean, shape_
+
+SHAPED_GRAPHS = 128  # draft loops with penalties and the like that are kept: their tensors grow, and old ones lie idle
+
+
+class PaddedPasses:
+    """Passes of one model, by their keys."""
+
+    def __init__(
+        self, graphs: Graphs, runner: ModelRunner | HeadRunner, slots: Slots, widest: int, most_rows: int
+    ) -> None:
+        if runner.attention.name != "triton":
+            raise ConfigError("--graphs needs --attention triton: other backends read the shape of a pass on the host")
+        self.graphs = graphs
+        self.slots = slots
+        self.widest = widest  # most rows of a decode span
+        self.most_rows = most_rows  # of a pass with prompt chunks
+        self._attention, self._tables = runner.attention, runner.tables
+        self._inputs: dict[Hashable, PassInputs] = {}
+        self._prepared: dict[Hashable, Any] = {}
+
+    def fits(self, chunks: int, rows: int) -> bool:
+        """Whether a pass with prompt chunks has a bucket."""
+        return chunks <= CHUNKS and rows <= self.most_rows
+
+    def inputs(self, kind: str, key: PassKey) -> PassInputs:
+        """The inputs of a key; made with them is what attention prepares for it outside the capture."""
+        inputs = self._inputs.get((kind, key))
+        if inputs is None:
+            inputs = self._inputs[kind, key] = PassInputs(key, self.slots.device)
+            self._prepared[kind, key] = self._attention.prepare(inputs.layout(*self.where))
+        return inputs
+
+    def prepared(self, kind: str, inputs: PassInputs) -> Any:
+        """What attention has prepared for these inputs."""
+        return self._prepared[kind, inputs.key]
+
+    def void(self, kind: str, key: PassKey) -> PassInputs:
+        """The inputs of a key with nothing but void rows."""
+        inputs = self.inputs(kind, key)
+        inputs.fill([], [], [], False)
+        return inputs
+
+    @property
+    def where(self) -> tuple[Tensor, Tensor, int, int, Tensor | None]:
+        """What layouts are made from, besides inputs."""
+        tables = self._tables
+        return self.slots.lengths, tables.data, tables.block_size, self.slots.capacity, tables.first
+
+
+class VerifyPasses(PaddedPasses):
+    """Passes of the verifier, with and without somebody who reads its states."""
+
+    def __init__(self, graphs: Graphs, runner: ModelRunner, slots: Slots, widest: int, most_rows: int) -> None:
+        super().__init__(graphs, runner, slots, widest, most_rows)
+        self.runner = runner
+        self._hidden: Tensor | None = None  # [rows, H], where passes leave their states
+
+    def takes(self, spans: Sequence[VerifySpan]) -> bool:
+        """Whether a pass has a bucket."""
+        chunks = [span for span in spans if span.start is not None]
+        short = all(span.rows <= self.widest for span in spans if span.start is None)
+        return short and (not chunks or self.fits(len(chunks), sum(span.rows for span in spans)))
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[VerifySpan], reader: Reader | None = None) -> Tensor:
+        """Hidden states [rows of the spans, H]; chunks come last."""
+        short = [span for span in spans if span.start is None]
+        chunks = spans[len(short) :]
+        if any(span.start is None for span in chunks):
+            raise ValueError("prompt chunks come after decode spans")
+        key = pass_key([span.rows for span in short], self.widest, [span.rows for span in chunks])
+        inputs = self.inputs("verify", key)
+        starts = [span.start for span in chunks if span.start is not None]
+        rows = [span.rows for span in chunks]
+        slots = [span.slot for span in spans]
+        inputs.fill([span.rows for span in short], slots, [1] * len(spans), True, rows, starts)
+        return self._run(inputs, reader)[: sum(span.rows for span in spans)]
+
+    def work(self, spans: int, chunk_rows: int, reader: Reader | None) -> list[Callable[[], object]]:
+        """One call for every pass there may be, on void rows: run them, and they are captured."""
+        return [partial(self._run_void, key, reader) for key in reachable(spans, self.widest, chunk_rows)]
+
+    @torch.inference_mode()
+    def _run_void(self, key: PassKey, reader: Reader | None) -> None:
+        self._run(self.void("verify", key), reader)
+
+    def _run(self, inputs: PassInputs, reader: Reader | None) -> Tensor:
+        key = inputs.key
+        if self._hidden is None or self._hidden.shape[0] < key.rows:
+            model = self.runner.model
+            shape = (max(key.rows, self.most_rows), model.config.hidden_size)
+            self._hidden = torch.empty(shape, dtype=model.activation_dtype, device=self.slots.device)
+        out = self._hidden[: key.rows]
+
+        def work() -> Tensor:
+            slots, layout = self.slots, inputs.layout(*self.where)
+            row_slots = layout.slots[layout.row_span]
+            drafted = slots.drafts[row_slots, (inputs.depth - 1).clamp(0, slots.drafts.shape[1] - 1)]
+            ids = torch.where(inputs.depth > 0, drafted, slots.tokens[row_slots, layout.positions])
+            return out.copy_(self.runner.forward(ids, layout, self.prepared("verify", inputs), reader))
+
+        return self.graphs.run((id(self), "verify", key, reader is not None), work)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """What a draft loop draws with."""
+
+    sampling: SamplingState
+    draft_q: Tensor  # [slots, max_draft, vocab]
+    vocab_map: Tensor | None
+    temperatures: Tensor | None  # [slots]
+
+
+class DraftLoops(PaddedPasses):
+    """Catching up and draft loops of a draft model or a head."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        runner: ModelRunner | HeadRunner,
+        slots: Slots,
+        widest: int,
+        most_rows: int,
+        routine: int,
+        drawing: Drawing,
+    ) -> None:
+        super().__init__(graphs, runner, slots, widest, most_rows)
+        self.runner = runner
+        self.routine = routine  # rows each span reads before it drafts: what its cache lacks after a verdict, at most
+        self.drawing = drawing
+        self._shaped: set[Hashable] = set()
+
+    @torch.inference_mode()
+    def catch_up(self, spans: Sequence[DraftSpan]) -> list[DraftSpan]:
+        """Read confirmed tokens and draft nothing, a few spans a pass. Returns those that are too long for a bucket."""
+        left: list[DraftSpan] = []
+        for first in range(0, len(spans), CHUNKS):
+            some = spans[first : first + CHUNKS]
+            rows = [span.rows for span in some]
+            if not self.fits(len(some), sum(rows)):
+                left += some
+                continue
+            inputs = self.inputs("catch up", pass_key([], self.widest, rows))
+            starts = [-1 if span.start is None else span.start for span in some]
+            inputs.fill([], [span.slot for span in some], [span.lag for span in some], False, rows, starts)
+            self._catch_up(inputs)
+        return left
+
+    @property
+    def whole(self) -> bool:
+        """Whether loops that draft may be replayed too."""
+        return self.drawing.sampling.kernels == "triton"
+
+    @torch.inference_mode()
+    def draft(self, spans: Sequence[DraftSpan]) -> None:
+        """Draft as many tokens as the longest span asks for; what others have beyond theirs is unread.
+
+        Every span reads its last `routine` tokens: what its cache lacks, or has already and then gets again.
+        """
+        count, longest = len(spans), max(span.drafts for span in spans)
+        needs = self.drawing.sampling.needs([span.slot for span in spans if span.drafts])
+        inputs = self.inputs("draft", self._key(count))
+        inputs.fill([self.routine] * count, [span.slot for span in spans], [self.routine] * count, False)
+        self._draft(inputs, longest, shaped=not needs.plain)
+
+    def work(self, spans: int, chunk_rows: int) -> list[Callable[[], object]]:
+        """One call for every pass and loop there may be, on void rows; loops with penalties come when they come."""
+        counts = sorted({bucket(n) for n in range(1, spans + 1)}, reverse=True)
+        most = self.slots.drafts.shape[1]
+        loops = [(self._key(count), length) for count in counts for length in range(most, 0, -1)]
+        found: list[Callable[[], object]] = [
+            partial(self._catch_up_void, key) for key in reachable(0, self.widest, chunk_rows)
+        ]
+        if self.drawing.sampling.kernels == "triton":
+            found += [partial(self._draft_void, key, length) for key, length in loops]
+        return found
+
+    def _key(self, spans: int) -> PassKey:
+        return PassKey(bucket(spans), self.routine * bucket(spans), self.routine)
+
+    @torch.inference_mode()
+    def _catch_up_void(self, key: PassKey) -> None:
+        self._catch_up(self.void("catch up", key))
+
+    @torch.inference_mode()
+    def _draft_void(self, key: PassKey, longest: int) -> None:
+        self._draft(self.void("draft", key), longest, shaped=False)
+
+    def _catch_up(self, inputs: PassInputs) -> None:
+        def work() -> None:
+            layout = inputs.layout(*self.where)
+            ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
+            self.runner.catch_up(ids, layout, self.prepared("catch up", inputs))
+
+        self.graphs.run((id(self), "catch up", inputs.key), work)
+
+    def _draft(self, inputs: PassInputs, longest: int, shaped: bool) -> None:
+        from verifypd.sampling.triton import cut_, propose_
+
+        sampling, temperatures = self.drawing.sampling, self.drawing.temperatures
+
+        def work() -> None:
+            slots, layout, last = self.slots, inputs.layout(*self.where), slice(self.routine - 1, None, self.routine)
+            ids = slots.tokens[layout.slots[layout.row_span], layout.positions]
+            hidden, carried = self.runner.catch_up(ids, layout, self.prepared("draft", inputs))
+            hidden, carried = hidden[last], carried[last]
+            scale = None if temperatures is None else temperatures[inputs.slots]
+            for depth in range(longest):
+                if depth:
+                    layout = inputs.step(depth, *self.where)
+                    hidden, carried = self.runner.draft(slots.drafts[inputs.slots, depth - 1], carried, layout)
+                x = clean(widen(self.runner.logits(hidden), self.drawing.vocab_map, sampling.vocab), sampling.vocab)
+                if shaped:
+                    rows = Rows(inputs.slots, torch.full_like(inputs.slots, depth), slots.lengths[inputs.slots])
+                    shape_(x, rows, sampling, slots.tokens, slots.drafts)
+                cut_(x, inputs.own, sampling, scale)
+                propose_(x, inputs.own, depth, sampling, slots.lengths, slots.drafts, self.drawing.draft_q)
+
+        key: Hashable = (id(self), "draft", inputs.key, longest)
+        if shaped:
+            key = (id(self), "shaped draft", inputs.key, longest, sampling.version)
+            if key not in self._shaped and len(self._shaped) >= SHAPED_GRAPHS:
+                self.graphs.forget(self._shaped)
+                self._shaped.clear()
+            self._shaped.add(key)
+        self.graphs.run(key, work)
