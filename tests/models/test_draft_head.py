@@ -71,9 +71,7 @@ def test_paged_drafting_is_unrolling(tmp_path: Path, family: str, kernels: str) 
     cache = KVCache(config.layers, 13, BLOCK, config.kv_heads, config.head_dim, torch.float32, CPU)
     runner = ModelRunner(model, attention, cache, tables)
     head_cache = KVCache(2, 13, BLOCK, draft.config.kv_heads, draft.config.head_dim, torch.float32, CPU)
-    features = FeatureCache(
-        draft.feature_layers, 13, BLOCK, draft.feature_width, torch.float32, draft.kernels, own.data
-    )
+    features = FeatureCache(draft.feature_layers, 13, BLOCK, draft.raw_width, torch.float32, draft.kernels, own.data)
     head = HeadRunner(draft, attention, head_cache, own, features)
     for start, stop in ((0, 7), (7, 24), (24, length - 1)):  # the verifier has not read the last confirmed token
         layout = spans([stop - start] * 2, [start] * 2, tables)
@@ -120,7 +118,7 @@ def test_an_int8_head_beside_a_verifier_that_is_not(tmp_path: Path, kernels: str
 
     rows, config = 20, exact.config
     ids = torch.randint(3, VOCAB, (rows,), generator=torch.Generator().manual_seed(1))
-    streams = torch.randn(rows, exact.feature_width, generator=torch.Generator().manual_seed(2))
+    streams = torch.randn(exact.streams, rows, 64, generator=torch.Generator().manual_seed(2)).unbind(0)
     tables = BlockTables(1, 48, BLOCK, CPU)
     tables.write(0, range(1, 7))
     tables.flush()

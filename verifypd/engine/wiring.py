@@ -167,7 +167,7 @@ def _paged(parts: Parts, model: Model, attention: AttentionBackend) -> tuple[Mod
 def _beside(head: DraftHead, runner: ModelRunner, budget: Budget, block_size: int) -> HeadRunner:
     """The head's runner, with room for its features in every block."""
     features = FeatureCache(
-        head.feature_layers, budget.blocks, block_size, head.feature_width, head.activation_dtype, head.kernels,
+        head.feature_layers, budget.blocks, block_size, head.raw_width, head.activation_dtype, head.kernels,
         runner.tables.data,
     )  # fmt: skip
     return HeadRunner(head, runner.attention, runner.cache, runner.tables, features)

@@ -1,14 +1,13 @@
 """A draft head: a layer or two that read the verifier's own states beside a token. Knows nothing of who drafts.
 
 Row p reads token p and the *feature* of position p − 1, and predicts token p + 1. A feature is made from the verifier's
-residual streams by `project`; where the verifier has not been, the stream of the head's own row before stands in.
-Embedding and output rows are the verifier's; of the latter the head may hold an int8 copy.
+residual streams by `project`; where the verifier has not been, what the head's own row before carried stands in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,68 @@ from verifypd.models.llama import Llama
 
 
 class DraftHead(Llama):
-    """Weights of a head in place, next to the verifier it drafts for."""
+    """Weights of a head in place, next to the verifier it drafts for. A format says what a feature and a row are."""
+
+    reads_output: ClassVar[bool] = True  # the verifier's final normed hidden state is the last of the streams
+    from_start: ClassVar[bool] = True  # there is a row of position 0, with a feature of zeros
+    vocab_map: Tensor | None  # [V] int64, the verifier's id of each token the head may propose; None: V is all of them
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        kernels: Kernels,
+        *,
+        verifier: Model,
+        vocab_map: Tensor | None,
+        dtype: torch.dtype,
+        max_model_len: int,
+    ) -> None:
+        """weights: by the targets of `specs`, with an embedding and a head, whoever owns them."""
+        super().__init__(config, weights, kernels, dtype=dtype, max_model_len=max_model_len)
+        self.verifier = verifier
+        self.vocab_map = vocab_map
+        self.feature_layers = config.feature_layers or ()  # after decoder layer i; −1 is the embedding; ascending
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers that are kept of each position: those of one feature."""
+        return self.config.hidden_size
+
+    @property
+    def streams(self) -> int:
+        """How many streams [N, hidden size of the verifier] a feature is made of."""
+        return len(self.feature_layers) + self.reads_output
+
+    @property
+    def raw_width(self) -> int:
+        """Numbers of a position before they are projected, its last hidden state among them."""
+        return (len(self.feature_layers) + 1) * self.verifier.config.hidden_size
+
+    def project(self, streams: Sequence[Tensor]) -> Tensor:
+        """Features [N, feature_width] from the verifier's residual streams after `feature_layers`, each [N, its hidden
+        size], and its last hidden state where `reads_output`."""
+        raise NotImplementedError
+
+    def read(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        cache: KVCache,
+        prepared: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """ids [N] and the features [N, feature_width] of the positions before -> (normed, carried), each [N, H].
+
+        `normed` is for `logits`; `carried` stands in for the feature of the row's own position. prepared: what
+        attention.prepare(layout) gave, where it must not run here.
+        """
+        raise NotImplementedError
+
+
+class DistilledHead(DraftHead):
+    """A head that `verifypd distil` made. Embedding and output rows are the verifier's."""
 
     def __init__(
         self,
@@ -37,14 +97,14 @@ class DraftHead(Llama):
         max_model_len: int,
         int8: bool = False,
     ) -> None:
-        """vocab_map [V] int64: the verifier's id of each token the head may propose. int8: of its output rows."""
+        """int8: of its copy of the output rows, whatever the verifier's are in."""
         shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, int8)}
-        super().__init__(config, {**weights, **shared}, kernels, dtype=dtype, max_model_len=max_model_len)
-        self.verifier = verifier
-        self.vocab_map = vocab_map
-        self.feature_layers = config.feature_layers or ()
+        super().__init__(
+            config, {**weights, **shared}, kernels, verifier=verifier, vocab_map=vocab_map, dtype=dtype,
+            max_model_len=max_model_len,
+        )  # fmt: skip
         self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + self.head.nbytes
-        self._feature_norms = [_vector(weights[f"feature_{i}_norm"]) for i in range(len(self.feature_layers) + 1)]
+        self._feature_norms = [_vector(weights[f"feature_{i}_norm"]) for i in range(self.streams)]
         self._features = weights["features"]
         self._embed_norm, self._hidden_norm = _vector(weights["embed_norm"]), _vector(weights["hidden_norm"])
         self._fc = weights["fc"]
@@ -62,26 +122,24 @@ class DraftHead(Llama):
         specs["fc"] = WeightSpec("fc", (("fc.weight", hidden),), 2 * hidden)
         return specs
 
-    @property
-    def feature_width(self) -> int:
-        """Numbers that are kept of each position: the streams, side by side."""
-        return (len(self.feature_layers) + 1) * self.config.hidden_size
-
-    def project(self, streams: Tensor) -> Tensor:
-        """Features [N, H] from what is kept [N, feature_width]: the verifier's residual streams after `feature_layers`
-        and its last hidden state."""
-        norm, eps, width = self.kernels.rms_norm, self._eps, self.config.hidden_size
-        parts = zip(self._feature_norms, torch.split(streams, width, -1), strict=True)
-        return self.kernels.linear(torch.cat([norm(x, weight, eps) for weight, x in parts], -1), self._features)
+    def project(self, streams: Sequence[Tensor]) -> Tensor:
+        """See DraftHead.project: each stream normed, then one matrix over all."""
+        norm, eps = self.kernels.rms_norm, self._eps
+        parts = [norm(x, weight, eps) for weight, x in zip(self._feature_norms, streams, strict=True)]
+        return self.kernels.linear(torch.cat(parts, -1), self._features)
 
     def read(
-        self, ids: Tensor, features: Tensor, layout: PassLayout, attention: AttentionBackend, cache: KVCache
+        self,
+        ids: Tensor,
+        features: Tensor,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        cache: KVCache,
+        prepared: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """ids [N] and the features [N, H] of the positions before -> (normed, stream), each [N, H].
-
-        `normed` is for `logits`; `stream` stands in for the feature of the row's own position.
-        """
-        prepared: Any = attention.prepare(layout)
+        """See DraftHead.read; the residual stream is carried."""
+        if prepared is None:
+            prepared = attention.prepare(layout)
         norm, eps = self.kernels.rms_norm, self._eps
         token = norm(self.embed(ids), self._embed_norm, eps)
         residual = self.kernels.linear(torch.cat([token, norm(features, self._hidden_norm, eps)], -1), self._fc)

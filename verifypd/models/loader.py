@@ -15,7 +15,7 @@ from verifypd.models.checkpoint import VOCAB_MAP, SafetensorsFolder, TensorSourc
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.gemma import Gemma, Gemma2, Gemma3
 from verifypd.models.gguf import GGUFFile
-from verifypd.models.head import DraftHead
+from verifypd.models.head import DistilledHead, DraftHead
 from verifypd.models.layers import Weight, WeightSpec
 from verifypd.models.llama import Llama
 from verifypd.models.qwen import Qwen2, Qwen3
@@ -81,7 +81,7 @@ def load_head(
     config = source.config
     _check_head(source, verifier)
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
-    specs = DraftHead.specs(config)
+    specs = DistilledHead.specs(config)
     weights = _allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
     rows = config.draft_vocab_size or config.vocab_size
     ids = torch.arange(rows, dtype=torch.int32)
@@ -99,7 +99,7 @@ def load_head(
         tensors.read_into(VOCAB_MAP, ids)
         if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
             raise ModelError(f"weights of {tensors.where}: {VOCAB_MAP} has ids outside the vocabulary")
-    return DraftHead(
+    return DistilledHead(
         config,
         weights,
         kernels,
@@ -125,7 +125,7 @@ def _check_head(source: ModelSource, verifier: Model) -> None:
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
     """Bytes the matrices of a model will take, before anything is loaded (norms and biases are below a thousandth)."""
     total = 0
-    for spec in (DraftHead if config.family == "head" else FAMILIES[config.family]).specs(config).values():
+    for spec in (DistilledHead if config.family == "head" else FAMILIES[config.family]).specs(config).values():
         if spec.columns is not None:
             packed = int8 and _packs(spec, config)
             total += spec.rows * (spec.columns + 4 if packed else spec.columns * dtype.itemsize)

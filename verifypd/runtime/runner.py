@@ -61,7 +61,8 @@ class HeadRunner:
     def catch_up(self, ids: Tensor, layout: PassLayout) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, stream)."""
         before = (layout.positions - 1).clamp_min(0)
-        features = self.model.project(self.features.read(layout, before))
+        kept = self.features.read(layout, before).tensor_split(len(self.features.layers) + 1, -1)
+        features = self.model.project(kept[: self.model.streams])
         features = features.masked_fill_((layout.positions == 0)[:, None], 0.0)
         return self.model.read(ids, features, layout, self.attention, self.cache)
 
