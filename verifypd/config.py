@@ -92,6 +92,12 @@ class EngineConfig:
     prefill_chunk: int = setting(
         0, "prompt tokens one pass takes beside the running requests (0: 256 on a CPU, 512 on a GPU)"
     )
+    draft_layers: str | None = setting(
+        None,
+        "states an EAGLE-3 head reads, whatever its config says: 2,16,29 are hidden_states 2, 16 and 29 as Hugging Face"
+        " counts them, 0 the embedding",
+        metavar="IDS",
+    )
     draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
@@ -170,7 +176,7 @@ class EngineConfig:
             self._check_range("verify_wait_ms", 0.0, 60_000.0)
         if self.workers is not None:
             self._check_range("workers", 1, self.slots)
-        self.weights, self.placements  # noqa: B018  # parsed at birth, so that a bad value is refused at once
+        self.weights, self.placements, self.draft_states  # noqa: B018  # parsed at birth, so that a bad value is refused at once
         if self.graphs in ("lazy", "start") and not self.in_line:  # captured passes share memory
             raise ConfigError(f"--graphs {self.graphs} runs lanes in line; leave out --placement {self.placement}")
         if self.kv_memory is not None:
@@ -239,6 +245,16 @@ class EngineConfig:
     def drafts(self) -> tuple[str, ...]:
         """The drafters asked for, side by side; empty: none."""
         return () if self.draft is None else tuple(part.strip() for part in self.draft.split(","))
+
+    @property
+    def draft_states(self) -> tuple[int, ...] | None:
+        """Ids of --draft-layers; None: as the head's config says."""
+        if self.draft_layers is None:
+            return None
+        parts = [part.strip() for part in str(self.draft_layers).split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise ConfigError(f"--draft-layers {self.draft_layers!r} is not a list of layer numbers such as 2,16,29")
+        return tuple(int(part) for part in parts)
 
     @property
     def worker_count(self) -> int:

@@ -17,8 +17,9 @@ from verifypd.kernels import select
 from verifypd.kernels.base import Int8Weight
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
+from verifypd.models.head_loader import load_head
 from verifypd.models.hub import resolve
-from verifypd.models.loader import load_head, load_model
+from verifypd.models.loader import load_model
 from verifypd.runtime.inputs import BlockTables
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 

@@ -28,8 +28,9 @@ from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
+from verifypd.models.head_loader import DUMMIES, dummy_head, load_head
 from verifypd.models.hub import resolve
-from verifypd.models.loader import load_head, load_model
+from verifypd.models.loader import load_model
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -70,13 +71,16 @@ def build(config: EngineConfig) -> Built:
     draft_source = None
     for name in drafts:
         if name != "ngram" and config.arch != "plain":
-            draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
+            if config.load_format == "dummy" and name in DUMMIES:
+                draft_source = dummy_head(name, source.config)
+            else:
+                draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
     aside = 0
     if attends == "flashinfer":
         aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
     tokenizer = read_tokenizer(source)
     vocab_map = None
-    head = draft_source is not None and draft_source.config.family == "head"
+    head = draft_source is not None and draft_source.config.is_head
     if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
         vocab_map = read_vocab_map(draft_source, source, device)
@@ -92,7 +96,10 @@ def build(config: EngineConfig) -> Built:
     draft: Model | None = None
     int8 = draft_in_int8(config, kernels)
     if draft_source is not None and head:
-        draft = load_head(draft_source, model, load_format=config.load_format, int8=int8)
+        draft = load_head(
+            draft_source, model, load_format=config.load_format, int8=int8, states=config.draft_states,
+            verifier_name=source.name, tokens=None if tokenizer is None else tokenizer.vocab_size,
+        )  # fmt: skip
     elif draft_source is not None:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
@@ -214,7 +221,7 @@ def make_budget(
 
 def _block_bytes(model: Model, block_size: int) -> int:
     shape, dtype = model.config, model.activation_dtype
-    features = block_size * model.feature_width * dtype.itemsize if isinstance(model, DraftHead) else 0
+    features = block_size * model.raw_width * dtype.itemsize if isinstance(model, DraftHead) else 0
     return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, dtype) + features
 
 

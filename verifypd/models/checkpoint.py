@@ -1,12 +1,14 @@
 """Reads the safetensors of a Hugging Face folder, each tensor straight into its place. Knows the file; no model.
 
-Files are read, not mapped, and converted in chunks: loading never holds much more than the weights in memory.
+Files are read, not mapped, and converted in chunks: loading never holds much more than the weights in memory. Draft
+heads may also come as the pickles of torch, of which nothing but tensors is unpickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -20,9 +22,12 @@ from verifypd.errors import ModelError
 
 AGAIN = "the download is incomplete; download it again"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-INTEGERS = {"I32": torch.int32}  # a draft head's map of the vocabulary; never weights
-VOCAB_MAP = "vocab_map"
+INTEGERS = {"I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # maps of vocabularies; never weights
+VOCAB_MAP = "vocab_map"  # token ids, of a head made here
+D2T, T2D = "d2t", "t2d"  # of EAGLE-3: id − row of each token it proposes; which tokens those are
+MAPS = (VOCAB_MAP, D2T, T2D)
 INDEX = "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 CHUNK = 1 << 20  # weights converted at a time
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
@@ -56,12 +61,13 @@ class Entry:
 class SafetensorsFolder:
     """All tensors of a folder with one safetensors file, or several and an index."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str] | None = None) -> None:
+        """rename: what a tensor is called here, by its name in the file; `canonical` unless given."""
         self.where = str(folder)
         self.entries: dict[str, Entry] = {}
         for path in weight_files(folder):
             for name, entry in read_header(path).items():
-                self.entries[canonical(name)] = entry
+                self.entries[(rename or canonical)(name)] = entry
         self.shapes: Mapping[str, tuple[int, ...]] = {name: entry.shape for name, entry in self.entries.items()}
 
     def chunks(self, name: str) -> Iterator[Tensor]:
@@ -84,6 +90,52 @@ class SafetensorsFolder:
                 _fill(file, out, entry.path)
         else:
             copy_chunks(self.chunks(name), out)
+
+
+class PickledFolder:
+    """All tensors of a folder with `pytorch_model.bin`, or several files and an index."""
+
+    def __init__(self, folder: Path, rename: Callable[[str], str]) -> None:
+        self.where = str(folder)
+        self.tensors: dict[str, Tensor] = {}
+        index = folder / PICKLE_INDEX
+        for path in _indexed(folder, index) if index.is_file() else [folder / PICKLE]:
+            self.tensors |= {rename(name): tensor for name, tensor in _unpickle(path).items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(t.shape) for name, t in self.tensors.items()}
+
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """See TensorSource.chunks."""
+        tensor = self.tensors[name]
+        yield from tensor.split(max(1, CHUNK // max(1, prod(tensor.shape[1:]))))
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """See TensorSource.read_into."""
+        out.copy_(self.tensors[name])
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"{path} holds more than tensors, which could run code when loaded, or is damaged: download it again, or"
+            " the safetensors version"
+        ) from None
+    except (FileNotFoundError, PermissionError) as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError):
+        raise ModelError(f"{path} is not a whole file of torch: {AGAIN}") from None
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ModelError(f"{path} is not a plain dict of tensors: save the head's state_dict alone")
+    return {str(name): tensor for name, tensor in found.items()}
+
+
+def open_folder(folder: Path, rename: Callable[[str], str]) -> TensorSource:
+    """The tensors of a draft head's folder: safetensors where there are any, else pickles."""
+    pickled = (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file()
+    if pickled and not any(folder.glob("*.safetensors")):
+        return PickledFolder(folder, rename)
+    return SafetensorsFolder(folder, rename)
 
 
 def copy_chunks(chunks: Iterator[Tensor], out: Tensor) -> None:
@@ -111,16 +163,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the checkpoint, all of them present."""
     index = folder / INDEX
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise ModelError(f"{index} cannot be read: {AGAIN}") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ModelError(
-                f"weights of {folder}: {missing[0]} is missing ({len(missing)} of {len(names)} files): {AGAIN}"
-            )
-        return [folder / name for name in names]
+        return _indexed(folder, index)
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -138,6 +181,20 @@ def weight_files(folder: Path) -> list[Path]:
             " save_pretrained, or download the safetensors version"
         )
     raise ModelError(f"{folder} holds no safetensors file: download the weights, or use --load-format dummy")
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
+    """The files an index names, all of them present."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{index} cannot be read: {AGAIN}") from None
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(
+            f"weights of {folder}: {missing[0]} is missing ({len(missing)} of {len(names)} files): {AGAIN}"
+        )
+    return [folder / name for name in names]
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -165,7 +222,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _entry(path: Path, name: str, raw: Mapping[str, Any], base: int) -> Entry:
-    if raw["dtype"] not in DTYPES and not (raw["dtype"] in INTEGERS and name == VOCAB_MAP):
+    if raw["dtype"] not in DTYPES and not (raw["dtype"] in INTEGERS and canonical(name) in MAPS):
         raise ModelError(
             f"{path}: tensor {name} is stored as {raw['dtype']}; supported: {', '.join(DTYPES)};"
             " use the unquantised checkpoint"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verifypd.errors import ConfigError, ModelError
+from verifypd.models.eagle_config import EAGLE, EAGLE3, EagleFields, hidden_architecture, read_fields, windows
 
 # model_type in config.json -> family implemented here
 FAMILIES = {
@@ -21,8 +22,12 @@ FAMILIES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",  # multimodal checkpoint: only its text model is read
     "gemma3_text": "gemma3",
-    "verifypd_head": "head",  # a draft head; runs only beside the verifier it was made for
+    # draft heads, which run only beside the verifier they were made for
+    "verifypd_head": "head",
+    "verifypd_eagle": EAGLE,
+    "verifypd_eagle3": EAGLE3,
 }
+HEADS = ("head", EAGLE, EAGLE3)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -79,6 +84,7 @@ class ModelConfig:
     dtype: str | None = None  # of the checkpoint: "float32", "bfloat16", "float16"
     draft_vocab_size: int | None = None  # rows of the head, where a draft covers a subset of the vocabulary
     feature_layers: tuple[int, ...] | None = None  # a draft head: verifier layers it reads, besides the last state
+    eagle: EagleFields | None = None  # of a head of that format
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_position")
@@ -95,6 +101,11 @@ class ModelConfig:
             )
         if len(self.windows) != self.layers:
             raise ConfigError(f"model config: {len(self.windows)} layer types for {self.layers} layers")
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is no model of its own but reads a verifier's states."""
+        return self.family in HEADS
 
     @property
     def parameters(self) -> int:
@@ -118,6 +129,8 @@ class ModelConfig:
         """Parse `config.json` of a checkpoint folder; `generation_config.json` may add end-of-text ids."""
         path = folder / "config.json"
         raw = dict(_read_json(path))
+        if eagle := hidden_architecture(raw, folder):
+            raw["architectures"] = [eagle]
         generation = folder / "generation_config.json"
         if generation.is_file():
             eos = _read_json(generation).get("eos_token_id")
@@ -200,10 +213,19 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-_DEFAULT_POSITIONS = {"llama": 2048, "qwen2": 32_768, "qwen3": 32_768, "gemma": 8192, "gemma2": 8192}
+_DEFAULT_POSITIONS = {
+    "llama": 2048,
+    EAGLE: 2048,
+    EAGLE3: 2048,
+    "qwen2": 32_768,
+    "qwen3": 32_768,
+    "gemma": 8192,
+    "gemma2": 8192,
+}
 
 
 def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
+    raw, eagle = read_fields(raw, where)
     family = _family(raw, where)
     raw = _text(raw)
     gemma = family.startswith("gemma")
@@ -214,7 +236,9 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
     field = _Fields(raw, where)
     layers, heads, hidden = (field.whole(n) for n in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     max_position = field.whole("max_position_embeddings", _DEFAULT_POSITIONS.get(family))
-    head_dim = field.whole("head_dim", 256 if gemma else 128 if family == "qwen3" else hidden // max(heads, 1))
+    layer_type = raw.get("layer_type") if eagle else None
+    wide = "qwen3" in (family, layer_type)
+    head_dim = field.whole("head_dim", 256 if gemma else 128 if wide else hidden // max(heads, 1))
     attention_bias = field.flag("attention_bias")
     rope, local_rope = _ropes(raw, family, max_position, where)
     query_scalar = field.number("query_pre_attn_scalar", head_dim) if family in ("gemma2", "gemma3") else head_dim
@@ -234,12 +258,12 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
         tie_embeddings=field.flag("tie_word_embeddings", gemma),
         rope=rope,
         local_rope=local_rope,
-        windows=_windows(field, family, layers),
+        windows=windows(raw, layers, where) if eagle else _windows(field, family, layers),
         scale=query_scalar**-0.5,
-        qkv_bias=family == "qwen2" or attention_bias,
+        qkv_bias="qwen2" in (family, layer_type) or attention_bias,
         output_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family == "llama" and field.flag("mlp_bias"),
-        qk_norm=family in ("qwen3", "gemma3"),
+        mlp_bias=family in ("llama", EAGLE, EAGLE3) and field.flag("mlp_bias"),
+        qk_norm=family in ("qwen3", "gemma3") or layer_type == "qwen3",
         post_norms=family in ("gemma2", "gemma3"),
         unit_offset=gemma,
         embed_scale=math.sqrt(hidden) if gemma else None,
@@ -250,6 +274,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         draft_vocab_size=field.whole("draft_vocab_size") if raw.get("draft_vocab_size") else None,
         feature_layers=_feature_layers(raw, where) if family == "head" else None,
+        eagle=eagle,
     )
 
 

@@ -99,9 +99,9 @@ class DistilledHead(DraftHead):
             max_model_len=max_model_len,
         )  # fmt: skip
         self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + self.head.nbytes
-        self._feature_norms = [_vector(weights[f"feature_{i}_norm"]) for i in range(self.streams)]
+        self._feature_norms = [vector(weights[f"feature_{i}_norm"]) for i in range(self.streams)]
         self._features = weights["features"]
-        self._embed_norm, self._hidden_norm = _vector(weights["embed_norm"]), _vector(weights["hidden_norm"])
+        self._embed_norm, self._hidden_norm = vector(weights["embed_norm"]), vector(weights["hidden_norm"])
         self._fc = weights["fc"]
 
     @classmethod
@@ -146,14 +146,16 @@ class DistilledHead(DraftHead):
         return self.verifier.embed(ids)
 
 
-def rows_of(weight: Weight, ids: Tensor, int8: bool = False) -> Weight:
-    """Some rows of a weight, in its own format; int8: in that one at any rate."""
+def rows_of(weight: Weight, ids: Tensor | None, int8: bool = False) -> Weight:
+    """Some rows of a weight, in its own format; int8: in that one at any rate. ids None: all rows."""
     if isinstance(weight, Int8Weight):
-        return Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
-    rows = weight[ids].contiguous()
+        whole = ids is None
+        return weight if whole else Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
+    rows = weight if ids is None else weight[ids].contiguous()
     return Int8Weight.quantize(rows) if int8 else rows
 
 
-def _vector(weight: Weight) -> Tensor:
+def vector(weight: Weight) -> Tensor:
+    """A weight that is no matrix."""
     assert isinstance(weight, Tensor)
     return weight

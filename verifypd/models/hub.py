@@ -16,11 +16,13 @@ from pathlib import Path
 from verifypd.errors import HubError, TokenizerError
 from verifypd.models import builtin, smollm2
 from verifypd.models.config import ModelConfig, ModelSource
+from verifypd.models.eagle_config import may_be_eagle
 from verifypd.models.gguf_tokenizer import read_metadata, write_tokenizer
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*")
 CONFIG_FILES = ("config.json", "generation_config.json")
 WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
+PICKLE_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # of draft heads, where there is nothing better
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 logger = logging.getLogger(__name__)
@@ -83,17 +85,20 @@ def fetch(
     hf_token: str | None = None,
     revision: str | None = None,
     weights: bool = True,
+    pickles: bool = False,
     download: bool = True,
     progress: bool = True,
 ) -> Path:
-    """The files of a hub model, from the hub's own cache where they are there already."""
+    """The files of a hub model, from the hub's own cache where they are there already. pickles: those of torch too."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
         raise HubError(f"{hub_id} needs the hub: pip install huggingface_hub, or give a local folder") from None
 
-    patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if weights else ())]
+    patterns = [
+        *CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if weights else ()), *(PICKLE_FILES if pickles else ())
+    ]  # fmt: skip
     token = hf_token or find_token()
 
     def snapshot(local: bool) -> Path:
@@ -178,6 +183,10 @@ def _from_hub(
     folder = fetch(hub_id, hf_token=hf_token, revision=revision, weights=weights, download=download, progress=progress)
     if not (folder / "config.json").is_file():
         raise HubError(f"{hub_id} has no config.json; choose a repository with a Hugging Face checkpoint")
+    if weights and not any(folder.glob("*.safetensors")) and may_be_eagle(folder):
+        folder = fetch(hub_id, hf_token=hf_token, revision=revision, pickles=True, download=download, progress=progress)
+        if any(folder.glob("pytorch_model*.bin")):
+            return ModelSource(name=hub_id, config=ModelConfig.from_folder(folder), folder=folder)
     if weights and not any(folder.glob("*.safetensors")):
         raise HubError(f"{hub_id} has no safetensors weights here; choose a repository that has, or run the pull again")
     return ModelSource(name=hub_id, config=ModelConfig.from_folder(folder), folder=folder)

@@ -11,8 +11,10 @@ from torch import Tensor
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels.base import Int8Weight, Kernels
 from verifypd.models.base import Model
-from verifypd.models.checkpoint import VOCAB_MAP, SafetensorsFolder, TensorSource
+from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource
 from verifypd.models.config import ModelConfig, ModelSource
+from verifypd.models.eagle import Eagle3Head, EagleHead
+from verifypd.models.eagle_config import EAGLE, EAGLE3
 from verifypd.models.gemma import Gemma, Gemma2, Gemma3
 from verifypd.models.gguf import GGUFFile
 from verifypd.models.head import DistilledHead, DraftHead
@@ -28,9 +30,10 @@ FAMILIES: dict[str, type[Model]] = {
     "gemma2": Gemma2,
     "gemma3": Gemma3,
 }
+HEADS: dict[str, type[DraftHead]] = {"head": DistilledHead, EAGLE: EagleHead, EAGLE3: Eagle3Head}
 DUMMY_STD = 0.02
 # tensors a checkpoint may hold that a text model does not use
-IGNORED = ("vision_tower.", "multi_modal_projector.", "vision_model.", VOCAB_MAP)
+IGNORED = ("vision_tower.", "multi_modal_projector.", "vision_model.", "verifier_lm_head.", "verifier_norm.", *MAPS)
 IGNORED_ENDS = ("rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
 
 
@@ -61,71 +64,20 @@ def load_model(
         )
     family = FAMILIES[config.family]
     specs = family.specs(config)
-    weights = _allocate(source, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
+    weights = allocate(source, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
     if load_format == "dummy":
-        _fill_dummy(weights, config, seed)
+        fill_dummy(weights, config, seed)
     elif load_format == "auto":
-        _fill(weights, specs, _open(source), config)
+        fill(weights, specs, _open(source), config)
     else:
         raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
     return family(config, weights, kernels, dtype=dtype, max_model_len=length)
 
 
-def load_head(
-    source: ModelSource, verifier: Model, *, load_format: str = "auto", int8: bool = False, seed: int = 0
-) -> DraftHead:
-    """A draft head beside its verifier, on the same device and in the same dtype.
-
-    int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in.
-    """
-    config = source.config
-    _check_head(source, verifier)
-    device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
-    specs = DistilledHead.specs(config)
-    weights = _allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
-    rows = config.draft_vocab_size or config.vocab_size
-    ids = torch.arange(rows, dtype=torch.int32)
-    if load_format == "dummy":
-        _fill_dummy(weights, config, seed)
-    else:
-        if source.folder is None:
-            raise ModelError(f"{source.name} has no weights, only a shape: use --load-format dummy, or give a folder")
-        tensors = SafetensorsFolder(source.folder)
-        _fill(weights, specs, tensors, config)
-        if tensors.shapes.get(VOCAB_MAP) != (rows,):
-            raise ModelError(
-                f"weights of {tensors.where}: {VOCAB_MAP} must hold {rows} token ids; make the draft again"
-            )
-        tensors.read_into(VOCAB_MAP, ids)
-        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
-            raise ModelError(f"weights of {tensors.where}: {VOCAB_MAP} has ids outside the vocabulary")
-    return DistilledHead(
-        config,
-        weights,
-        kernels,
-        verifier=verifier,
-        vocab_map=ids.to(device, torch.int64),
-        dtype=dtype,
-        max_model_len=verifier.max_model_len,
-        int8=int8,
-    )
-
-
-def _check_head(source: ModelSource, verifier: Model) -> None:
-    own, other = source.config, verifier.config
-    deepest = max(own.feature_layers or (0,))
-    if (own.hidden_size, own.vocab_size) != (other.hidden_size, other.vocab_size) or deepest >= other.layers:
-        raise ModelError(
-            f"{source.name} is a draft head for a verifier of hidden size {own.hidden_size}, {own.vocab_size} tokens"
-            f" and more than {deepest} layers; this one has {other.hidden_size}, {other.vocab_size} and {other.layers}:"
-            " make one for it with `verifypd distil`"
-        )
-
-
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
     """Bytes the matrices of a model will take, before anything is loaded (norms and biases are below a thousandth)."""
     total = 0
-    for spec in (DistilledHead if config.family == "head" else FAMILIES[config.family]).specs(config).values():
+    for spec in (FAMILIES | HEADS)[config.family].specs(config).values():
         if spec.columns is not None:
             packed = int8 and _packs(spec, config)
             total += spec.rows * (spec.columns + 4 if packed else spec.columns * dtype.itemsize)
@@ -145,7 +97,7 @@ def _open(source: ModelSource) -> TensorSource:
     raise ModelError(f"{source.name} has no weights, only a shape: use --load-format dummy, or give a folder")
 
 
-def _allocate(
+def allocate(
     source: ModelSource,
     specs: dict[str, WeightSpec],
     dtype: torch.dtype,
@@ -175,7 +127,7 @@ def _allocate(
     return weights
 
 
-def _fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: TensorSource, config: ModelConfig) -> None:
+def fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: TensorSource, config: ModelConfig) -> None:
     """Read every tensor once, in file order, each into its rows of a fused one. Names and shapes are checked before."""
     places: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # checkpoint name -> target, first row, shape
     for target, spec in specs.items():
@@ -214,7 +166,7 @@ def _check(places: dict[str, tuple[str, int, tuple[int, ...]]], tensors: TensorS
             raise ModelError(f"{where}: tensor {name} has no place in a {model}: {mixed}")
 
 
-def _fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> None:
+def fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> None:
     """Random matrices of a trained model's size; norms that scale by one; no biases."""
     for target, weight in weights.items():
         if isinstance(weight, Int8Weight):
