@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.workload import Arrival, prompts
 from verifypd.engine.engine import Engine
 from verifypd.metrics.stats import percentile
@@ -28,6 +29,8 @@ class Sent:
     request: Request
     outputs: list[float] = field(default_factory=list)
     seen: int = 0
+    at: float = 0.0  # when it was handed to the engine, which may be later than its arrival
+    first: int = 0  # tokens of the first output
 
     @property
     def ttft(self) -> float:
@@ -51,6 +54,7 @@ class Drive:
     def __init__(self, engine: Engine, seed: int = 0) -> None:
         self.engine = engine
         self.seed = seed
+        self.last: Run | None = None  # the run that ended last, for those who want its single times
 
     def closed(self, concurrency: int, requests: int, prompt: int, output: int, cap: float = 60.0) -> dict[str, Any]:
         """As many clients as `concurrency`; each sends its next request when its last one has ended."""
@@ -62,6 +66,7 @@ class Drive:
                 run.send(next(ids), output, self.engine.clock())
                 waiting -= 1
             run.step()
+        self.last = run
         return run.end(requests)
 
     def steady(self, concurrency: int, prompt: int, output: int) -> Run:
@@ -92,6 +97,7 @@ class Drive:
                 time.sleep(min(0.001, max(0.0, todo[-1][0].at - run.elapsed)))
         beside_figures = background.figures(beside) if beside else {}
         background.stop()
+        self.last = run
         return {**run.end(len(arrivals)), **{f"beside_{name}": value for name, value in beside_figures.items()}}
 
 
@@ -119,7 +125,7 @@ class Run:
             str(order), ids, params, seed=order, max_length=len(ids) + output, arrival=arrival, order=order
         )
         self.engine.add(request)
-        self.sent[order] = Sent(request)
+        self.sent[order] = Sent(request, at=self.engine.clock())
         self.active.add(order)
 
     def step(self) -> list[Request]:
@@ -136,6 +142,7 @@ class Run:
             if sent is None:
                 continue
             if request.output_len > sent.seen:
+                sent.first = sent.first or request.output_len
                 sent.seen = request.output_len
                 sent.outputs.append(now)
             if request.finished:
@@ -153,6 +160,23 @@ class Run:
         self.stop()
         self.engine.check()
         return figures
+
+    def outcome(self, wanted: int) -> Outcome:
+        """The single times, from the start of the run. Requests that were stopped count as unfinished."""
+        records = tuple(
+            Record(
+                due=sent.request.metrics.arrival_time - self.began,
+                sent=sent.at - self.began,
+                outputs=tuple(at - self.began for at in sent.outputs),
+                tokens=sent.seen,
+                first=sent.first,
+                finished=sent.request.finish_reason == "length",
+            )
+            for sent in self.sent.values()
+        )
+        whole = len(records) == wanted and all(record.finished for record in records)
+        over = max((record.outputs[-1] for record in records), default=0.0) if whole else self.elapsed
+        return Outcome(records, wanted, over)
 
     def figures(self, wanted: int) -> dict[str, Any]:
         """ms where it is a time."""

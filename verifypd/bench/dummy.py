@@ -16,6 +16,7 @@ TINY = {
     "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }  # fmt: skip
+HEADS = ("eagle", "eagle3")  # drafts that the engine makes itself, to its verifier's shape
 POSITIONS = 8192  # room for prompts of 4,096 tokens and what follows
 
 
@@ -25,10 +26,15 @@ def dummy_model(name: str, folder: Path, tiny: bool = False) -> str:
     if known is None:
         raise ConfigError(f"--pair: {name} is no built-in model; `verifypd models` lists them")
     path = folder / name
-    path.mkdir()
+    path.mkdir(parents=True)
     config = TINY if tiny else {**known.raw, "max_position_embeddings": POSITIONS}
     (path / "config.json").write_text(json.dumps(config))
     return str(path)
+
+
+def dummy_draft(name: str, folder: Path, tiny: bool = False) -> str:
+    """A draft for such a model: a head by its name, which the engine knows, or another model's shape."""
+    return name if name in HEADS else dummy_model(name, folder, tiny)
 
 
 def parsed(pairs: Sequence[str]) -> dict[str, Any]:

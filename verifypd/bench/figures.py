@@ -1,0 +1,226 @@
+"""From the times of requests to figures: one function for every engine, runs pooled, ratios with an interval.
+
+Knows times and counts; nothing of engines. Definitions: TTFT is the first output less the time the request was due;
+TPOT is (last - first) / (tokens - 1); a gap is the time between two outputs of one request; throughput counts all
+tokens of the window; goodput is requests per second that ended and met both targets. A request that was stopped before
+its first output counts with the time it had waited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+SLO_TTFT, SLO_TPOT = 0.5, 0.015  # s
+ROUNDS = 200  # of the bootstrap
+COVERAGE = 0.95  # of an interval
+BIN = 0.01  # width of a gap's bin in an interval, as a share
+LEAST, MOST = 1e-5, 1e2  # s; gaps outside are counted with these
+TICK = 1e-6  # s; times travel as whole numbers of it
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request: when it was due and sent, and when its outputs came, s from the start of the run."""
+
+    due: float
+    sent: float
+    outputs: tuple[float, ...]
+    tokens: int
+    first: int  # tokens of the first output
+    finished: bool
+
+    @property
+    def tpot(self) -> float:
+        """s a token after the first; not a number where there is none."""
+        if self.tokens < 2 or not self.outputs:
+            return math.nan
+        return (self.outputs[-1] - self.outputs[0]) / (self.tokens - 1)
+
+    def packed(self) -> list[Any]:
+        """Whole microseconds; outputs as differences."""
+        ticks = [round(at / TICK) for at in (self.due, self.sent, *self.outputs)]
+        gaps = [after - before for before, after in zip([0, *ticks[2:]], ticks[2:], strict=False)]
+        return [ticks[0], ticks[1], self.tokens, self.first, int(self.finished), gaps]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> Self:
+        """What `packed` made."""
+        due, sent, tokens, first, finished, gaps = packed
+        at, outputs = 0, []
+        for gap in gaps:
+            at += gap
+            outputs.append(at * TICK)
+        return cls(due * TICK, sent * TICK, tuple(outputs), tokens, first, bool(finished))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run: its requests in the order they were due, how many were asked for, and how long it took."""
+
+    records: tuple[Record, ...]
+    wanted: int
+    seconds: float  # from the start to the last output, or to the stop
+
+    def packed(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"wanted": self.wanted, "seconds": self.seconds, "requests": [each.packed() for each in self.records]}
+
+    @classmethod
+    def unpacked(cls, data: dict[str, Any]) -> Self:
+        """What `packed` made."""
+        records = tuple(Record.unpacked(each) for each in data["requests"])
+        return cls(records, data["wanted"], data["seconds"])
+
+
+class Pool:
+    """The requests of some runs, column by column."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        pairs = [(record, outcome) for outcome in outcomes for record in outcome.records]
+        self.sizes = [len(outcome.records) for outcome in outcomes]
+        self.wanted = sum(outcome.wanted for outcome in outcomes)
+        self.seconds = sum(outcome.seconds for outcome in outcomes)
+        self.tokens = sum(record.tokens for record, _ in pairs)
+        self.finished = np.array([record.finished for record, _ in pairs], dtype=bool)
+        self.late = np.array([record.sent - record.due for record, _ in pairs])
+        self.ttft = np.array([(r.outputs[0] if r.outputs else o.seconds) - r.due for r, o in pairs])
+        self.e2e = np.array([(r.outputs[-1] if r.finished and r.outputs else o.seconds) - r.due for r, o in pairs])
+        self.tpot = np.array([record.tpot for record, _ in pairs])
+        self.gaps = [np.diff(np.array(record.outputs)) for record, _ in pairs]
+        self.firsts = sum(record.first for record, _ in pairs)
+        self.good = self.finished & (self.ttft <= SLO_TTFT) & ~(self.tpot > SLO_TPOT)
+
+    def figures(self) -> dict[str, Any]:
+        """ms where it is a time."""
+        gaps = np.concatenate(self.gaps) if self.gaps else np.zeros(0)
+        times = {"ttft_ms": self.ttft, "tpot_ms": self.tpot[~np.isnan(self.tpot)], "gap_ms": gaps, "e2e_ms": self.e2e}
+        result: dict[str, Any] = {
+            f"{name}_{share}": 1e3 * ranked(np.sort(values), part)
+            for name, values in times.items()
+            for share, part in SHARES.items()
+        }
+        seconds = max(self.seconds, TICK)
+        return result | {
+            "gap_ms_max": 1e3 * float(gaps.max(initial=0.0)),
+            "gaps_late": float(np.mean(gaps > SLO_TPOT)) if len(gaps) else 0.0,
+            "tok_s": self.tokens / seconds,
+            "goodput": float(self.good.sum()) / seconds,
+            "good_share": float(self.good.sum()) / max(1, self.wanted),
+            "tokens_per_output": (self.tokens - self.firsts) / max(1, len(gaps)),
+            "sent_late_ms_p95": 1e3 * ranked(np.sort(self.late), 0.95),
+            "seconds": self.seconds,
+            "requests": self.wanted,
+            "unfinished": self.wanted - int(self.finished.sum()),
+        }
+
+
+def ranked(ordered: Floats, share: float) -> float:
+    """The value below which `share` of the ordered values lie, by nearest rank; 0 without any."""
+    return float(ordered[max(0, math.ceil(share * len(ordered)) - 1)]) if len(ordered) else 0.0
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of some runs taken as one."""
+    return Pool(outcomes).figures()
+
+
+# -- ratios --------------------------------------------------------------------------------------------------------
+
+CLOSED = ("tok_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "gap_ms_p50", "gap_ms_p99")
+OPEN = ("good_share", *CLOSED[1:])  # tokens/s are set by the arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure of one arm over that of another, and where it lies in 95 of 100 draws of the same requests."""
+
+    value: float
+    low: float
+    high: float
+
+    def reading(self, noise: float = 0.0) -> str:
+        """Whether it differs from 1. noise: what the control, an arm beside itself, differs by, as a logarithm."""
+        if self.low * math.exp(-noise) <= 1.0 <= self.high * math.exp(noise):
+            return "no difference"
+        return "higher" if self.value > 1.0 else "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The figures of some runs, and each again for requests drawn from them, up to a factor: [1 + ROUNDS].
+
+    The first is of the requests themselves. Runs of the same sizes have the same draws, so that arms that served the
+    same requests are drawn together.
+    """
+
+    figures: dict[str, Any]
+    draws: dict[str, Floats]
+
+
+def sample(outcomes: Sequence[Outcome]) -> Sample:
+    """Draw requests with replacement, each run's from its own."""
+    pool = Pool(outcomes)
+    if not len(pool.ttft):
+        return Sample(pool.figures(), {})
+    noise = np.random.default_rng(pool.sizes)
+    starts = np.cumsum([0, *pool.sizes[:-1]])
+    parts = [start + noise.integers(0, size, (ROUNDS, size)) for start, size in zip(starts, pool.sizes, strict=True)]
+    drawn = np.concatenate([np.arange(len(pool.ttft))[None], np.concatenate(parts, axis=1)])
+    draws = {
+        # a closed loop always has as many requests: its throughput goes with one over the time of each
+        "tok_s": 1.0 / np.maximum(pool.e2e[drawn].mean(axis=1), TICK),
+        "good_share": np.maximum(pool.good[drawn].mean(axis=1), 0.5 / len(pool.good)),
+        **_ranks("ttft_ms", pool.ttft[drawn]),
+        **_ranks("tpot_ms", pool.tpot[drawn]),
+        **_gap_ranks(pool.gaps, drawn),
+    }
+    return Sample(pool.figures(), draws)
+
+
+def _ranks(name: str, values: Floats) -> dict[str, Floats]:
+    """Percentiles of each row; what is not a number does not count."""
+    ordered = np.sort(values, axis=1)  # those go last
+    counts = (~np.isnan(ordered)).sum(axis=1)
+    rows = np.arange(len(ordered))
+    return {
+        f"{name}_{share}": ordered[rows, np.maximum(0, np.ceil(SHARES[share] * counts).astype(np.int64) - 1)]
+        for share in ("p50", "p95")
+    }
+
+
+def _gap_ranks(gaps: list[Floats], drawn: NDArray[np.int64]) -> dict[str, Floats]:
+    """Percentiles of the gaps of the requests in each row, to the width of a bin."""
+    edges = np.arange(math.log(LEAST), math.log(MOST), BIN)
+    bins = np.zeros((len(gaps), len(edges)), dtype=np.float32)
+    for row, each in zip(bins, gaps, strict=True):
+        places = np.searchsorted(edges, np.log(np.clip(each, LEAST, MOST)))
+        np.add.at(row, np.minimum(places, len(edges) - 1), 1.0)
+    rows, width = drawn.shape
+    times = np.bincount((drawn + width * np.arange(rows)[:, None]).ravel(), minlength=rows * width)
+    counts = np.cumsum(times.reshape(rows, width).astype(np.float32) @ bins, axis=1)
+    found = {}
+    for share in ("p50", "p99"):
+        places = (counts < SHARES[share] * counts[:, -1:]).sum(axis=1)
+        found[f"gap_ms_{share}"] = np.exp(edges[np.minimum(places, len(edges) - 1)])
+    return found
+
+
+def ratios(names: Sequence[str], arm: Sample, other: Sample) -> dict[str, Ratio]:
+    """The ratio of each figure that both have."""
+    result = {}
+    for name in names:
+        one, two = arm.figures[name], other.figures[name]
+        if one > 0 and two > 0 and name in arm.draws and name in other.draws:
+            spread = arm.draws[name] / other.draws[name]
+            ordered = np.sort(spread[1:]) * (one / two / spread[0])
+            low, high = (ranked(ordered, share) for share in ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2))
+            result[name] = Ratio(one / two, min(one / two, low), max(one / two, high))
+    return result
