@@ -221,7 +221,7 @@ def make_budget(
 
 def _block_bytes(model: Model, block_size: int) -> int:
     shape, dtype = model.config, model.activation_dtype
-    features = block_size * model.raw_width * dtype.itemsize if isinstance(model, DraftHead) else 0
+    features = block_size * model.feature_width * dtype.itemsize if isinstance(model, DraftHead) else 0
     return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, dtype) + features
 
 
