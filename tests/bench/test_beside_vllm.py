@@ -219,6 +219,15 @@ def test_arms_of_two_groups_are_compared() -> None:
     assert over["tok_s"]["ratio"] == pytest.approx(0.5) and comparison.report["complete"]
 
 
+def test_only_seeds_that_both_arms_have_are_compared() -> None:
+    comparison, _ = compare({"ours:plain": 0.02, "vllm:plain": 0.01}, [closed_cell(2, 20, 8, [0, 1], 400)])
+    comparison.outcomes["closed 2"]["ours:plain"][1] = steady(12, 5.0)
+    del comparison.outcomes["closed 2"]["vllm:plain"][1]
+    comparison._compare(comparison.cells[0])
+    over = comparison.report["cells"]["closed 2"]["ours:plain"]["over"]["vllm:plain"]
+    assert over["tpot_ms_p95"]["ratio"] == pytest.approx(2.0)
+
+
 def test_what_would_not_end_is_not_begun() -> None:
     cells = [closed_cell(1, 384, 256, [0], 400, least=24), closed_cell(4, 20, 8, [0], 400)]
     comparison, tasks = compare({"ours:plain": 0.01, "vllm:plain": 0.01}, cells, seconds=beside.CLOSING + 20)
