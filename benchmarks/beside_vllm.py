@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.arms import DRAFT_MODEL, Arm, Setup, parse, start_message
-from verifypd.bench.beside import CLOSING, Cell, Comparison, Pace, Worker, closed_cell, open_cell, table
+from verifypd.bench.beside import CLOSING, Cell, Comparison, Worker, closed_cell, open_cell, table
+from verifypd.bench.figures import SLO_TPOT
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import mixed
 from verifypd.config import parse_bytes
@@ -102,12 +103,14 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 
 def device_bytes() -> float | None:
     """Memory of the GPU; None where there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    found = subprocess.run(ask, capture_output=True, text=True)
-    lines = found.stdout.split()
-    return float(lines[0]) * 2**20 if found.returncode == 0 and lines else None
+    if shutil.which("nvidia-smi") is not None:
+        ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        found = subprocess.run(ask, capture_output=True, text=True).stdout.split()
+        if found and found[0].isdigit():
+            return float(found[0]) * 2**20
+    import torch  # seconds later
+
+    return float(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else None
 
 
 def kv_bytes(args: argparse.Namespace) -> int:
@@ -129,12 +132,17 @@ def setup_of(args: argparse.Namespace) -> Setup:
     """What the arms share, checked against the memory there is."""
     levels = tuple(args.levels)
     setup = Setup(args.model, args.alpha, args.batch, 500 if args.tiny else MAX_LEN, kv_bytes(args), levels, args.tiny)
-    needed = 1.06 * max(levels, default=0) * (PROMPT + OUTPUT) * setup.token_bytes  # 6 %: a draft's KV, whole blocks
-    if not args.tiny and needed > setup.kv_bytes:
+    each = 1.06 * setup.token_bytes  # 6 %: a draft's KV, whole blocks
+    needed = each * max(levels, default=0) * (PROMPT + OUTPUT)
+    if needed > setup.kv_bytes and not args.tiny:
         args.parser.error(
             f"{max(levels)} requests need {needed / 1e9:.0f} GB of KV and an arm has {setup.kv_bytes / 1e9:.0f}: use a"
             f" smaller --at-once than {args.at_once}, or fewer --levels"
         )
+    for rate in () if args.tiny else args.rates:
+        needed = each * max(mixed(rate, args.seconds, seed).most_tokens(SLO_TPOT) for seed in args.seeds)
+        if needed > setup.kv_bytes:
+            print(f"{rate} requests/s: an arm that takes 15 ms a token has requests wait for KV, {needed / 1e9:.0f} GB")
     return setup
 
 
@@ -162,7 +170,7 @@ def show_plan(args: argparse.Namespace, setup: Setup, cells: list[Cell], groups:
         print(f"{' '.join(turns)}: start {start:.0f} s")
         total += start + CLOSING
         for cell in cells:
-            seconds = len(args.seeds) * len(turns) * Pace().expected(cell, "")
+            seconds = (len(args.seeds) + 0.2) * len(turns) * cell.expected
             total += seconds
             print(
                 f"  {cell.name}: {len(args.seeds)} x {len(turns)} x {cell.expected:.1f} s, {seconds:.0f} s with warm-up"
@@ -174,7 +182,10 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run the arms and report."""
     began = time.monotonic()
     args = arguments(given)
-    setup = setup_of(args)
+    try:
+        setup = setup_of(args)
+    except ConfigError as error:
+        args.parser.error(str(error))
     cells = cells_of(args, setup.vocab)
     groups = [args.arms[i : i + args.at_once] for i in range(0, len(args.arms), args.at_once)]
     with tempfile.TemporaryDirectory() as folder:

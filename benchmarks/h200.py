@@ -2,11 +2,12 @@
 
     python benchmarks/h200.py --json benchmarks/results/h200.json          # all parts
     python benchmarks/h200.py --parts floors,steps,closed --levels 1,32
+    python benchmarks/h200.py --pair llama-2-7b,eagle --parts steps,closed # a head for a draft
     python benchmarks/h200.py --tiny --parts steps,closed,mixed,burst,auto # small model on a CPU: a test of this script
 
-Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B with synthetic acceptance 0.8; prompts of random tokens,
-temperature 0, no end of text. All parts but `exact`, `invariant` and `placements` run on one engine, in one
-configuration: `plain` is that engine told to speculate no more. `--set NAME=VALUE` gives a setting to every engine,
+Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B, or of --pair, with synthetic acceptance 0.8; prompts of
+random tokens, temperature 0, no end of text. All parts but `exact`, `invariant` and `placements` run on one engine, in
+one configuration: `plain` is that engine told to speculate no more. `--set NAME=VALUE` gives a setting to every engine,
 e.g. `--set graphs=off`.
 
 Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
@@ -31,7 +32,7 @@ import torch
 from verifypd import LLM
 from verifypd.bench.device import copy_tb_s, product_tflop_s
 from verifypd.bench.drive import Drive
-from verifypd.bench.dummy import dummy_model, parsed
+from verifypd.bench.dummy import dummy_draft, dummy_model, parsed
 from verifypd.bench.exact import check_all
 from verifypd.bench.profile import look
 from verifypd.bench.provenance import provenance
@@ -61,7 +62,9 @@ class Bench:
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.draft = (dummy_model(name, folder, self.tiny) for name in args.pair.split(","))
+        verifier, draft = args.pair.split(",")
+        self.model = dummy_model(verifier, folder, self.tiny)
+        self.draft = dummy_draft(draft, folder, self.tiny)
         self._llm: LLM | None = None
 
     def options(self, **changes: Any) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class Bench:
             for arm, prefix in (("plain", "plain_"), ("auto", "")):
                 drive = self.told(arm)
                 drive.closed(level, level, prompt, min(output, 16))  # warm-up
-                found = drive.closed(level, max(2 * level, 4), prompt, output)
+                found = drive.closed(level, max(3 * level, 24), prompt, output, cap=120.0)
                 self.details[f"closed_{arm}_{level}"] = found
                 self.figures[f"{prefix}tpot_ms_p50_{level}"] = found["tpot_ms_p50"]
                 self.figures[f"{prefix}tok_s_{level}"] = found["tok_s"]
@@ -281,27 +284,37 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Run the parts and report."""
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
+    parser.add_argument(
+        "--pair",
+        default="llama-2-7b,tinyllama-1.1b",
+        help="verifier,draft: built-in shapes; the draft may be a head: eagle, eagle3",
+    )
     parser.add_argument("--levels", default="1,8,32,128", help="concurrent requests")
-    parser.add_argument("--rates", default="4,8,16,28", help="of mixed traffic, requests/s")
+    parser.add_argument("--rates", default="4,8,16,20,24,28,32", help="of mixed traffic, requests/s")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every engine")
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model and short work: tests this script, means nothing"
     )
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--commit", help="where the tree has no git")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(given)
     unknown = [name for name in args.parts.split(",") if name not in PARTS]
     if unknown:
         parser.error(f"--parts: {unknown[0]} is none of {', '.join(PARTS)}")
+    if not args.tiny and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --tiny runs a small model on the CPU")
+    return args
+
+
+def main(given: list[str] | None = None) -> dict[str, Any]:
+    """Run the parts and report."""
+    args = arguments(given)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))
-        if bench.device.type != "cuda" and not args.tiny:
-            parser.error("there is no CUDA device here; --tiny runs a small model on the CPU")
         report = {**provenance(args.commit), "tiny": args.tiny, "pair": args.pair, "settings": bench.settings,
                   "seconds": {}, "figures": bench.figures, "details": bench.details}  # fmt: skip
         for name in args.parts.split(","):

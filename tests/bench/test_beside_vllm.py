@@ -19,7 +19,7 @@ from verifypd.bench import beside
 from verifypd.bench.arms import Setup, graph_sizes, parse, start_message
 from verifypd.bench.beside import AGAIN, ArmError, Cell, Comparison, closed_cell, open_cell, table
 from verifypd.bench.figures import CLOSED, Outcome, Ratio, Record, figures, ratios, sample
-from verifypd.bench.workload import mixed, prompts, read
+from verifypd.bench.workload import Arrival, Workload, mixed, prompts, read
 from verifypd.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +114,11 @@ def test_traffic_is_that_of_the_files() -> None:
     assert mixed(8, 60, 2).arrivals == read(folder / "long-8-seed2.json").arrivals
 
 
+def test_tokens_of_traffic_that_is_there_at_once() -> None:
+    arrivals = (Arrival(0.0, 100, 10), Arrival(0.05, 50, 10), Arrival(0.2, 120, 10))  # 0.1 s each
+    assert Workload("x", 1, arrivals).most_tokens(0.01) == 170
+
+
 def test_arms_by_name(tmp_path: Path) -> None:
     setup = Setup("llama-2-7b", 0.8, 128, 4608, 10**10, (1, 8, 32, 128))
 
@@ -193,7 +198,7 @@ def test_all_arms_get_the_same_work_in_turns() -> None:
     cells = [closed_cell(2, 20, 8, [0, 1], 400), open_cell(8, arrivals, [0, 1], 400)]
     comparison, tasks = compare({"ours:plain": 0.01, "ours:head": 0.004, "vllm:plain": 0.01}, cells)
     runs = [(run["cell"], run["turn"], run["arm"]) for run in comparison.report["runs"]]
-    first, again = ["ours:plain", "vllm:plain", "ours:head", "ours:plain again"], "ours:plain again"
+    again = "ours:plain" + AGAIN
     first = ["ours:plain", "vllm:plain", "ours:head", again]  # what measures at start starts last
     assert [arm for cell, turn, arm in runs if (cell, turn) == ("closed 2", 0)] == first
     assert [arm for cell, turn, arm in runs if (cell, turn) == ("mixed 8", 1)] == [*first[1:], first[0]]
@@ -212,6 +217,15 @@ def test_arms_of_two_groups_are_compared() -> None:
     comparison, _ = compare({"ours:plain": 0.02, "vllm:plain": 0.01}, [closed_cell(2, 20, 8, [0], 400)], at_once=1)
     over = comparison.report["cells"]["closed 2"]["ours:plain"]["over"]["vllm:plain"]
     assert over["tok_s"]["ratio"] == pytest.approx(0.5) and comparison.report["complete"]
+
+
+def test_only_seeds_that_both_arms_have_are_compared() -> None:
+    comparison, _ = compare({"ours:plain": 0.02, "vllm:plain": 0.01}, [closed_cell(2, 20, 8, [0, 1], 400)])
+    comparison.outcomes["closed 2"]["ours:plain"][1] = steady(12, 5.0)
+    del comparison.outcomes["closed 2"]["vllm:plain"][1]
+    comparison._compare(comparison.cells[0])
+    over = comparison.report["cells"]["closed 2"]["ours:plain"]["over"]["vllm:plain"]
+    assert over["tpot_ms_p95"]["ratio"] == pytest.approx(2.0)
 
 
 def test_what_would_not_end_is_not_begun() -> None:
@@ -313,6 +327,8 @@ def test_an_arm_that_fails_says_so(script: Any, peer: Path, tmp_path: Path, caps
         (["--arms", "ours:plain", "ours:plain"], "named twice"),
         (["--arms", "ours:plain", "--control", "vllm:plain"], "none of the arms"),
         (["--arms", "ours:plain", "--levels", "256"], "more than --batch"),
+        (["--arms", "ours:plain", "--model", "nothing", "--tiny"], "no built-in model"),
+        (["--arms", "ours:plain:colour=red", "--tiny"], "unknown setting"),
         (["--arms", "ours:plain", "--peer", "nowhere"], "no folder site"),
         (["--arms", "ours:plain", "ours:head", "vllm:plain", "vllm:eagle", "--plan"], "smaller --at-once"),
     ],

@@ -49,8 +49,17 @@ def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     assert all(report["details"][f"drafts {where}, graphs off"]["tok_s"] > 0 for where in ("stream", "partition:32"))
     assert set(report["details"]["invariant"]) == {"1x1", "1x5", "4x1", "4x5"}
     assert report["details"]["closed_auto_8"]["unfinished"] == 0
-    assert report["details"]["closed_plain_8"]["requests"] == 16
+    assert report["details"]["closed_plain_8"]["requests"] == 24
     assert report["tiny"] and report["settings"] == {"device": "cpu"} and report["commit"]
+
+
+def test_a_head_is_passed_on_by_name(h200: Any, tmp_path: Path) -> None:
+    for head in ("eagle", "eagle3"):
+        bench = h200.Bench(h200.arguments(["--tiny", "--pair", f"llama-2-7b,{head}"]), tmp_path / head)
+        assert bench.options()["draft"] == head and Path(bench.model).name == "llama-2-7b"
+    rates = h200.arguments(["--tiny"]).rates
+    assert rates == "4,8,16,20,24,28,32"
+    assert all((ROOT / "benchmarks" / "workloads" / f"mixed-{rate}.json").is_file() for rate in rates.split(","))
 
 
 def test_what_it_refuses(h200: Any) -> None:

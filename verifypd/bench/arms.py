@@ -107,7 +107,7 @@ class Setup:
         known = find(self.model)
         if known is None:
             raise ConfigError(f"--model {self.model} is no built-in model; `verifypd models` lists them")
-        return TINY if self.tiny else known.raw
+        return TINY if self.tiny else dict(known.raw)
 
 
 def start_message(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
@@ -186,11 +186,11 @@ def _peer_model(name: str, path: Path, tiny: bool, **changes: Any) -> str:
     known = find(name)
     if known is None:
         raise ConfigError(f"{name} is no built-in model; `verifypd models` lists them")
-    shape = TINY if tiny else {**known.raw, "max_position_embeddings": POSITIONS}
+    shape: dict[str, Any] = TINY if tiny else {**known.raw, "max_position_embeddings": POSITIONS}
     shape = {**shape, "torch_dtype": "bfloat16", "dtype": "bfloat16", "use_cache": True, **changes}
     shape.setdefault("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
     words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, shape["vocab_size"])}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},

@@ -22,16 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.arms import OFFLINE, Arm
-from verifypd.bench.figures import CLOSED, OPEN, Outcome, Ratio, figures, ratios, sample
+from verifypd.bench.figures import CLOSED, OPEN, Outcome, Ratio, Sample, figures, ratios, sample
 from verifypd.bench.workload import Arrival
 from verifypd.errors import VerifyPDError
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = " again"  # the control: an arm's name with this behind it
 CLOSING = 15.0  # s; for an engine to end by itself
-MARGIN = 1.15  # of what a task is expected to take
+MARGIN, SEEN_MARGIN = 1.15, 1.05  # of what a task is expected to take; of what it took before
 WARM_OUTPUT = 32  # tokens
 WARM_ARRIVALS = 16
+COLUMNS = (
+    ("tok/s", 9), ("good/s", 7), ("TPOT p50/p95", 13), ("TTFT p50/p95", 13), ("gap p50", 8), ("p99 (max)", 14),
+    ("tok/out", 8),
+)  # fmt: skip
 CACHES = {"VLLM_CACHE_ROOT": ".", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
@@ -183,9 +187,11 @@ class Pace:
 
     def expected(self, cell: Cell, arm: str) -> float:
         """s for one task of a cell, its warm-up included where it is still to come."""
+        own = self.seen.get((cell.name, arm))
+        if own is not None:
+            return SEEN_MARGIN * own
         others = [seconds for (name, _), seconds in self.seen.items() if name == cell.name]
-        seconds = self.seen.get((cell.name, arm)) or max(others, default=cell.expected)
-        return MARGIN * seconds * (1.0 if (cell.name, arm) in self.warmed else 1.2)
+        return MARGIN * max(others, default=cell.expected) * (1.0 if (cell.name, arm) in self.warmed else 1.2)
 
 
 class Comparison:
@@ -208,7 +214,7 @@ class Comparison:
         self.control = control
         self.save, self.say, self.keep = save, say, keep
         self.pace = Pace()
-        self.outcomes: dict[tuple[str, str], list[Outcome]] = {}  # (cell, arm) -> one a seed
+        self.outcomes: dict[str, dict[str, dict[int, Outcome]]] = {}  # cell -> arm -> seed
         self.began = time.monotonic()
         self.report: dict[str, Any] = {
             "complete": False,
@@ -306,39 +312,44 @@ class Comparison:
         began = time.monotonic()
         outcome = worker.run(task, max(5.0, min(ends - began, 10.0 + 3.0 * cell.expected)))
         self.pace.seen[key] = time.monotonic() - began
-        self.outcomes.setdefault((cell.name, label), []).append(outcome)
+        done = self.outcomes.setdefault(cell.name, {}).setdefault(label, {})
+        done[turn] = outcome
         found = figures([outcome])
         run = {"cell": cell.name, "arm": label, "turn": turn, "at_s": round(began - self.began, 2)}
         self.report["runs"].append({**run, "figures": found})
         if self.keep is not None:
             self.keep({**run, **outcome.packed()})
-        self._pool(cell, label)
+        entry = self.report["cells"].setdefault(cell.name, {}).setdefault(label, {})
+        entry |= {"seeds": len(done), "figures": figures(list(done.values())), "over": entry.get("over", {})}
         self._save()
         self.say(
             f"{cell.name:>11} seed {turn} {label:24} {found['tok_s']:9.1f} tok/s  TPOT p50 {found['tpot_ms_p50']:.2f}"
             f" p95 {found['tpot_ms_p95']:.2f} ms  TTFT p95 {found['ttft_ms_p95']:.0f} ms  {self._elapsed():.0f} s gone"
         )
 
-    def _pool(self, cell: Cell, label: str) -> None:
-        """The figures of all seeds so far; ratios stay until the cell is done again."""
-        found = self.report["cells"].setdefault(cell.name, {}).setdefault(label, {})
-        found["seeds"] = len(self.outcomes[cell.name, label])
-        found["figures"] = figures(self.outcomes[cell.name, label])
-        found.setdefault("over", {})
-
     def _compare(self, cell: Cell) -> None:
-        """Ratios of each arm over the references, and of the control over the arm it is."""
-        done = {label: sample(outcomes) for (name, label), outcomes in self.outcomes.items() if name == cell.name}
+        """Ratios of each arm over the references, and of the control over the arm it is: of the seeds both have."""
+        done = self.outcomes.get(cell.name, {})
+        samples: dict[tuple[str, tuple[int, ...]], Sample] = {}
+
+        def over(one: str, two: str) -> dict[str, Ratio]:
+            seeds = tuple(sorted(set(done[one]) & set(done[two])))
+            for label in (one, two):
+                if (label, seeds) not in samples:
+                    samples[label, seeds] = sample([done[label][seed] for seed in seeds])
+            return ratios(cell.compared, samples[one, seeds], samples[two, seeds])
+
         noise: dict[str, float] = {}
         again = f"{self.control}{AGAIN}"
+        entries = self.report["cells"].get(cell.name, {})
         if self.control in done and again in done:
-            control = ratios(cell.compared, done[again], done[self.control])
+            control = over(again, self.control)
             noise = {name: abs(math.log(ratio.value)) for name, ratio in control.items()}
-            self.report["cells"][cell.name][again]["over"] = {self.control: shown(control, {})}
-        for label, drawn in done.items():
+            entries[again]["over"] = {self.control: shown(control, {})}
+        for label in done:
             if label != again:
-                self.report["cells"][cell.name][label]["over"] = {
-                    reference: shown(ratios(cell.compared, drawn, done[reference]), noise)
+                entries[label]["over"] = {
+                    reference: shown(over(label, reference), noise)
                     for reference in self.references
                     if reference in done and reference != label
                 }
@@ -374,9 +385,7 @@ def table(report: dict[str, Any]) -> str:
     lines = []
     for name, arms in report["cells"].items():
         rate = "tok_s" if name.startswith("closed") else "good_share"
-        columns = (("tok/s", 9), ("good/s", 7), ("TPOT p50/p95", 13), ("TTFT p50/p95", 13), ("gap p50", 8))
-        columns += (("p99 (max)", 14), ("tok/out", 8))
-        titles = "".join(f"{title:>{width}}" for title, width in columns)
+        titles = "".join(f"{title:>{width}}" for title, width in COLUMNS)
         lines.append(f"{name:24}{titles}  ratios of {rate}, TPOT p95, TTFT p95 [95 %]")
         lines += [_line(label, entry, rate) for label, entry in arms.items()]
     notes = [f"left out: {each['cell']}, seed {each['turn']}" for each in report["skipped"]]

@@ -10,7 +10,7 @@ from typing import Any
 from verifypd.errors import ConfigError
 from verifypd.models.builtin import find
 
-TINY = {
+TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 400, "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,

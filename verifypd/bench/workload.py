@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -28,6 +29,12 @@ class Workload:
     rate: float  # requests/s
     arrivals: tuple[Arrival, ...]
 
+    def most_tokens(self, tpot: float) -> int:
+        """Tokens that are there at once at most where each request takes `tpot` s a token and none waits."""
+        comes = [(a.at, a.prompt_tokens + a.output_tokens) for a in self.arrivals]
+        goes = [(a.at + tpot * a.output_tokens, -a.prompt_tokens - a.output_tokens) for a in self.arrivals]
+        return max(itertools.accumulate(tokens for _, tokens in sorted(comes + goes)), default=0)
+
     def scaled(self, divisor: int, keep: int) -> Workload:
         """The first `keep` requests, every length divided: for tests with a tiny model."""
         few = (
@@ -53,7 +60,7 @@ def mixed(rate: int, seconds: float, seed: int) -> Workload:
     `mixed(8, 20, 0)` is the file mixed-8.json, `mixed(8, 60, 1)` is long-8-seed1.json.
     """
     noise, at = random.Random(f"{seed}-{rate}"), 0.0
-    arrivals = []
+    arrivals: list[Arrival] = []
     while True:
         at += noise.expovariate(rate)
         if at > seconds:
