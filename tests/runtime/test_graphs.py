@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "kv_memory": "8MB",
     "batch_size": 4,
     "device": DEVICE,
+    "graphs": "off",
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 7], [30, 31, 32, 33, 34]]
 
