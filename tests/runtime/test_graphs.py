@@ -95,10 +95,10 @@ def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
             if "graphs" in changes:
                 kinds = {key[1] for key in engine.verify.padded.graphs.keys}
                 assert "shaped draft" in kinds
-    assert said[0] == said[1] and len(said[0]) > 4
+    assert said[0] == said[1] and len(said[0]) >= 4
 
 
-@pytest.mark.parametrize(("vocab", "late"), [(300, False), (400, True)])
+@pytest.mark.parametrize(("vocab", "late"), [(300, False), (384, True)])
 def test_heads_do_not_feel_the_padding(vocab: int, late: bool, tmp_path: Path) -> None:
     """Verify passes that a head reads, prompts read behind them, and draft loops with features."""
     verifier = tiny("llama", tmp_path / "verifier")
