@@ -226,11 +226,12 @@ class Comparison:
         }
 
     def run(self, groups: Sequence[Sequence[Arm]], start: Callable[[Arm], Worker], seconds: float) -> None:
-        """Every group in turn, each with its part of the time that is left."""
+        """Every group in turn, each with a part of the time that is left: as much an arm, the control being one."""
         end = self.began + seconds
+        sizes = [len(group) + any(arm.name == self.control for arm in group) for group in groups]
         for index, group in enumerate(groups):
             now = time.monotonic()
-            self._group(group, start, now + (end - now) / (len(groups) - index))
+            self._group(group, start, now + (end - now) * sizes[index] / sum(sizes[index:]))
         for cell in self.cells if len(groups) > 1 else ():  # arms of two groups are compared when both have run
             self._compare(cell)
         self.report["complete"] = not self.report["skipped"] and not self.report["errors"]

@@ -72,12 +72,10 @@ class Ours:
 
     def about(self) -> dict[str, Any]:
         """Versions and memory."""
-        engine = self.llm.engine
         return {
             "versions": installed("verifypd", "torch", "triton"),
             "memory": str(self.llm.budget),
             "kv_tokens": self.llm.budget.tokens,
-            "graphs": engine.verify.graphs is not None,
         }
 
     def close(self) -> None:
