@@ -136,8 +136,10 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
         memory=RequestMemory(pool, draft_pool, parts.capacity, head_origin=origin if draft_pool else None),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, drawing and drawing.draft_q, config.wait, passes),
-        decode=DecodeLane(drafters, drawing and drawing.temperatures),
+        verify=VerifyLane(
+            runner, slots, sampling, drafters, None if drawing is None else drawing.draft_q, config.wait, passes
+        ),
+        decode=DecodeLane(drafters, None if drawing is None else drawing.temperatures),
         placements=Placements(config.placements, device),
         eos_ids=parts.eos_ids,
         max_model_len=parts.max_len,
