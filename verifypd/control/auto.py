@@ -89,6 +89,11 @@ class Auto:
         self._steps = 0
 
     @property
+    def ran(self) -> str:
+        """The chosen one's, or `plain` while nothing is drafted."""
+        return "plain" if self.label == "plain" else self.choices[self.running].ran
+
+    @property
     def curious(self) -> bool:
         """As its controller is; and when it is about to weigh the architectures."""
         return self.controller.curious or ((self._steps + 1) % INTERVAL == 0 and not self._resting)

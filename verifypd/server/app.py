@@ -23,7 +23,7 @@ from verifypd.server.calls import CallError, bad, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.render import ChatRenderer, CompletionRenderer
-from verifypd.server.schema import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from verifypd.server.schema import ArchitectureBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from verifypd.server.service import Service, aside
 from verifypd.tokenizer import Tokenizer
 
@@ -113,11 +113,14 @@ def make_app(
     add_generation(app, service)
     add_tokens(app, service)
     add_state(app, service)
+    if config.admin_key:
+        add_admin(app, service)
     add_errors(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(
         Gate,
         keys=Keys(config.api_key),
+        admin=Keys([config.admin_key] if config.admin_key else []),
         max_body=config.body_bytes,
         body_timeout=config.header_timeout,
         count=lambda path, status: service.metrics.http.labels(path, str(status)).inc(),
@@ -276,6 +279,26 @@ def add_state(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_admin(app: FastAPI, service: Service) -> None:
+    """What an operator may change while it runs."""
+
+    def state() -> Response:
+        figures = service.bridge.figures
+        names = ("policy", "architecture", "architecture_steps", "switches")
+        return answer({name: figures.get(name) for name in names})
+
+    @app.get("/v1/admin/architecture", responses=ERRORS, response_class=Response, tags=["admin"])
+    async def architecture() -> Response:
+        """The architecture that is set, the one that really plans, and how many steps each has planned."""
+        return state()
+
+    @app.post("/v1/admin/architecture", responses=ERRORS, response_class=Response, tags=["admin"])
+    async def switch_architecture(body: ArchitectureBody) -> Response:
+        """Run under another architecture from the next step on; requests go on, and their texts stay the same."""
+        await service.bridge.switch(body.architecture)
+        return answer({"policy": body.architecture})
 
 
 def add_errors(app: FastAPI) -> None:

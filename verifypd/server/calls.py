@@ -105,6 +105,7 @@ class Choice:
         self.text = TextOutput(self.request, tokenizer)
         self.prompt_logprobs: list[dict[int, Logprob]] | None = None
         self.spec: list[int] = []
+        self.last_token: float | None = None  # s, when the latest came
         self.finish: str | None = None
         self.shown = 0  # characters the client has
         self.shown_tokens = 0

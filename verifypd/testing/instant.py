@@ -35,7 +35,7 @@ class InstantEngine:
         self.drafter = None
         self.forgiving = True
         self.stats = EngineStats()
-        self.architecture = SimpleNamespace(name="instant")
+        self.architecture = SimpleNamespace(name="instant", ran="instant")
         self.memory = SimpleNamespace(verifier=_EmptyPool(), draft=None)
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
