@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,6 +24,8 @@ from verifypd.server.calls import CallError, bad, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.render import ChatRenderer, CompletionRenderer
+from verifypd.server.response_render import ResponsesRenderer
+from verifypd.server.responses import ResponsesBody, chat_body, renamed
 from verifypd.server.schema import ArchitectureBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from verifypd.server.service import Service, aside
 from verifypd.tokenizer import Tokenizer
@@ -45,7 +48,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
 <style>body{font:16px/1.5 sans-serif;max-width:42em;margin:3em auto;padding:0 1em}code{background:#8882}</style>
 <h1>Verify-PD</h1><p>An OpenAI-compatible server with exact speculative decoding.</p>
-<ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code></li>
+<ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code>,
+<code>POST /v1/responses</code></li>
 <li><a href="/v1/models"><code>GET /v1/models</code></a></li>
 <li><code>POST /tokenize</code>, <code>POST /detokenize</code>,
 <a href="/tokenizer_info"><code>GET /tokenizer_info</code></a></li>
@@ -133,7 +137,7 @@ def make_app(
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
-    """Completions and chat."""
+    """Completions, chat and responses."""
     streams = {
         "description": "the answer; with `stream` a series of events",
         "content": {
@@ -162,6 +166,34 @@ def add_generation(app: FastAPI, service: Service) -> None:
             lambda: asking.chat(body, limits, service.tokenizer, service.tool_format, key),
             ChatRenderer,
         )
+
+    @app.post("/v1/responses", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        """Answer a conversation in the shape of OpenAI's Responses API. Nothing is stored."""
+        key, limits = request.scope["state"]["key"], service.limits
+        asked = chat_body(body)
+        try:
+            return await service.run(
+                request,
+                asked,
+                lambda: asking.chat(asked, limits, service.tokenizer, service.tool_format, key),
+                partial(ResponsesRenderer, body),
+            )
+        except CallError as error:
+            raise renamed(error) from None
+
+    async def no_response(id: str) -> Response:
+        """There is none: responses are not stored."""
+        raise CallError(
+            404,
+            "this server keeps no responses: what came before is sent again, as items of input",
+            code="response_not_found",
+            param="id",
+        )
+
+    path = "/v1/responses/{id:path}"
+    app.get(path, responses=ERRORS, response_class=Response, tags=["OpenAI"])(no_response)
+    app.api_route(path, methods=["POST", "DELETE"], include_in_schema=False)(no_response)
 
     def card() -> dict[str, Any]:
         info = service.bridge.info

@@ -13,6 +13,7 @@ from typing import Any
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.messages import GrammarSpec, Output
+from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
 from verifypd.tokenizer import Tokenizer
 
@@ -46,6 +47,17 @@ class CallError(Exception):
 def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> CallError:
     """400."""
     return CallError(400, message, code=code, param=param)
+
+
+def context_exceeded(limit: int, prompt: int, output: int, param: str) -> CallError:
+    """400 for more tokens than the model has room for, in OpenAI's words: clients look for them."""
+    return bad(
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens"
+        f" ({prompt} in the messages, {output} in the completion). Please reduce the length of the messages or"
+        " completion.",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def unavailable(message: str, code: str, retry_after: int = 1) -> CallError:
@@ -109,7 +121,7 @@ class Choice:
         self.finish: str | None = None
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
-        self.spelt = 0  # characters of the tokens whose logprobs the client has
+        self.offsets: Offsets | None = None  # of the tokens whose logprobs the client has
         self.reported = False  # the client was told that it ended
         self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
