@@ -170,8 +170,8 @@ def _request_id(given: bytes) -> str:
 def _route(path: str) -> str:
     """A path for the metrics: never what a client made up."""
     known = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info")
-    known += ("/v1/responses", ADMIN + "architecture")
-    if path in known or path in OPEN_PATHS:
+    ours = ("/v1/responses", ADMIN + "architecture")
+    if path in known or path in ours or path in OPEN_PATHS:
         return path
     above = next((above for above in ("/v1/models/", "/v1/responses/") if path.startswith(above)), None)
     return above + "{id}" if above else "other"

@@ -41,7 +41,7 @@ class ResponsesRenderer(ChatRenderer):
         self._said: list[str] = []  # text of the open message
         self._scores: list[dict[str, Any]] = []  # logprobs of its tokens
         self._unsaid: list[dict[str, Any]] = []  # those of tokens that have shown no text yet
-        self._open = False
+        self._speaking = False
         self._sequence = 0
 
     # -- the answer ---------------------------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ class ResponsesRenderer(ChatRenderer):
     def _say(self, words: str) -> list[bytes]:
         """Words of the open message, or of a new one."""
         events = []
-        if not self._open:
+        if not self._speaking:
             item = {"id": _name("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
             self.output.append(item)
-            self._open, self._said, self._scores = True, [], []
+            self._speaking, self._said, self._scores = True, [], []
             events.append(self._emit("response.output_item.added", **self._place(), item=item))
             events.append(self._emit("response.content_part.added", **self._part(), part=_text("", [])))
         scores, self._unsaid = self._unsaid, []
@@ -143,9 +143,9 @@ class ResponsesRenderer(ChatRenderer):
 
     def _close(self, status: str) -> list[bytes]:
         """End the open message, if there is one."""
-        if not self._open:
+        if not self._speaking:
             return []
-        self._open = False
+        self._speaking = False
         text, item = "".join(self._said), self.output[-1]
         part = _text(text, self._scores)
         item |= {"status": status, "content": [part]}

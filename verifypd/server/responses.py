@@ -208,7 +208,8 @@ def _format(given: TextFormat | None) -> ResponseFormat | None:
     if given is None:
         return None
     schema = JsonSchemaFormat(**given.model_dump(by_alias=True, exclude={"type"}))
-    return ResponseFormat(type=given.type, json_schema=schema if given.type == "json_schema" else None)
+    wanted = schema if given.type == "json_schema" else None
+    return ResponseFormat(type=given.type, json_schema=wanted, pattern=None, grammar=None)
 
 
 def _tool(tool: ResponsesTool) -> Tool:
