@@ -265,6 +265,7 @@ def test_every_policy_says_whose_plan_it_gave() -> None:
         table.plan(snapshot(*views, **PIPELINE, verifier_bytes=20 * 10**9))
         seen.append((pdv.ran, table.ran))
     assert seen == [("pdv (atomic)", "pd"), ("pdv (pipelined)", "pdv (pipelined)")]
+    assert table.state()["architecture"] == "pdv (pipelined)"
     auto = make_architecture("auto", FixedController(0))
     auto.plan(snapshot(*few, drafter=None))
     assert auto.name == "auto" and auto.ran == "plain"

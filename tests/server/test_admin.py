@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.server.clients import Stream
+from tests.server.inprocess import connected
 from tests.server.samples import IDS
 from tests.server.serving import Server
+from verifypd.server.calls import CallError
+from verifypd.server.messages import Down, Switch
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -60,3 +65,19 @@ def test_a_switch_under_a_stream_changes_no_text_and_is_told(keyed):
 def test_what_is_no_architecture_is_refused(keyed, body):
     status, answer, _ = keyed.post(PATH, body, **OPERATOR)
     assert status == 400 and answer["error"]["param"] in ("architecture", "x")
+
+
+def test_a_switch_does_not_wait_for_an_engine_that_is_gone(tokenizer):
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        switch = asyncio.ensure_future(bridge.switch("pdv"))
+        await asyncio.sleep(0)
+        assert isinstance(heard[0], Switch) and heard[0].architecture == "pdv"
+        bridge.take(Down(1, "it broke"))
+        with pytest.raises(CallError, match="it broke") as caught:
+            await switch
+        assert caught.value.code == "engine_lost"
+        with pytest.raises(CallError, match="not up"):
+            await bridge.switch("pdv")
+
+    asyncio.run(run())

@@ -21,7 +21,7 @@ from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
 from verifypd.server.engine_loop import PURGE, EngineLoop
 from verifypd.server.engine_process import Bell, serve
-from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, encode
+from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, Switch, encode
 from verifypd.testing.instant import InstantEngine
 from verifypd.tokenizer import Tokenizer
 
@@ -249,3 +249,13 @@ def test_a_compiled_grammar_wakes_the_loop(loop: EngineLoop, compiler: Compiler,
     thread.join(20)
     assert not thread.is_alive()
     context.destroy(linger=0)
+
+
+def test_a_switch_is_answered(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    made: list[str] = []
+    loop.engine.switch = made.append
+    loop.take(Switch(0, 7, "pdv"))
+    assert made == ["pdv"] and sent[-1] == (0, Answer(1, 7))
+    del loop.engine.switch
+    loop.take(Switch(0, 8, "pdv"))
+    assert sent[-1][1].call == 8 and sent[-1][1].status == 400 and "'pdv'" in sent[-1][1].message

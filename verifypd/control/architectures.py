@@ -103,8 +103,8 @@ class Policy:
         self.controller.forget(order, emitted)
 
     def state(self) -> dict[str, float | str]:
-        """Its name and what its controller believes."""
-        return {"architecture": self.name, **self.controller.state()}
+        """Whose plans it gives, and what its controller believes."""
+        return {"architecture": self.ran, **self.controller.state()}
 
     def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
         """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget.

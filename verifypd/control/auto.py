@@ -142,7 +142,7 @@ class Auto:
 
     def state(self) -> dict[str, float | str]:
         """What it has chosen, how often it has changed its mind, and what its controller believes."""
-        chosen: dict[str, float | str] = {"architecture": self.label, "decisions": self.decided}
+        chosen: dict[str, float | str] = {"architecture": self.ran, "decisions": self.decided}
         known = {} if self._resting else self.predicted
         foretold = {f"foretold_{name}": rate for name, rate in known.items()}  # tokens a second
         return chosen | self.controller.state() | foretold

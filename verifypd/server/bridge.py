@@ -34,7 +34,6 @@ class Bridge:
         self.draining = False
         self.figures: dict[str, Any] = {}
         self.on_idle: Callable[[], None] = lambda: None
-        self.on_gap: Callable[[float], None] = lambda seconds: None  # told how long a choice waited for its next tokens
         # a worker that is started again must not take what the engine had queued for the one before it
         self._numbers = itertools.count(secrets.randbits(40) << 20)
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
@@ -178,7 +177,7 @@ class Bridge:
             call.first_token = call.first_token or now
             call.last_token = now
             if choice.last_token is not None:
-                self.on_gap(now - choice.last_token)
+                call.gaps.add(now - choice.last_token)
             choice.last_token = now
         if choice.take(output):
             self._tell(Abort(self.worker, call.number, choice.index, "stop"))

@@ -15,6 +15,7 @@ from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.messages import GrammarSpec, Output
 from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
+from verifypd.server.totals import GAP_BUCKETS, Spread
 from verifypd.tokenizer import Tokenizer
 
 
@@ -171,6 +172,7 @@ class Call:
         self.arrival = arrival
         self.first_token: float | None = None
         self.last_token: float | None = None
+        self.gaps = Spread(GAP_BUCKETS)  # between two arrivals of tokens of a choice
         self.tries = 0
         self.sent = False  # the client has seen a token
         self.error: CallError | None = None
