@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from enum import Enum
 from typing import Any, Literal
@@ -209,6 +210,7 @@ def test_logprobs(client):
     parts = list(client.responses.create(include=["message.output_text.logprobs"], stream=True, **fields))
     told = [s.logprob for part in parts if part.type == "response.output_text.delta" for s in part.logprobs]
     assert told == [score.logprob for score in scores][: len(told)] and told
+    assert [s.logprob for s in parts[-4].logprobs] == [score.logprob for score in scores]
 
 
 @pytest.mark.parametrize(
@@ -255,17 +257,21 @@ def test_there_is_nothing_to_get_back(client, server):
 def test_a_stream_that_fails_says_so_as_a_response(tokenizer):
     bridge, _ = answering(tokenizer, [70, 71], None)
 
-    def lost(*_: Any) -> None:
-        bridge.take(Down(1, "it broke", final=True))
+    inner = bridge.flush
 
-    bridge_flush = bridge.flush
-    bridge.flush = lambda: (bridge_flush(), lost())  # type: ignore[method-assign,func-returns-value]
+    def flush() -> None:
+        inner()
+        asyncio.get_running_loop().call_later(0.1, bridge.take, Down(1, "it broke", final=True))
+
+    bridge.flush = flush  # type: ignore[method-assign]
     with api(tokenizer, bridge) as made:
         answer = made.post("/v1/responses", json={"input": "hi", "stream": True})
     parts = events(answer.text)
     assert parts[-1]["type"] == "response.failed" and parts[-1]["sequence_number"] == len(parts) - 1
     failed = parts[-1]["response"]
     assert failed["status"] == "failed" and failed["error"]["code"] == "engine_lost"
+    assert failed["output"][0]["content"][0]["text"] == tokenizer.decode([70, 71]), "what it had said by then"
+    assert parts[-2]["type"] == "response.output_item.done" and parts[-2]["item"]["status"] == "incomplete"
 
 
 def test_a_deadline_leaves_it_incomplete(tokenizer):

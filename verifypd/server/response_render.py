@@ -71,7 +71,8 @@ class ResponsesRenderer(ChatRenderer):
     def failure(self, error: CallError) -> bytes:
         """The response ends here, with what it has."""
         told = {"code": error.code, "message": error.message}
-        return self._emit("response.failed", response=self._object("failed", error=told))
+        events = self._close("incomplete")
+        return b"".join([*events, self._emit("response.failed", response=self._object("failed", error=told))])
 
     def _response(self) -> dict[str, Any]:
         choice = self.call.choices[0]
@@ -113,10 +114,12 @@ class ResponsesRenderer(ChatRenderer):
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
         words, calls = self.fresh(choice, finish is not None)
         scores = self._logprobs(choice, start)
+        if not start:
+            self._unsaid = []  # a call that is tried again begins anew
         self._unsaid += scores["content"] if scores else ()
         events = self._say(words) if words else []
         for call in calls:
-            self._unsaid = []
+            self._unsaid = []  # they are the call's
             events += [*self._close("completed"), *self._call(call)]
         if finish is not None:
             choice.reported = True
@@ -146,6 +149,7 @@ class ResponsesRenderer(ChatRenderer):
         if not self._speaking:
             return []
         self._speaking = False
+        self._scores += self._unsaid  # of the token that ended it
         text, item = "".join(self._said), self.output[-1]
         part = _text(text, self._scores)
         item |= {"status": status, "content": [part]}
