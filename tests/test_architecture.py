@@ -31,6 +31,7 @@ PUBLIC = {
     "SamplingParams": "request",
     "RequestOutput": "request",
     "CompletionOutput": "request",
+    "select_architecture": "control",
     "__version__": None,
 }
 

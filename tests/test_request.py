@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verifypd.errors import RequestError
-from verifypd.request import RequestMetrics, SamplingParams, check_bad_words
+from verifypd.request import Request, RequestMetrics, SamplingParams, State, check_bad_words
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,11 @@ def test_metrics_count_drafts_and_not_corrections() -> None:
     assert metrics.mean_accepted_length == 5 / 2, "tokens per span that carried drafts"
     assert metrics.drafted_per_position == [2, 2, 1, 1]
     assert metrics.accepted_per_position == [1, 1, 1, 0]
+
+
+def test_the_wait_for_the_first_slot_is_kept() -> None:
+    request = Request("", [5], SamplingParams(), seed=0, max_length=9, arrival=10.0)
+    assert request.metrics.time_in_queue is None
+    for state, now in ((State.PREFILL, 10.5), (State.WAITING, 11.0), (State.PREFILL, 19.0)):
+        request.enter(state, now)
+    assert request.metrics.time_in_queue == 0.5, "what comes after a preemption is no queue"

@@ -12,16 +12,18 @@ __version__ = "0.1.0"
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 if TYPE_CHECKING:
+    from verifypd.control.architectures import select_architecture
     from verifypd.engine.llm import LLM
     from verifypd.request import CompletionOutput, RequestOutput, SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "select_architecture"]
 
 _HOMES = {
     "LLM": "verifypd.engine.llm",
     "SamplingParams": "verifypd.request",
     "RequestOutput": "verifypd.request",
     "CompletionOutput": "verifypd.request",
+    "select_architecture": "verifypd.control.architectures",
 }
 
 

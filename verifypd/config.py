@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -288,6 +289,13 @@ class EngineConfig:
         if not numbers or not all(0.0 <= number <= 1.0 for number in numbers):
             raise ConfigError(f"--synthetic-acceptance {value!r}: give a number in 0..1, a list of them, or drift:FILE")
         return numbers
+
+    def switched(self, arch: str) -> EngineConfig:
+        """The same settings under another architecture; those that it does not read stay, for the way back."""
+        made = copy(self)
+        object.__setattr__(made, "arch", arch)
+        made._check_choice("arch")
+        return made
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -211,6 +211,7 @@ class RequestMetrics:
     arrival_time: float = 0.0
     first_token_time: float | None = None
     finished_time: float | None = None
+    time_in_queue: float | None = None  # from its arrival until it first had a slot
     spans: int = 0  # verifier passes that carried draft tokens
     passes: int = 0  # verifier passes that emitted tokens after the prefill
     drafted: int = 0
@@ -362,6 +363,8 @@ class Request:
         if state not in PATH[self.state]:
             raise ValueError(f"a request cannot go from {self.state.value} to {state.value}")
         waited = max(0.0, now - self.entered)
+        if state is State.PREFILL and self.metrics.time_in_queue is None:
+            self.metrics.time_in_queue = waited
         self.state = state
         self.entered = now
         if state is not State.VERIFY:

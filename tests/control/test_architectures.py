@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import verifypd
 from tests.control.views import VIEW
 from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, make_architecture, select_architecture
 from verifypd.control.chunks import CHUNK_FACTOR
@@ -226,6 +227,48 @@ def test_pdv_takes_those_who_queued_longest() -> None:
 )
 def test_table_is_the_originals_rule(concurrency: int, gigabytes: float, name: str) -> None:
     assert select_architecture(concurrency, gigabytes) == name
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "gigabytes", "name"),
+    [
+        (1, 67.9, "pd"),
+        (1, 68.0, "pdv"),
+        (5, 70, "pdv"),
+        (6, 70, "pd"),
+        (16, 70, "pd"),
+        (17, 70, "pdv"),
+        (17, 8, "pd"),
+        (31, 67, "pd"),
+        (32, 1, "pdv"),
+    ],
+)
+def test_the_slides_say_something_else(concurrency: int, gigabytes: float, name: str) -> None:
+    assert verifypd.select_architecture(concurrency, verifier_size_gb=gigabytes, variant="slides") == name
+
+
+def test_there_are_two_variants_of_the_rule() -> None:
+    assert verifypd.select_architecture(5, 8) == verifypd.select_architecture(5, 8, "readme") == "pdv"
+    with pytest.raises(ConfigError, match="readme, slides"):
+        verifypd.select_architecture(5, 8, "paper")
+
+
+def test_every_policy_says_whose_plan_it_gave() -> None:
+    few, many = [[view(slot) for slot in range(count)] for count in (2, 6)]
+    for name in ("plain", "baseline", "pd", "unified"):
+        assert make_architecture(name, FixedController(3)).ran == name
+    pdv = make_architecture("pdv", FixedController(3))
+    table = make_architecture("table", FixedController(3))
+    seen = []
+    for views in (few, many):
+        pdv.plan(snapshot(*views, **PIPELINE))
+        table.plan(snapshot(*views, **PIPELINE, verifier_bytes=20 * 10**9))
+        seen.append((pdv.ran, table.ran))
+    assert seen == [("pdv (atomic)", "pd"), ("pdv (pipelined)", "pdv (pipelined)")]
+    assert table.state()["architecture"] == "pdv (pipelined)"
+    auto = make_architecture("auto", FixedController(0))
+    auto.plan(snapshot(*few, drafter=None))
+    assert auto.name == "auto" and auto.ran == "plain"
 
 
 def test_table_plans_as_the_chosen_one() -> None:

@@ -195,7 +195,7 @@ def trace(pair: tuple[Path, Path], arch: str, folder: Path, **settings: Any) -> 
         texts(llm, 8)
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     plans = [line for line in lines if line["event"] == "plan"]
-    assert all(plan["arch"] == arch for plan in plans)
+    assert all(plan["policy"] == arch for plan in plans)
     return plans
 
 
@@ -252,7 +252,7 @@ class Listener:
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.curious, self.speculative = inner, inner.name, True, True
-        self.at_rest = False
+        self.at_rest, self.ran = False, inner.name
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []

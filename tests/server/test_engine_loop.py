@@ -21,7 +21,7 @@ from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
 from verifypd.server.engine_loop import PURGE, EngineLoop
 from verifypd.server.engine_process import Bell, serve
-from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, encode
+from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, Switch, encode
 from verifypd.testing.instant import InstantEngine
 from verifypd.tokenizer import Tokenizer
 
@@ -168,9 +168,9 @@ def test_who_leaves_is_out_before_the_next_step(loop: EngineLoop, sent: list[tup
 def test_changes_of_architecture_are_counted(loop: EngineLoop) -> None:
     loop.take(submit(1, max_tokens=100))
     for name in ("pd", "pd", "unified", "pd"):
-        loop.engine.architecture = SimpleNamespace(name="auto", running=name)
+        loop.engine.architecture = SimpleNamespace(name="auto", ran=name)
         loop.turn()
-    assert loop.totals.switches == 3 and loop.architecture() == "pd"
+    assert loop.totals.switches == 2 and loop.totals.architecture_steps == {"pd": 3, "unified": 1}
 
 
 @pytest.mark.parametrize("words", [[[5] * 33], [[5], [VOCAB]], [[-1]]])
@@ -249,3 +249,13 @@ def test_a_compiled_grammar_wakes_the_loop(loop: EngineLoop, compiler: Compiler,
     thread.join(20)
     assert not thread.is_alive()
     context.destroy(linger=0)
+
+
+def test_a_switch_is_answered(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    made: list[str] = []
+    loop.engine.switch = made.append
+    loop.take(Switch(0, 7, "pdv"))
+    assert made == ["pdv"] and sent[-1] == (0, Answer(1, 7))
+    del loop.engine.switch
+    loop.take(Switch(0, 8, "pdv"))
+    assert sent[-1][1].call == 8 and sent[-1][1].status == 400 and "'pdv'" in sent[-1][1].message

@@ -99,7 +99,7 @@ CALL = r'<tool_call>\{"name": "weather", "arguments": \{"town": "(Ulm|Bonn)"\}\}
 def spoken(client, stream, **fields: Any) -> tuple[str, list[Any], str]:
     """Words, calls and finish reason of an answer whose tools the model may call or not."""
     messages: Any = [{"role": "user", "content": "is it wet?"}]
-    fields = {"model": "tiny", "messages": messages, "tools": [FUNCTION], "max_tokens": 200, "seed": 4, **fields}
+    fields = {"model": "tiny", "messages": messages, "tools": [FUNCTION], "max_tokens": 150, "seed": 4, **fields}
     if not stream:
         got = client.chat.completions.create(**fields).choices[0]
         return got.message.content or "", got.message.tool_calls or [], got.finish_reason

@@ -160,7 +160,9 @@ def test_both_workers_serve_and_count_together(small: Server) -> None:
     for seed in range(8):
         assert small.post("/v1/completions", {"prompt": IDS, "seed": seed}, **auth("first-key"))[0] == 200
     name = 'verifypd:http_requests_total{path="/v1/completions",status="200"}'
-    assert small.idle()[name] == before.get(name, 0.0) + 8
+    after, gaps = small.idle(), "verifypd:inter_token_latency_seconds_count"
+    assert after[name] == before.get(name, 0.0) + 8
+    assert after[gaps] >= before.get(gaps, 0.0) + 8 * 3, "16 tokens, at most four in a step"
 
 
 def test_loopback_unless_told_otherwise(small: Server) -> None:

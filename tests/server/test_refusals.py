@@ -204,3 +204,43 @@ def test_logprobs_are_finite_json(server):
     body = server.complete(IDS, logprobs=20, max_tokens=6, allowed_token_ids=[5, 6], temperature=0)
     values = [v for top in body["choices"][0]["logprobs"]["top_logprobs"] for v in top.values()]
     assert values and all(math.isfinite(value) for value in values)
+
+
+WORDS = (
+    "This model's maximum context length is 400 tokens. However, you requested {} tokens ({} in the messages, {} in the"
+    " completion). Please reduce the length of the messages or completion."
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "told"),
+    [
+        (8, {"max_tokens": 393}, (401, 8, 393)),
+        (8, {"max_tokens": 2**31 - 1}, (2**31 + 7, 8, 2**31 - 1)),
+        (400, {"max_tokens": 1}, (401, 400, 1)),
+        (400, {}, (401, 400, 1)),
+        (500, {"max_tokens": 0, "echo": True}, (501, 500, 1)),
+    ],
+)
+def test_more_tokens_than_the_model_has_room_for(server, prompt, fields, told):
+    """In OpenAI's words, by which clients such as litellm know that the context overflowed."""
+    status, body, _ = server.post("/v1/completions", {"prompt": [5] * prompt, **fields})
+    error = body["error"]
+    assert (status, error["code"], error["type"]) == (400, "context_length_exceeded", "invalid_request_error")
+    assert error["message"] == WORDS.format(*told) and error["param"] == "prompt"
+
+
+def test_more_tokens_than_there_is_room_for_in_chat(client, server):
+    messages = [{"role": "user", "content": "hi"}]
+    used = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage.prompt_tokens
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="tiny", messages=messages, **{name: 401 - used})
+        assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+        assert caught.value.body["message"] == WORDS.format(401, used, 401 - used)
+
+
+def test_what_fits_exactly_and_what_is_not_asked_for_by_number_runs(server):
+    for prompt, fields in ((8, {"max_tokens": 392}), (395, {})):
+        body = server.complete([5] * prompt, **fields, ignore_eos=True)
+        assert body["usage"]["total_tokens"] == 400 and body["choices"][0]["finish_reason"] == "length"

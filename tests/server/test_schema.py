@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.server.serving import Server
+from verifypd.server.responses import ResponsesBody
 from verifypd.server.schema import Body, ChatBody, CompletionBody, DetokenizeBody
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -24,7 +25,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 def test_every_operation_declares_its_errors(server: Server) -> None:
     document = server.get("/openapi.json")[1]
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         assert {"200", "400", "401", "404", "408", "413", "429", "431", "500", "503"} <= set(
             document["paths"][path]["post"]["responses"]
         )
@@ -54,6 +55,10 @@ USER = {"role": "user", "content": "x"}
         (ChatBody, {"messages": [{**USER, "tool_calls": [{"id": "x"}] * MANY}]}),
         (ChatBody, {"messages": [{**USER, **KEYS}]}),
         (ChatBody, {"messages": [USER], "tools": [{"type": "function"}] * MANY}),
+        (ResponsesBody, {"input": [{"role": 3}] * MANY}),
+        (ResponsesBody, {"input": [{"role": "user", "content": [{"type": 1}] * MANY}]}),
+        (ResponsesBody, {"input": "x", "tools": [{"type": "function"}] * MANY}),
+        (ResponsesBody, {"input": "x", "include": [1] * MANY}),
         (DetokenizeBody, {"tokens": [0.5] * MANY}),
     ],
 )
@@ -86,6 +91,6 @@ def walk(server: Server, tmp_path: Path) -> None:
     counts = [int(count) for count in re.findall(r"(\d+) generated", found.stdout)]
     assert counts and sum(counts) >= CASES, tail
     answered = server.metrics()
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         served = answered.get(f'verifypd:http_requests_total{{path="{path}",status="200"}}', 0)
         assert served > 30, f"{path}: nearly all was refused at the door"

@@ -32,6 +32,27 @@ def test_streamed_logprobs_are_the_same(server):
         assert [value for part in parts for value in part[name]] == whole[name]
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_point_into_the_text_where_tokens_are_parts_of_characters(server, tokenizer, echo):
+    prompt = tokenizer.encode("ä<s>世", add_special_tokens=False)
+    form = {"guided_regex": "(é|世|🙂|a){12}", "max_tokens": 60, "seed": 5, "logprobs": 0}
+    choice = server.complete([prompt], echo=echo, **form)["choices"][0]
+    text, scores = choice["text"], choice["logprobs"]
+    parts = [token for token in scores["tokens"] if token.startswith("bytes:")]
+    assert len(parts) > 4 and choice["finish_reason"] == "stop"
+    end = 0
+    for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
+        if token == "</s>":  # it ended the text, and is none of it
+            assert offset == len(text)
+        elif token.startswith("bytes:"):
+            assert bytes.fromhex(token.removeprefix("bytes:").replace("\\x", "")) in text[offset].encode()
+            end = offset + 1
+        else:
+            assert offset == end and text.startswith(token, offset)
+            end = offset + len(token)
+    assert end == len(text)
+
+
 def test_chat_logprobs(client):
     got = client.chat.completions.create(
         model="tiny",

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name.removeprefix(SERVER): value for name, value in vars(args).items() if name.startswith(SERVER)}
     keys = [*given.get("api_key", ()), *filter(None, [os.environ.get("VERIFYPD_API_KEY")])]
     given |= {"api_key": tuple(keys), "cors_origin": tuple(given.get("cors_origin", ()))}
+    given["admin_key"] = given.get("admin_key") or os.environ.get("VERIFYPD_ADMIN_KEY") or None
     config = ServerConfig.from_kwargs(**given)
     engine_config = EngineConfig.from_kwargs(**engine_settings(args))
     try:

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from verifypd.control.observe import Observation, StepTiming
 
 
+SELECT_VARIANTS = ("readme", "slides")  # where the original gives its advice; the two differ
+
+
 class Architecture(Protocol):
     """Makes plans, and is told what came of them."""
 
     name: str
     speculative: bool  # whether its plans may ever draft
+
+    @property
+    def ran(self) -> str:
+        """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
+        ...
 
     @property
     def curious(self) -> bool:
@@ -68,6 +76,11 @@ class Policy:
         self.controller = controller
 
     @property
+    def ran(self) -> str:
+        """Its own."""
+        return self.name
+
+    @property
     def at_rest(self) -> bool:
         """Not by itself: lanes and turns have an order of their own."""
         return False
@@ -90,8 +103,8 @@ class Policy:
         self.controller.forget(order, emitted)
 
     def state(self) -> dict[str, float | str]:
-        """Its name and what its controller believes."""
-        return {"architecture": self.name, **self.controller.state()}
+        """Whose plans it gives, and what its controller believes."""
+        return {"architecture": self.ran, **self.controller.state()}
 
     def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
         """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget.
@@ -218,6 +231,11 @@ class PDV(PD):
         super().__init__(controller)
         self.is_atomic = True
 
+    @property
+    def ran(self) -> str:
+        """Its own, and whether draft and verification were one step."""
+        return f"{self.name} ({'atomic' if self.is_atomic else 'pipelined'})"
+
     def plan(self, snapshot: Snapshot) -> Plan:
         """Everyone who is ready drafts; the verify lane runs when it is due; prompts take what tokens are left."""
         self._settle(len(snapshot.requests) + snapshot.away, snapshot.verify_batch)
@@ -259,20 +277,33 @@ class Table(Policy):
     def __init__(self, controller: Controller) -> None:
         super().__init__(controller)
         self.choices: dict[str, Architecture] = {"pd": PD(controller), "pdv": PDV(controller)}
+        self.running = "pd"  # whose plans it answers with
+
+    @property
+    def ran(self) -> str:
+        """The chosen one's."""
+        return self.choices[self.running].ran
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """As the chosen one plans."""
         concurrency = len(snapshot.requests) + snapshot.away + snapshot.waiting
-        return self.choices[select_architecture(concurrency, snapshot.verifier_bytes / 1e9)].plan(snapshot)
+        self.running = select_architecture(concurrency, snapshot.verifier_bytes / 1e9)
+        return self.choices[self.running].plan(snapshot)
 
 
-def select_architecture(concurrency: int, verifier_gb: float) -> str:
-    """`pdv` from 32 requests on, `pd` up to 4, and between them `pdv` for verifiers over 7 GB."""
+def select_architecture(concurrency: int, verifier_size_gb: float, variant: str = "readme") -> str:
+    """`pd` or `pdv`, as the original advises for so many requests at once and a verifier of that size.
+
+    Both variants say `pdv` from 32 requests on. `readme` says `pd` up to 4, and between them `pdv` for verifiers over
+    7 GB. `slides` says `pd` for 6 to 16, and elsewhere `pdv` for verifiers of 34B parameters, 68 GB, or more.
+    """
+    if variant not in SELECT_VARIANTS:
+        raise ConfigError(f"variant {variant!r} is not known; choose from {', '.join(SELECT_VARIANTS)}")
     if concurrency >= 32:
         return "pdv"
-    if concurrency <= 4:
-        return "pd"
-    return "pdv" if verifier_gb > 7 else "pd"
+    if variant == "slides":
+        return "pdv" if verifier_size_gb >= 68 and not 6 <= concurrency <= 16 else "pd"
+    return "pdv" if verifier_size_gb > 7 and concurrency > 4 else "pd"
 
 
 def decoding(snapshot: Snapshot) -> list[RequestView]:

@@ -89,6 +89,11 @@ class Auto:
         self._steps = 0
 
     @property
+    def ran(self) -> str:
+        """The chosen one's, or `plain` while nothing is drafted."""
+        return "plain" if self.label == "plain" else self.choices[self.running].ran
+
+    @property
     def curious(self) -> bool:
         """As its controller is; and when it is about to weigh the architectures."""
         return self.controller.curious or ((self._steps + 1) % INTERVAL == 0 and not self._resting)
@@ -137,7 +142,7 @@ class Auto:
 
     def state(self) -> dict[str, float | str]:
         """What it has chosen, how often it has changed its mind, and what its controller believes."""
-        chosen: dict[str, float | str] = {"architecture": self.label, "decisions": self.decided}
+        chosen: dict[str, float | str] = {"architecture": self.ran, "decisions": self.decided}
         known = {} if self._resting else self.predicted
         foretold = {f"foretold_{name}": rate for name, rate in known.items()}  # tokens a second
         return chosen | self.controller.state() | foretold

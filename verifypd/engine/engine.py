@@ -23,7 +23,7 @@ from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import TimedPlan, TimedPlans
 from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
 from verifypd.engine.views import snapshot
-from verifypd.errors import RequestError
+from verifypd.errors import ConfigError, RequestError
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
@@ -136,6 +136,10 @@ class Engine:
 
     def switch(self, name: str) -> None:
         """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""
+        config = self.config.switched(name)
+        if name != "plain" and self.drafter is None and config.drafts and config.max_draft:
+            raise ConfigError("this engine was started with --arch plain, without its drafter: start it with another")
+        self.config = config
         if name != self.architecture.name:
             self.architecture = self.architectures(name)
             self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
@@ -206,7 +210,7 @@ class Engine:
         self.stats.steps += 1
         if plan.empty:
             return
-        timed = TimedPlan(self.stats.steps, self.architecture.name, plan, self._begun)
+        timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
         captured = self.verify.captured
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
@@ -352,9 +356,7 @@ class Engine:
             if not timed.beside:  # what others took of the device meanwhile is no cost of this plan
                 self.architecture.observe_step(timed.timing())
             if self.recorder:
-                self.recorder.plan(
-                    timed.step, self.clock(), timed.architecture, timed.plan, timed.start, timed.seconds()
-                )
+                self.recorder.plan(timed, self.clock())
         if self.recorder:
             self._record_decisions(self.recorder)
             if self.stats.steps % BELIEFS_EVERY == 1 or not self.busy:

@@ -103,6 +103,11 @@ class LLM:
             raise ConfigError(f"{self.config.model} has no tokenizer here: give prompts as token ids")
         return self.tokenizer
 
+    def switch_architecture(self, name: str) -> None:
+        """Run under another architecture from the next step on. Texts stay what they are; `config` says what is set."""
+        self.engine.switch(name)
+        self.config = self.config.switched(name)
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -277,7 +282,7 @@ def _merged(parts: list[RequestMetrics]) -> RequestMetrics:
     """Metrics of a prompt over all its choices."""
     if len(parts) == 1:
         return parts[0]
-    merged = RequestMetrics(arrival_time=parts[0].arrival_time)
+    merged = RequestMetrics(arrival_time=parts[0].arrival_time, time_in_queue=parts[0].time_in_queue)
     firsts = [p.first_token_time for p in parts if p.first_token_time is not None]
     merged.first_token_time = min(firsts, default=None)
     ends = [p.finished_time for p in parts]

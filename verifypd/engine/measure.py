@@ -171,7 +171,7 @@ def warm_up(engine: Engine) -> None:
 class _Probe:
     """A policy that plans what it is told to and keeps the times."""
 
-    name = "measure"
+    name = ran = "measure"
     speculative = True
     curious = at_rest = False  # it has its plan already
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.batch import Verdict, VerifyBatch
-from verifypd.control.snapshot import Plan
+from verifypd.engine.timing import TimedPlan
 from verifypd.errors import ConfigError
 
 
@@ -23,16 +23,18 @@ class Recorder:
         except OSError as error:
             raise ConfigError(f"--record {folder}: {error.strerror}; give a folder that can be written") from None
 
-    def plan(
-        self, step: int, time: float, architecture: str, plan: Plan, start: float, seconds: dict[str, float]
-    ) -> None:
-        """A plan that has run: `start` on the host, and seconds by kind of batch (`draft_seconds`, …)."""
+    def plan(self, timed: TimedPlan, time: float) -> None:
+        """A plan that has run: `start` on the host, and seconds by kind of batch (`draft_seconds`, …).
+
+        `policy` is the architecture in force, `arch` the one whose plan it is: they differ under `auto` and `table`.
+        """
+        plan = timed.plan
         batches = {
             name: [asdict(span) for span in batch.spans] if batch else []
             for name, batch in (("draft", plan.draft), ("verify", plan.verify), ("prefill", plan.prefill))
         }
-        head = {"event": "plan", "step": step, "time": time, "arch": architecture, "start": start}
-        self._write({**head, **batches, **seconds})
+        head = {"event": "plan", "step": timed.step, "time": time, "policy": timed.policy, "arch": timed.architecture}
+        self._write({**head, "start": timed.start, **batches, **timed.seconds()})
 
     def verdicts(self, time: float, batch: VerifyBatch, verdicts: Sequence[Verdict | None]) -> None:
         """A batch that was absorbed."""

@@ -17,7 +17,8 @@ class TimedPlan:
     """A launched plan and the timers of its batches, by lane."""
 
     step: int
-    architecture: str
+    policy: str  # the architecture in force
+    architecture: str  # the one whose plan this is
     plan: Plan
     begun: float  # s, when the step began on the host
     timers: dict[str, LaneTimer] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,9 @@ from verifypd.server.calls import CallError, bad, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.render import ChatRenderer, CompletionRenderer
-from verifypd.server.schema import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from verifypd.server.response_render import ResponsesRenderer
+from verifypd.server.responses import ResponsesBody, chat_body, renamed
+from verifypd.server.schema import ArchitectureBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from verifypd.server.service import Service, aside
 from verifypd.tokenizer import Tokenizer
 
@@ -45,7 +48,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
 <style>body{font:16px/1.5 sans-serif;max-width:42em;margin:3em auto;padding:0 1em}code{background:#8882}</style>
 <h1>Verify-PD</h1><p>An OpenAI-compatible server with exact speculative decoding.</p>
-<ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code></li>
+<ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code>,
+<code>POST /v1/responses</code></li>
 <li><a href="/v1/models"><code>GET /v1/models</code></a></li>
 <li><code>POST /tokenize</code>, <code>POST /detokenize</code>,
 <a href="/tokenizer_info"><code>GET /tokenizer_info</code></a></li>
@@ -113,11 +117,14 @@ def make_app(
     add_generation(app, service)
     add_tokens(app, service)
     add_state(app, service)
+    if config.admin_key:
+        add_admin(app, service)
     add_errors(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(
         Gate,
         keys=Keys(config.api_key),
+        admin=Keys([config.admin_key] if config.admin_key else []),
         max_body=config.body_bytes,
         body_timeout=config.header_timeout,
         count=lambda path, status: service.metrics.http.labels(path, str(status)).inc(),
@@ -130,7 +137,7 @@ def make_app(
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
-    """Completions and chat."""
+    """Completions, chat and responses."""
     streams = {
         "description": "the answer; with `stream` a series of events",
         "content": {
@@ -159,6 +166,34 @@ def add_generation(app: FastAPI, service: Service) -> None:
             lambda: asking.chat(body, limits, service.tokenizer, service.tool_format, key),
             ChatRenderer,
         )
+
+    @app.post("/v1/responses", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        """Answer a conversation in the shape of OpenAI's Responses API. Nothing is stored."""
+        key, limits = request.scope["state"]["key"], service.limits
+        asked = chat_body(body)
+        try:
+            return await service.run(
+                request,
+                asked,
+                lambda: asking.chat(asked, limits, service.tokenizer, service.tool_format, key),
+                partial(ResponsesRenderer, body),
+            )
+        except CallError as error:
+            raise renamed(error) from None
+
+    async def no_response(id: str) -> Response:
+        """There is none: responses are not stored."""
+        raise CallError(
+            404,
+            "this server keeps no responses: what came before is sent again, as items of input",
+            code="response_not_found",
+            param="id",
+        )
+
+    path = "/v1/responses/{id:path}"
+    app.get(path, responses=ERRORS, response_class=Response, tags=["OpenAI"])(no_response)
+    app.api_route(path, methods=["POST", "DELETE"], include_in_schema=False)(no_response)
 
     def card() -> dict[str, Any]:
         info = service.bridge.info
@@ -276,6 +311,26 @@ def add_state(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_admin(app: FastAPI, service: Service) -> None:
+    """What an operator may change while it runs."""
+
+    def state() -> Response:
+        figures = service.bridge.figures
+        names = ("policy", "architecture", "architecture_steps", "switches")
+        return answer({name: figures.get(name) for name in names})
+
+    @app.get("/v1/admin/architecture", responses=ERRORS, response_class=Response, tags=["admin"])
+    async def architecture() -> Response:
+        """The architecture that is set, the one that really plans, and how many steps each has planned."""
+        return state()
+
+    @app.post("/v1/admin/architecture", responses=ERRORS, response_class=Response, tags=["admin"])
+    async def switch_architecture(body: ArchitectureBody) -> Response:
+        """Run under another architecture from the next step on; requests go on, and their texts stay the same."""
+        await service.bridge.switch(body.architecture)
+        return answer({"policy": body.architecture})
 
 
 def add_errors(app: FastAPI) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from verifypd.errors import RequestError
 from verifypd.request import SamplingParams, check_bad_words
-from verifypd.server.calls import Ask, bad
+from verifypd.server.calls import Ask, bad, context_exceeded
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import (
@@ -121,8 +121,14 @@ def make_ask(
     limits: Limits,
     tokenizer: Tokenizer | None,
     key: int,
+    *,
+    asked: int | None = None,
+    param: str = "prompt",
 ) -> Ask:
-    """The engine's part of a call; raises CallError for what could never run."""
+    """The engine's part of a call; raises CallError for what could never run.
+
+    `asked`: output tokens the body asks for by number; None: what there is room for. `param`: the field of the prompt.
+    """
     try:
         params = SamplingParams(**fields)
     except RequestError as error:
@@ -132,7 +138,9 @@ def make_ask(
     for prompt in prompts:
         if not prompt:
             raise bad("the prompt is empty: give at least one token", "prompt")
-        check_tokens(prompt, limits, "prompt")
+        if len(prompt) + (asked or 1) > limits.max_model_len:
+            raise context_exceeded(limits.max_model_len, len(prompt), asked or 1, param)
+        check_tokens(prompt, limits, param)
     if grammar is not None and params.min_tokens:
         raise bad("min_tokens cannot hold together with a fixed output format: leave it out", "min_tokens")
     if tokenizer is None and (params.stop_strings or params.bad_words):
@@ -185,7 +193,7 @@ def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
     fields = sampling(body, limits, max(1, max_tokens), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
-    ask = make_ask(body, prompts, fields, grammar_of(body), limits, tokenizer, key)
+    ask = make_ask(body, prompts, fields, grammar_of(body), limits, tokenizer, key, asked=body.max_tokens)
     prepared = _prepared(body, ask, body.logprobs)
     prepared.score_only = score_only
     if body.echo:
@@ -257,7 +265,7 @@ def chat(
     grammar = _tool_grammar(body, tool_format, grammar_of(body))
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
-    ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key)
+    ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param="messages")
     prepared = _prepared(body, ask, logprobs)
     if names and body.tool_choice != "none":
         prepared.tools, prepared.tool_names = tool_format, names

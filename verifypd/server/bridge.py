@@ -15,7 +15,7 @@ from typing import Any
 
 from verifypd.server.calls import Ask, Call, CallError, broken, engine_lost, failed, overdue, unavailable
 from verifypd.server.logs import event
-from verifypd.server.messages import Abort, Answer, Down, Output, Outputs, Stats, Submit, ToEngine, Up
+from verifypd.server.messages import Abort, Answer, Down, Output, Outputs, Stats, Submit, Switch, ToEngine, Up
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Bridge:
         self._numbers = itertools.count(secrets.randbits(40) << 20)
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
         self._parked: list[Call] = []  # to be tried again when the engine is back
+        self._switches: dict[int, asyncio.Future[None]] = {}  # of architecture, that wait for the engine's answer
         self._send: Callable[[ToEngine], None] | None = None
         self.connect: Callable[[str], Callable[[ToEngine], None]] | None = None
 
@@ -83,6 +84,18 @@ class Bridge:
         if call.number in self.calls and call.left:
             self._tell(Abort(self.worker, call.number, -1))
         self._forget(call)
+
+    async def switch(self, architecture: str) -> None:
+        """Have the engine run under another architecture; raises CallError when it cannot."""
+        if self._send is None:
+            raise unavailable("the engine is not up; try again soon", "engine_down")
+        number = next(self._numbers)
+        made = self._switches[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._tell(Switch(self.worker, number, architecture))
+            await made
+        finally:
+            del self._switches[number]
 
     def _forget(self, call: Call) -> None:
         self.calls.pop(call.number, None)
@@ -163,6 +176,9 @@ class Bridge:
         if output.tokens:
             call.first_token = call.first_token or now
             call.last_token = now
+            if choice.last_token is not None:
+                call.gaps.add(now - choice.last_token)
+            choice.last_token = now
         if choice.take(output):
             self._tell(Abort(self.worker, call.number, choice.index, "stop"))
         if choice.finish is not None:
@@ -178,24 +194,19 @@ class Bridge:
             call.wake()
 
     def _answer(self, message: Answer) -> None:
+        switch = self._switches.get(message.call)
+        if switch is not None and not switch.done():
+            if message.status:
+                switch.set_exception(_refusal(message))
+            else:
+                switch.set_result(None)
         call = self.calls.get(message.call)
         if call is None:
             return
-        if not message.status:
-            if not call.admitted.done():
-                call.admitted.set_result(None)
-            return
-        kind = {429: "rate_limit_error", 500: "server_error"}.get(message.status, "invalid_request_error")
-        call.fail(
-            CallError(
-                message.status,
-                message.message,
-                kind=kind,
-                code=message.code or None,
-                param=message.param,
-                retry_after=message.retry_after,
-            )
-        )
+        if message.status:
+            call.fail(_refusal(message))
+        elif not call.admitted.done():
+            call.admitted.set_result(None)
 
     def _came_up(self, message: Up) -> None:
         assert self.connect is not None
@@ -211,6 +222,9 @@ class Bridge:
     def _went_down(self, message: Down) -> None:
         self._send = None
         self.lost = message.final
+        for switch in self._switches.values():
+            if not switch.done():
+                switch.set_exception(engine_lost(message.reason))
         for call in list(self.calls.values()):
             if call.done or (call in self._parked and not message.final):
                 continue
@@ -240,3 +254,15 @@ class Bridge:
         else:
             self._tell(Abort(self.worker, call.number, -1, "deadline"))
         call.expire()
+
+
+def _refusal(answer: Answer) -> CallError:
+    """What the engine refused, as its client is told."""
+    return CallError(
+        answer.status,
+        answer.message,
+        kind={429: "rate_limit_error", 500: "server_error"}.get(answer.status, "invalid_request_error"),
+        code=answer.code or None,
+        param=answer.param,
+        retry_after=answer.retry_after,
+    )

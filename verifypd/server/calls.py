@@ -13,7 +13,9 @@ from typing import Any
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State
 from verifypd.server.messages import GrammarSpec, Output
+from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
+from verifypd.server.totals import GAP_BUCKETS, Spread
 from verifypd.tokenizer import Tokenizer
 
 
@@ -46,6 +48,17 @@ class CallError(Exception):
 def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> CallError:
     """400."""
     return CallError(400, message, code=code, param=param)
+
+
+def context_exceeded(limit: int, prompt: int, output: int, param: str) -> CallError:
+    """400 for more tokens than the model has room for, in OpenAI's words: clients look for them."""
+    return bad(
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens"
+        f" ({prompt} in the messages, {output} in the completion). Please reduce the length of the messages or"
+        " completion.",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def unavailable(message: str, code: str, retry_after: int = 1) -> CallError:
@@ -105,10 +118,11 @@ class Choice:
         self.text = TextOutput(self.request, tokenizer)
         self.prompt_logprobs: list[dict[int, Logprob]] | None = None
         self.spec: list[int] = []
+        self.last_token: float | None = None  # s, when the latest came
         self.finish: str | None = None
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
-        self.spelt = 0  # characters of the tokens whose logprobs the client has
+        self.offsets: Offsets | None = None  # of the tokens whose logprobs the client has
         self.reported = False  # the client was told that it ended
         self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
@@ -158,6 +172,7 @@ class Call:
         self.arrival = arrival
         self.first_token: float | None = None
         self.last_token: float | None = None
+        self.gaps = Spread(GAP_BUCKETS)  # between two arrivals of tokens of a choice
         self.tries = 0
         self.sent = False  # the client has seen a token
         self.error: CallError | None = None

@@ -23,6 +23,12 @@ class ServerConfig:
     api_key: tuple[str, ...] = setting(
         (), "a key clients must send; may be repeated, and $VERIFYPD_API_KEY adds one", metavar="KEY", secret=True
     )
+    admin_key: str | None = setting(
+        None,
+        "key that opens /v1/admin/architecture (default: $VERIFYPD_ADMIN_KEY; without either it is not there)",
+        metavar="KEY",
+        secret=True,
+    )
     max_queue: int = setting(256, "requests that may wait for a slot; beyond it the answer is 429")
     max_streams_per_key: int | None = setting(None, "calls one key may have open at once; beyond it the answer is 429")
     max_connections: int = setting(4096, "connections one API worker keeps open; beyond it the answer is 503")
@@ -71,6 +77,10 @@ class ServerConfig:
             raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
             raise ConfigError("--api-key must be printable ASCII and not empty")
+        if self.admin_key is not None and (not self.admin_key.isascii() or not self.admin_key.isprintable()):
+            raise ConfigError("--admin-key must be printable ASCII")
+        if self.admin_key is not None and (not self.admin_key or self.admin_key in self.api_key):
+            raise ConfigError("--admin-key must not be empty, nor one of the keys of --api-key")
         module, _, name = self.engine_factory.partition(":")
         if not module or not name:
             raise ConfigError(f"--engine-factory {self.engine_factory!r}: give module:function")

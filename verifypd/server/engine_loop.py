@@ -10,13 +10,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifypd.errors import RequestError
+from verifypd.errors import ConfigError, RequestError
 from verifypd.request import Logprob, Request, SamplingParams, check_bad_words
 from verifypd.runtime.faults import out_of_memory
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
 from verifypd.server.joining import Compile, Joiner, Joining
-from verifypd.server.messages import Abort, Answer, Gone, Output, Outputs, Quit, Stats, Submit, ToEngine, ToWorker
+from verifypd.server.messages import (
+    Abort,
+    Answer,
+    Gone,
+    Output,
+    Outputs,
+    Quit,
+    Stats,
+    Submit,
+    Switch,
+    ToEngine,
+    ToWorker,
+)
 from verifypd.server.totals import Totals, figures
 
 log = logging.getLogger(__name__)
@@ -76,7 +88,6 @@ class EngineLoop:
         self._told = -math.inf  # when figures were last sent
         self._pending: dict[int, list[Output]] = {}  # worker -> outputs not sent yet
         self.gpu: Callable[[], dict[str, float]] = dict
-        self._architecture = self.architecture()
 
     # -- messages in --------------------------------------------------------------------------------------------------
 
@@ -86,6 +97,8 @@ class EngineLoop:
             self._submit(message)
         elif isinstance(message, Abort):
             self._abort(message)
+        elif isinstance(message, Switch):
+            self._switch(message)
         elif isinstance(message, Gone):
             self._drop_joining(message.worker)
             for worker, call in [key for key in self.calls if key[0] == message.worker]:
@@ -115,6 +128,15 @@ class EngineLoop:
             self.joining.add(message, requests)
         else:
             self._enter(message, requests)
+
+    def _switch(self, message: Switch) -> None:
+        """Change the architecture, and tell the worker that asked for it."""
+        answer = Answer(self.epoch, message.call)
+        try:
+            self.engine.switch(message.architecture)
+        except ConfigError as error:
+            answer = Answer(self.epoch, message.call, 400, str(error), "invalid_value", "architecture")
+        self.send(message.worker, answer)
 
     def _enter(self, message: Submit, requests: list[Request]) -> None:
         """Queue a call's requests in the engine, and tell its worker."""
@@ -209,9 +231,7 @@ class EngineLoop:
             self.totals.out_of_memory += 1
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
-        self.totals.step(self.clock() - begun)
-        before, self._architecture = self._architecture, self.architecture()
-        self.totals.switches += before != self._architecture
+        self.totals.step(self.clock() - begun, self.engine.architecture.ran)
         for track in news:
             if track is not None:
                 self._tell(track)
@@ -225,7 +245,7 @@ class EngineLoop:
         now = self.clock()
         if now - self._told >= self.interval:
             self._told = now
-            stats = Stats(self.epoch, figures(self.engine, self.totals, self.architecture(), self.gpu()))
+            stats = Stats(self.epoch, figures(self.engine, self.totals, self.gpu()))
             for worker in self.workers:
                 self.send(worker, stats)
 
@@ -247,6 +267,7 @@ class EngineLoop:
             self.totals.queries += request.prompt_len
             self.totals.cached_tokens += request.metrics.cached_tokens
             self.totals.prompt_tokens += request.prompt_len if request.choice == 0 else 0
+            self.totals.queued.add(request.metrics.time_in_queue or 0.0)
         logprobs = None
         if request.logprobs is not None:
             start = track.sent
@@ -308,12 +329,6 @@ class EngineLoop:
             totals.accepted_per_position[position] += count - (before[position] if position < len(before) else 0)
         track.seen = (metrics.spans, metrics.drafted, metrics.accepted)
         track.positions = list(metrics.accepted_per_position)
-
-    def architecture(self) -> str:
-        """What plans now: a policy over the others names the one it has chosen."""
-        policy = self.engine.architecture
-        name: str = getattr(policy, "running", policy.name)
-        return name
 
 
 def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:

@@ -20,6 +20,7 @@ from verifypd.server.logs import event
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico")
+ADMIN = "/v1/admin/"
 QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -62,10 +63,11 @@ class Gate:
     """ASGI middleware. `scope["state"]` gets `request_id`, `key` and `arrival`."""
 
     def __init__(
-        self, app: Any, keys: Keys, max_body: int, body_timeout: float, count: Callable[[str, int], None]
+        self, app: Any, keys: Keys, admin: Keys, max_body: int, body_timeout: float, count: Callable[[str, int], None]
     ) -> None:
         self.app = app
         self.keys = keys
+        self.admin = admin  # the operator's: they open what is under ADMIN, and nothing else
         self.max_body = max_body
         self.body_timeout = body_timeout
         self.count = count
@@ -116,8 +118,9 @@ class Gate:
 
     async def _enter(self, scope: Any, headers: dict[bytes, bytes], receive: Any, state: dict[str, Any]) -> Any:
         """Check key and size; returns a `receive` that has the whole body."""
-        if self.keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            found = self.keys.find(headers.get(b"authorization", b"").decode("latin-1"))
+        keys = self.admin if self.admin and scope["path"].startswith(ADMIN) else self.keys
+        if keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            found = keys.find(headers.get(b"authorization", b"").decode("latin-1"))
             if found is None:
                 raise CallError(
                     401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
@@ -167,6 +170,8 @@ def _request_id(given: bytes) -> str:
 def _route(path: str) -> str:
     """A path for the metrics: never what a client made up."""
     known = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info")
-    if path in known or path in OPEN_PATHS:
+    ours = ("/v1/responses", ADMIN + "architecture")
+    if path in known or path in ours or path in OPEN_PATHS:
         return path
-    return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+    above = next((above for above in ("/v1/models/", "/v1/responses/") if path.startswith(above)), None)
+    return above + "{id}" if above else "other"

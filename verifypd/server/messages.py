@@ -45,6 +45,14 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     reason: str = "abort"
 
 
+class Switch(msgspec.Struct, frozen=True, array_like=True, tag="switch"):
+    """API to engine: run under another architecture."""
+
+    worker: int
+    call: int  # unique within its worker, as those of Submit
+    architecture: str
+
+
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """Supervisor to engine: a worker died; nobody waits for its calls."""
 
@@ -97,7 +105,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
-    """Engine to API: a call is admitted (status 0), or refused with an HTTP status and the reason."""
+    """Engine to API: a call is admitted, a switch is made (status 0), or refused with an HTTP status and the reason."""
 
     epoch: int
     call: int
@@ -128,7 +136,7 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
     epoch: int = 0
 
 
-ToEngine = Submit | Abort | Gone | Quit
+ToEngine = Submit | Abort | Switch | Gone | Quit
 ToWorker = Up | Down | Drain | Quit | Outputs | Answer | Stats
 ToSupervisor = Up | Drained | Serving
 

@@ -14,11 +14,23 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from verifypd import __version__
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call
+from verifypd.server.totals import GAP_BUCKETS, Spread
 
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TPOT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
 E2E = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0)
 Samples = list[tuple[dict[str, str], float]]
+
+
+class SpreadHistogram(Histogram):
+    """A histogram that takes many observations at once: one at a time costs microseconds a token."""
+
+    def take(self, spread: Spread) -> None:
+        """Add what was counted under the same bounds."""
+        for bucket, count in zip(self._buckets, spread.counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(spread.seconds)
 
 
 class ServerMetrics:
@@ -41,6 +53,13 @@ class ServerMetrics:
         self.tpot = histogram(
             "vllm:request_time_per_output_token_seconds", "(last − first token) / (tokens − 1) of a request", TPOT
         )
+        self.itl: Any = SpreadHistogram(
+            "verifypd:inter_token_latency_seconds",
+            "between two arrivals of tokens of a choice; a verified draft is one arrival",
+            labels,
+            buckets=GAP_BUCKETS,
+            registry=own,
+        ).labels(**self._labels)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "last token out − request in", E2E)
         self.http = Counter("verifypd:http_requests", "answers by path and status", ["path", "status"], registry=own)
         self.outcomes = Counter("verifypd:calls", "calls by how they ended for the client", ["outcome"], registry=own)
@@ -52,6 +71,7 @@ class ServerMetrics:
     def finished(self, call: Call, outcome: str) -> None:
         """A call has ended."""
         self.outcomes.labels(outcome).inc()
+        self.itl.take(call.gaps)
         if outcome != "ok" or call.first_token is None or call.last_token is None:
             return
         first, last = call.first_token - call.arrival, call.last_token - call.arrival
@@ -153,7 +173,9 @@ class EngineFigures:
 
     def _own(self, f: dict[str, Any]) -> Iterable[Metric]:
         chosen = {"policy": f["policy"], "architecture": f["architecture"]}
-        yield self.gauge("verifypd:architecture", "the architecture in use", (chosen, 1.0))
+        yield self.gauge("verifypd:architecture", "the architecture set, and the one that really plans", (chosen, 1.0))
+        ran: Samples = [({"architecture": name}, count) for name, count in sorted(f["architecture_steps"].items())]
+        yield self.counter("verifypd:architecture_steps", "steps by the architecture that planned them", *ran)
         yield self.counter("verifypd:architecture_switches", "changes of architecture", ({}, f["switches"]))
         blocks: Samples = [
             ({"pool": name, "state": state}, count)
@@ -163,6 +185,9 @@ class EngineFigures:
         yield self.gauge("verifypd:kv_blocks", "KV blocks by pool and state", *blocks)
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])
+        yield self._histogram(
+            "verifypd:request_queue_time_seconds", "slot given − request in", f["queued"], f["queued_seconds"]
+        )
         lengths = {int(length): count for length, count in f["draft_lengths"].items()}
         counts = {str(float(k)): sum(c for length, c in lengths.items() if length == k) for k in range(1, 17)}
         counts["inf"] = sum(c for length, c in lengths.items() if length > 16)

@@ -12,7 +12,8 @@ import orjson
 from verifypd import __version__
 from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
-from verifypd.server.calls import Call, Choice
+from verifypd.server.calls import Call, CallError, Choice
+from verifypd.server.offsets import Offsets
 from verifypd.server.tools import FoundCall, ToolStream
 from verifypd.tokenizer import Tokenizer
 
@@ -159,6 +160,10 @@ class Renderer:
             last = self._event([], usage=self.usage(), **self.metrics())
         return last + DONE
 
+    def failure(self, error: CallError) -> bytes:
+        """What a stream ends with that fails."""
+        return sse({**error.body(), "code": error.status}) + DONE
+
     def _token_ids(self, choice: Choice, start: int) -> dict[str, Any]:
         if not self.prepared.return_token_ids:
             return {}
@@ -244,20 +249,30 @@ class CompletionRenderer(Renderer):
         if wanted is None:
             return None
         rows: list[tuple[int, dict[int, Logprob] | None]] = []
+        offsets: list[int] = []
         if with_prompt:
             rows.append((choice.prompt[0], None))
             rows += zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)
+            echoed = Offsets(self.tokenizer, (), False, 0)
+            offsets += [echoed.take(token) for token, _ in rows]
         if not self.prepared.score_only:
-            rows += zip(choice.request.output_ids[start:], (choice.request.logprobs or [])[start:], strict=False)
-        tokens, values, tops, offsets = [], [], [], []
+            new = choice.request.output_ids[start:]
+            rows += zip(new, (choice.request.logprobs or [])[start:], strict=False)
+            offsets += self._offsets(choice, new)
+        tokens, values, tops = [], [], []
         for token, row in rows:
-            text = _spelt(token, self.tokenizer)
-            tokens.append(text)
-            offsets.append(choice.spelt)
-            choice.spelt += len(text)
+            tokens.append(_spelt(token, self.tokenizer))
             values.append(None if row is None else row[token].logprob)
             tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets[: len(rows)]}
+
+    def _offsets(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
+        """Where the next output tokens begin in the text, which may repeat the prompt."""
+        if choice.offsets is None:
+            params = self.call.ask.params
+            begin = len(self._echo(choice))
+            choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
+        return [choice.offsets.take(token) for token in tokens]
 
 
 class ChatRenderer(Renderer):
@@ -274,13 +289,14 @@ class ChatRenderer(Renderer):
             choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)
         return choice.tools
 
+    def fresh(self, choice: Choice, last: bool) -> tuple[str, list[FoundCall]]:
+        """Words and calls of a choice that have not been shown; `last`: no more will come."""
+        text, stream = choice.new_text(), self._tools(choice)
+        return (text, []) if stream is None else stream.push(text, last)
+
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice."""
-        text = choice.text.visible()
-        calls: list[FoundCall] = []
-        stream = self._tools(choice)
-        if stream is not None:
-            text, calls = stream.push(text, last=True)
+        text, calls = self.fresh(choice, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = _tool_calls(calls, 0, stream=False)
@@ -308,14 +324,11 @@ class ChatRenderer(Renderer):
     def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
         """What is new of a choice."""
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
-        text, before = choice.new_text(), 0
-        calls: list[FoundCall] = []
         stream = self._tools(choice)
-        if stream is not None:
-            before = stream.calls
-            text, calls = stream.push(text, finish is not None)
-            if finish == "stop" and stream.calls:
-                finish = "tool_calls"
+        before = stream.calls if stream is not None else 0
+        text, calls = self.fresh(choice, finish is not None)
+        if finish == "stop" and stream is not None and stream.calls:
+            finish = "tool_calls"
         logprobs = self._logprobs(choice, start)
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from verifypd.config import ARCHITECTURES
+
 T = TypeVar("T")
 MAX_FIELDS = 256  # of one object
 MAX_BIASES = 4096
@@ -280,6 +282,12 @@ class DetokenizeBody(Body):
 
     model: StrictStr | None = None
     tokens: Listed[TokenId]
+
+
+class ArchitectureBody(Body):
+    """`POST /v1/admin/architecture`."""
+
+    architecture: StrictStr = Field(json_schema_extra={"enum": list(ARCHITECTURES)})
 
 
 class ErrorFields(BaseModel):

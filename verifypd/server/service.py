@@ -65,9 +65,9 @@ class Service:
             )
 
     async def run(
-        self, request: Request, body: GenerationBody, prepare: Callable[[], Prepared], renderer: type[Renderer]
+        self, request: Request, body: GenerationBody, prepare: Callable[[], Prepared], renderer: Callable[..., Renderer]
     ) -> Response:
-        """A call from body to answer."""
+        """A call from body to answer. `renderer` takes the call, what was prepared, and what it needs of the model."""
         self.check_model(body.model)
         state = request.scope["state"]
         name = state["request_id"] = body.request_id or state["request_id"]

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call, CallError, failed
-from verifypd.server.render import DONE, Renderer, sse
+from verifypd.server.render import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class EventStream(Response):
         except ClientGoneError:
             return "gone"
         except CallError as error:
-            await self._send(send, sse({**error.body(), "code": error.status}) + DONE, last=True)
+            await self._send(send, renderer.failure(error), last=True)
             return error.code or "error"
         await self._send(send, renderer.news() + renderer.closing(), last=True)
         return "ok"

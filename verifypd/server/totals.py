@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s
+# vLLM's, and some below its first
+GAP_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)  # s
+QUEUE_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)  # s
+
+
+class Spread:
+    """How often a number of seconds fell under each bound, and all of them together."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = (*bounds, math.inf)
+        self.counts = [0] * len(self.bounds)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.seconds += seconds
+
+    def by_bound(self) -> dict[str, int]:
+        """Counts by upper bound, not cumulative."""
+        return {str(bound): count for bound, count in zip(self.bounds, self.counts, strict=True)}
 
 
 @dataclass(slots=True)
@@ -24,19 +52,23 @@ class Totals:
     cached_tokens: int = 0
     queries: int = 0  # prompt tokens looked up in the prefix cache
     out_of_memory: int = 0
+    architecture: str = ""  # whose plan the last step was
+    architecture_steps: Counter[str] = field(default_factory=Counter)
     switches: int = 0  # of architecture, by whoever
-    steps: Counter[float] = field(default_factory=Counter)  # steps by upper bound of their length
-    step_seconds: float = 0.0
+    steps: Spread = field(default_factory=lambda: Spread(STEP_BUCKETS))
     step_count: int = 0
+    queued: Spread = field(default_factory=lambda: Spread(QUEUE_BUCKETS))  # requests by their wait for a slot
 
-    def step(self, seconds: float) -> None:
+    def step(self, seconds: float, architecture: str) -> None:
         """A step has ended."""
-        self.step_seconds += seconds
+        self.steps.add(seconds)
         self.step_count += 1
-        self.steps[next((b for b in STEP_BUCKETS if seconds <= b), math.inf)] += 1
+        self.architecture_steps[architecture] += 1
+        self.switches += bool(self.architecture) and architecture != self.architecture
+        self.architecture = architecture
 
 
-def figures(engine: Any, totals: Totals, architecture: str, gpu: dict[str, float]) -> dict[str, Any]:
+def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any]:
     """Everything /metrics shows of the engine."""
     stats = engine.stats
     pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
@@ -56,7 +88,8 @@ def figures(engine: Any, totals: Totals, architecture: str, gpu: dict[str, float
         "prefix_hits": totals.cached_tokens,
         "preemptions": stats.preemptions,
         "out_of_memory": totals.out_of_memory,
-        "architecture": architecture,
+        "architecture": engine.architecture.ran,
+        "architecture_steps": dict(totals.architecture_steps),
         "policy": engine.architecture.name,
         "switches": totals.switches,
         "lanes": {name: lane.summary() for name, lane in stats.lanes.items()},
@@ -65,8 +98,10 @@ def figures(engine: Any, totals: Totals, architecture: str, gpu: dict[str, float
             for name, pool in pools.items()
             if pool is not None
         },
-        "steps": {str(bound): totals.steps[bound] for bound in (*STEP_BUCKETS, math.inf)},
-        "step_seconds": totals.step_seconds,
+        "steps": totals.steps.by_bound(),
+        "step_seconds": totals.steps.seconds,
         "step_count": totals.step_count,
+        "queued": totals.queued.by_bound(),
+        "queued_seconds": totals.queued.seconds,
         "gpu": gpu,
     }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from verifypd.config import EngineConfig
-from verifypd.errors import RequestError
+from verifypd.errors import ConfigError, RequestError
 from verifypd.metrics.stats import EngineStats
 from verifypd.models.hub import resolve
 from verifypd.request import Request, State
@@ -35,7 +35,7 @@ class InstantEngine:
         self.drafter = None
         self.forgiving = True
         self.stats = EngineStats()
-        self.architecture = SimpleNamespace(name="instant")
+        self.architecture = SimpleNamespace(name="instant", ran="instant")
         self.memory = SimpleNamespace(verifier=_EmptyPool(), draft=None)
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
@@ -71,6 +71,10 @@ class InstantEngine:
         else:
             self.waiting.remove(request)
         self.stats.finished += 1
+
+    def switch(self, name: str) -> None:
+        """It plans nothing."""
+        raise ConfigError(f"this engine has no architecture {name!r}, nor any other")
 
     def step(self) -> list[Request]:
         """A token for everybody."""

@@ -1,0 +1,282 @@
+"""`/v1/responses` with the official client: the same answers as chat, its events in order, formats, tools, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from enum import Enum
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.inprocess import answering, api
+from tests.server.samples import FUNCTION
+from tests.server.serving import events
+from verifypd.server.messages import Down
+
+pytestmark = pytest.mark.xdist_group("server")
+
+TOOL: Any = {"type": "function", "strict": False, **FUNCTION["function"]}
+SHORT = {"bad_words": ["\n", "\t", "\r", " "]}  # a random model would fill the page with white space
+CALL = r'<tool_call>\{"name": "weather", "arguments": \{"town": "(Ulm|Bonn)"\}\}</tool_call>'
+
+
+class Mood(Enum):
+    good = "good"
+    bad = "bad"
+
+
+class Report(BaseModel):
+    mood: Mood
+    wet: bool
+
+
+class weather(BaseModel):  # the name of the function
+    town: Literal["Ulm", "Bonn"]
+
+
+def chat_text(client, messages: Any, **fields: Any) -> str:
+    return client.chat.completions.create(model="tiny", messages=messages, **fields).choices[0].message.content
+
+
+def test_it_says_what_chat_says(client):
+    fields: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    said = chat_text(client, [{"role": "user", "content": "hi"}], max_tokens=20, **fields)
+    got = client.responses.create(model="tiny", input="hi", max_output_tokens=20, **fields)
+    assert got.output_text == said and got.object == "response" and got.id.startswith("resp_")
+    assert got.status == "incomplete" and got.incomplete_details.reason == "max_output_tokens"
+    [item] = got.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "incomplete")
+    assert (got.model, got.temperature, got.max_output_tokens, got.error) == ("tiny", 0, 20, None)
+    assert got.usage.output_tokens == 20 and got.usage.total_tokens == got.usage.input_tokens + 20
+    assert got.usage.output_tokens_details.reasoning_tokens == 0
+    again = client.responses.create(model="tiny", input="hi" * 40, max_output_tokens=1, **fields)
+    again = client.responses.create(model="tiny", input="hi" * 40, max_output_tokens=1, **fields)
+    assert again.usage.input_tokens_details.cached_tokens >= 40
+
+
+def test_an_answer_that_ends_by_itself_is_complete(client):
+    got = client.responses.create(model="tiny", input="hi", extra_body={"guided_choice": ["yes"]}, store=True)
+    assert (got.status, got.incomplete_details, got.output_text) == ("completed", None, "yes")
+    assert got.output[0].status == "completed" and got.store is False, "nothing is stored, and it says so"
+
+
+def test_instructions_and_items_are_the_messages_of_chat(client):
+    fields: Any = {"temperature": 0}
+    messages: Any = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "is it wet?"},
+        {
+            "role": "assistant",
+            "content": "let me see",
+            "tool_calls": [
+                {"id": name, "type": "function", "function": {"name": "weather", "arguments": '{"town": "Ulm"}'}}
+                for name in ("c1", "c2")
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "c2", "content": "sun"},
+        {"role": "developer", "content": "now say it"},
+    ]
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "is it "}, {"type": "input_text", "text": "wet?"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "let me see", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"town": "Ulm"}', "id": "fc_1"},
+        {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": '{"town": "Ulm"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
+        {"type": "message", "role": "developer", "content": "now say it"},
+    ]
+    said = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, **fields)
+    got = client.responses.create(model="tiny", instructions="be brief", input=items, max_output_tokens=12, **fields)
+    assert got.output_text == said.choices[0].message.content and got.instructions == "be brief"
+    assert got.usage.input_tokens == said.usage.prompt_tokens
+
+
+def test_a_stream_has_the_events_of_openai_in_order(client):
+    fields: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 20}
+    fields["extra_body"] = {"seed": 3, "ignore_eos": True}
+    whole = client.responses.create(**fields)
+    parts = list(client.responses.create(stream=True, **fields))
+    kinds = [part.type for part in parts]
+    assert [part.sequence_number for part in parts] == list(range(len(parts)))
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"} and len(kinds) > 12
+    deltas = [part.delta for part in parts if part.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text == parts[-4].text == parts[-1].response.output_text
+    assert len({part.item_id for part in parts if hasattr(part, "item_id")}) == 1
+    assert parts[0].response.status == "in_progress" and parts[0].response.usage is None
+    assert parts[-1].response.usage.output_tokens == whole.usage.output_tokens == 20
+    assert parts[-1].response.id == parts[0].response.id
+
+
+def test_the_clients_own_stream_adds_it_up(client):
+    form: Any = {"guided_regex": "(ab ){9}c"}
+    with client.responses.stream(model="tiny", input="hi", extra_body=form) as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert final.status == "completed" and final.output_text == "ab " * 9 + "c" == snapshots[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_is_followed_and_parsed(client, stream):
+    fields: Any = {"model": "tiny", "input": "how is it?", "text_format": Report, "extra_body": {"seed": 2, **SHORT}}
+    if stream:
+        with client.responses.stream(**fields) as made:
+            got = made.get_final_response()
+    else:
+        got = client.responses.parse(**fields)
+    assert isinstance(got.output_parsed, Report) and got.status == "completed"
+    assert got.text.format.type == "json_schema" and got.text.format.name == "Report"
+
+
+def test_a_json_object(client):
+    form: Any = {"format": {"type": "json_object"}}
+    got = client.responses.create(model="tiny", input="hi", text=form, max_output_tokens=30, temperature=0)
+    assert got.output_text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call(client, choice, stream):
+    tool = openai.pydantic_function_tool(weather)["function"]
+    tools: Any = [{"type": "function", **tool}]
+    fields: Any = {"model": "tiny", "input": "is it wet?", "tools": tools, "tool_choice": choice}
+    fields["extra_body"] = {"seed": 2, **SHORT}
+    if stream:
+        parts = list(client.responses.create(stream=True, **fields))
+        got = parts[-1].response
+        assert [part.type for part in parts[2:]] == [
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        assert parts[2].item.arguments == "" and parts[3].delta == parts[4].arguments == parts[5].item.arguments
+        assert parts[2].item.id == parts[3].item_id == parts[4].item_id == parts[5].item.id
+    else:
+        got = client.responses.create(**fields)
+    [call] = got.output
+    assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+    assert json.loads(call.arguments)["town"] in ("Ulm", "Bonn") and call.call_id.startswith("call_")
+    assert got.status == "completed" and got.tools[0].name == "weather"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_words_and_calls_the_model_writes_by_itself_and_the_way_back(client, stream):
+    """A grammar makes this random model write what a trained one would. What came goes back as it came."""
+    fields: Any = {"model": "tiny", "input": "is it wet?", "tools": [TOOL]}
+    fields["extra_body"] = {"guided_regex": f"Well\\. {CALL}\n{CALL}", "seed": 4}
+    if stream:
+        with client.responses.stream(**fields) as made:
+            got = made.get_final_response()
+    else:
+        got = client.responses.create(**fields)
+    assert [item.type for item in got.output] == ["message", "function_call", "function_call"]
+    assert got.output_text == "Well. "
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "rain"} for item in got.output[1:]
+    ]
+    question: Any = [{"role": "user", "content": "is it wet?"}, *got.output, *results]
+    after = client.responses.create(model="tiny", input=question, max_output_tokens=5)
+    assert after.usage.output_tokens == 5
+
+
+def test_logprobs(client):
+    fields: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 6, "temperature": 0, "top_logprobs": 2}
+    got = client.responses.create(include=["message.output_text.logprobs"], **fields)
+    scores = got.output[0].content[0].logprobs
+    assert len(scores) == 6 and all(len(score.top_logprobs) == 2 for score in scores)
+    parts = list(client.responses.create(include=["message.output_text.logprobs"], stream=True, **fields))
+    told = [s.logprob for part in parts if part.type == "response.output_text.delta" for s in part.logprobs]
+    assert told == [score.logprob for score in scores][: len(told)] and told
+    assert [s.logprob for s in parts[-4].logprobs] == [score.logprob for score in scores]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "keeps no responses"),
+        ({"conversation": "conv_1"}, "conversation", "keeps no conversations"),
+        ({"background": True}, "background", "leave it out"),
+        ({"truncation": "auto"}, "truncation", "never cut"),
+        ({"extra_body": {"max_tokens": 5}}, "max_tokens", "max_output_tokens"),
+        ({"extra_body": {"response_format": {"type": "text"}}}, "response_format", "text.format"),
+        ({"extra_body": {"n": 2}}, "n", "one answer"),
+        ({"extra_body": {"nonsense": 2}}, "nonsense", "unknown field"),
+        ({"input": []}, "input", "at least one item"),
+        ({"input": [{"role": "user"}]}, "input", "needs content"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input", "needs arguments"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "reads text"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "function"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "none"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format", "cannot"),
+        ({"max_output_tokens": 400}, "input", "This model's maximum context length is 400 tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, words, stream):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**{"model": "tiny", "input": "hi", "stream": stream, **fields})
+    assert caught.value.param == param and words in caught.value.message
+
+
+def test_there_is_nothing_to_get_back(client, server):
+    for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="keeps no responses"):
+            ask("resp_1")
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
+        client.responses.create(model="other", input="hi")
+    assert server.metrics()['verifypd:http_requests_total{path="/v1/responses/{id}",status="404"}'] >= 3
+
+
+def test_a_stream_that_fails_says_so_as_a_response(tokenizer):
+    bridge, _ = answering(tokenizer, [70, 71], None)
+
+    inner = bridge.flush
+
+    def flush() -> None:
+        inner()
+        asyncio.get_running_loop().call_later(0.1, bridge.take, Down(1, "it broke", final=True))
+
+    bridge.flush = flush  # type: ignore[method-assign]
+    with api(tokenizer, bridge) as made:
+        answer = made.post("/v1/responses", json={"input": "hi", "stream": True})
+    parts = events(answer.text)
+    assert parts[-1]["type"] == "response.failed" and parts[-1]["sequence_number"] == len(parts) - 1
+    failed = parts[-1]["response"]
+    assert failed["status"] == "failed" and failed["error"]["code"] == "engine_lost"
+    assert failed["output"][0]["content"][0]["text"] == tokenizer.decode([70, 71]), "what it had said by then"
+    assert parts[-2]["type"] == "response.output_item.done" and parts[-2]["item"]["status"] == "incomplete"
+
+
+def test_a_deadline_leaves_it_incomplete(tokenizer):
+    bridge, _ = answering(tokenizer, [70, 71], None)
+    with api(tokenizer, bridge) as made:
+        got = made.post("/v1/responses", json={"input": "hi", "deadline_ms": 500}).json()
+    assert got["status"] == "incomplete" and got["incomplete_details"] == {"reason": "deadline"}
+    assert got["output"][0]["content"][0]["text"] == tokenizer.decode([70, 71])
