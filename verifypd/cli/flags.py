@@ -18,7 +18,7 @@ from verifypd.request import SamplingParams
 # Prefix of the engine's settings in the namespace: some names are a request's too.
 ENGINE = "engine_"
 # A setting of both the engine and a request: the command runs one engine for one user, so the engine's flag is enough.
-ENGINE_OWNED = ("max_draft", "acceptance", "slo_tpot")
+ENGINE_OWNED = ("max_draft", "draft_temperature", "acceptance", "slo_tpot")
 # Requests own --seed; the engine's default seed is named apart.
 ENGINE_FLAGS = {"seed": "--engine-seed"}
 # The command prints text, so it always detokenises.
@@ -48,7 +48,7 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "keep the stop text in the output",
     "speculation": "draft tokens for this request",
     "priority": "lower runs first",
-    "deadline_ms": "target for the whole request, ms",
+    "deadline_ms": "end with what there is after so many ms",
 }
 
 
