@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from verifypd.errors import ConfigError
+from verifypd.hints import advice
 
 ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
@@ -290,14 +291,10 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
-        """Build from keyword arguments; a name that is not a setting is refused with the nearest one."""
-        from difflib import get_close_matches
-
+        """Build from keyword arguments; a name that is not a setting is refused with ours for it, or the nearest."""
         for name in kwargs:
             if name not in cls.names():
-                near = get_close_matches(name, cls.names(), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"unknown setting {name!r}{hint}")
+                raise ConfigError(f"unknown setting {name!r}{advice(name, cls.names())}")
         return cls(**kwargs)
 
 
