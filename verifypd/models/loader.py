@@ -79,7 +79,7 @@ def load_head(
     int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in.
     """
     config = source.config
-    _check_head(source, verifier)
+    check_head(source, verifier.config)
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
     specs = DraftHead.specs(config)
     weights = _allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
@@ -111,8 +111,9 @@ def load_head(
     )
 
 
-def _check_head(source: ModelSource, verifier: Model) -> None:
-    own, other = source.config, verifier.config
+def check_head(source: ModelSource, verifier: ModelConfig) -> None:
+    """Refuse a draft head that was made for a verifier of another shape."""
+    own, other = source.config, verifier
     deepest = max(own.feature_layers or (0,))
     if (own.hidden_size, own.vocab_size) != (other.hidden_size, other.vocab_size) or deepest >= other.layers:
         raise ModelError(
