@@ -28,6 +28,7 @@ RANK["__main__"] = len(RANK)
 TORCH_FREE = {"errors", "hints", "config", "request", "batch", "metrics", "control"}
 PUBLIC = {
     "LLM": "engine",
+    "AsyncLLM": "engine",
     "SamplingParams": "request",
     "RequestOutput": "request",
     "CompletionOutput": "request",

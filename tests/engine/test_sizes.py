@@ -13,6 +13,7 @@ import torch
 
 from tests.cli.program import program
 from verifypd import LLM
+from verifypd.config import EngineConfig
 from verifypd.engine import sizes
 from verifypd.engine.sizes import check_memory
 from verifypd.errors import MemoryBudgetError, ModelError
@@ -39,7 +40,7 @@ def _nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
         (23, {"model": "codellama-34b", "quantization": "int8"}, "choose a smaller model"),
         (23, {"model": "codellama/CodeLlama-34b-hf"}, "CodeLlama-34b-hf needs"),
         (23, {"model": "llama-2-7b", "kv_memory": "200TB"}, "--kv-memory 181.9TiB is more than the 23GiB"),
-        (23, {"model": "llama-2-7b", "kv_memory": "20GB", "batch_size": 64}, "leaves 10.45GiB; give --kv-memory 10.45GiB"),
+        (23, {"model": "llama-2-7b", "kv_memory": "20GB", "batch_size": 64}, "leaves 10.45GiB; give --kv-memory"),
         (13, {"model": "llama-2-7b"}, "lower --max-model-len"),
         (23, {"model": "tinyllama-1.1b", "draft": "codellama-34b"}, "choose a smaller draft, or --draft ngram"),
     ],
@@ -61,16 +62,14 @@ def test_a_head_for_another_verifier_is_refused_before_anything_is_allocated() -
 def test_gpu_memory_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GIB, 80 * GIB))
     device, source = torch.device("cuda"), ModelSource("big", BUILTINS["codellama-34b"].config)
-    from verifypd.config import EngineConfig
-
-    with pytest.raises(MemoryBudgetError, match="big needs 62.85GiB for its weights and cuda has 52GiB free"):
+    with pytest.raises(MemoryBudgetError, match=r"big needs 62\.85GiB for its weights and cuda has 52GiB free"):
         check_memory(EngineConfig(), source, None, device)
     check_memory(EngineConfig(quantization="int8"), source, None, device)
     small = ModelSource("small", BUILTINS["llama-2-7b"].config)
     check_memory(EngineConfig(kv_memory="45GiB"), small, None, device)  # asked for by name: no share is kept back
-    with pytest.raises(MemoryBudgetError, match="--kv-memory 48GiB|leaves"):
+    with pytest.raises(MemoryBudgetError, match="which leaves"):
         check_memory(EngineConfig(kv_memory="48GiB", batch_size=64), small, None, device)
-    with pytest.raises(MemoryBudgetError, match="181.9TiB is more than the 60GiB"):
+    with pytest.raises(MemoryBudgetError, match=r"181\.9TiB is more than the 60GiB"):
         check_memory(EngineConfig(kv_memory="200TB"), small, None, device)
 
 
