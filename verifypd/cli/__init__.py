@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=logging.INFO if getattr(args, "verbose", False) else logging.WARNING, format="%(message)s"
         )
+        logging.getLogger("verifypd.progress").setLevel(logging.INFO)  # where no terminal shows a bar
         code: int = args.run(args)
         sys.stdout.flush()
         return code

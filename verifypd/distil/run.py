@@ -31,6 +31,7 @@ from verifypd.kernels.torch import TorchKernels
 from verifypd.models.base import Model
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
+from verifypd.progress import bar
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,9 @@ def distil(
     except Deadline:
         finished = False
         log.warning("time is up at step %d of %d: run the same command again to go on", trainer.step, recipe.steps)
-    evaluation = measure(trainer.head, teacher, load(work / "evaluation.npz"), recipe.depth)
+    held_out_texts = load(work / "evaluation.npz")
+    with bar(total=len(held_out_texts), desc="evaluation", unit="texts") as shown:
+        evaluation = measure(trainer.head, teacher, held_out_texts, recipe.depth, shown.update)
     made = {
         "finished": finished,
         "verifier": name or model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -47,13 +47,22 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tick: Callable[[int], object] | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs keep the order of the prompts."""
+        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs keep the order of the prompts.
+
+        tick: called after each step with how many prompts ended in it, e.g. the `update` of a progress bar.
+        """
         many = _as_list(prompts)
         jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
         try:
-            while not all(job.finished for job in jobs):
+            left = len(jobs)
+            while left:
                 self._step()
+                before, left = left, sum(not job.finished for job in jobs)
+                if tick is not None:
+                    tick(before - left)
         except BaseException:
             self._drop(jobs)
             raise
