@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, Self
 
 from tqdm import tqdm
@@ -45,7 +45,7 @@ def bar(
     shown: bool = True,
 ) -> Bar:
     """Progress over `items`, or of work that says itself how far it is. unit: of a count; B is shown as MB."""
-    if total is None and items is not None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     if shown and not sys.stderr.isatty():
         return Lines(items, desc=desc, total=total, initial=initial, unit=unit)

@@ -21,7 +21,8 @@ from verifypd.distil import run as stages
 from verifypd.distil import text, train
 from verifypd.distil.prompts import Prompt, evaluation_prompts, plain, read_prompts, training_prompts
 from verifypd.distil.recipe import LOSSES, TINY
-from verifypd.errors import ConfigError
+from verifypd.engine import sizes
+from verifypd.errors import ConfigError, MemoryBudgetError
 from verifypd.models.base import Model
 
 TEXT = {"self_prompts": 8, "responses": 24, "max_prompt": 96, "max_new": 12, "generate_batch": 8, "validation": 4}
@@ -309,3 +310,12 @@ def test_the_tiny_recipe_takes_seconds(
     stages = ("evaluation answers: 2 of 2 batches", "validation answers: 2 of 2", "answers: 1 of 1 shards")
     for stage in (*stages, "training, kl: 1 of 1 steps", "training, kl+top: 1 of 1 steps", "evaluation: "):
         assert any(line.startswith(stage) for line in told), (stage, told)
+
+
+def test_a_verifier_that_does_not_fit_is_refused_before_it_is_loaded(
+    verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(stages, "load_model", None)
+    with pytest.raises(MemoryBudgetError, match="for its weights and cpu has"):
+        make(verifier, tmp_path)
