@@ -138,5 +138,13 @@ def test_a_real_engine_behind_the_command(tmp_path, capsys):
     assert run("generate", "5,6", "5,6,7,5,6", "--token-ids", "--json", *common) == 0
     document = json.loads(capsys.readouterr().out)
     assert [f"w{i}" for i in document["results"][1]["outputs"][0]["token_ids"]] == plain.split()
+    assert document["summary"]["ttft_ms"]["p50"] > 0 and document["summary"]["tpot_ms"]["p95"] > 0
+    assert run("generate", "5,6", "--token-ids", "--json", "--deadline-ms", "0.001", *common) == 0
+    [late] = json.loads(capsys.readouterr().out)["results"][0]["outputs"]
+    assert (late["finish_reason"], late["token_ids"]) == ("deadline", [])
+    (tmp_path / "settings.yaml").write_text("max_tokens: 3\ndraft: none\ngraphs: off\n")
+    settings = [flag for flag in common if flag not in ("--max-tokens", "24")]
+    assert run("generate", "w5 w6 w7 w5 w6", "--config", str(tmp_path / "settings.yaml"), *settings) == 0
+    assert capsys.readouterr().out.split() == plain.split()[:3]
     assert run("generate", "5,6,999", "--token-ids", *common) == 2
     assert "999" in capsys.readouterr().err
