@@ -19,15 +19,16 @@ PACKAGE = ROOT / "verifypd"
 
 # A module may import its own package and whatever stands to its left.
 ORDER = (
-    "errors config request batch metrics | control | tokenizer kernels kv attention sampling | models | runtime"
-    " | drafters | lanes testing | engine | server bench distil | cli"
+    "errors hints progress config request batch metrics | control | tokenizer kernels kv attention sampling | models"
+    " | runtime | drafters | lanes testing | engine | server bench distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)
 
-TORCH_FREE = {"errors", "config", "request", "batch", "metrics", "control"}
+TORCH_FREE = {"errors", "hints", "progress", "config", "request", "batch", "metrics", "control"}
 PUBLIC = {
     "LLM": "engine",
+    "AsyncLLM": "engine",
     "SamplingParams": "request",
     "RequestOutput": "request",
     "CompletionOutput": "request",

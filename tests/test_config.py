@@ -44,6 +44,9 @@ from verifypd.errors import ConfigError
         ({"wait": "sleep"}, "block, spin"),
         ({"measure_costs": "yes"}, "--measure-costs"),
         ({"measure_costs": 1.5}, "--measure-costs"),
+        ({"draft_temperature": 0.05}, "--draft-temperature 0.05 must lie in 0.1..10"),
+        ({"draft_temperature": "hot"}, "--draft-temperature"),
+        ({"draft_temperature": 1.2, "search_temperature": True}, "give one of the two"),
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_do(settings: dict[str, Any], word: str) -> None:

@@ -25,6 +25,7 @@ DISTRIBUTION = {
     "flashinfer": "flashinfer-python",
     "huggingface_hub": "huggingface-hub",
     "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
     "zmq": "pyzmq",
 }
 # Parts of the package that may also import what an extra declares.

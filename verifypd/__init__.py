@@ -13,13 +13,17 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 if TYPE_CHECKING:
     from verifypd.control.architectures import select_architecture
+    from verifypd.engine.async_llm import AsyncLLM
     from verifypd.engine.llm import LLM
     from verifypd.request import CompletionOutput, RequestOutput, SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "select_architecture"]
+__all__ = [
+    "LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "select_architecture",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "verifypd.engine.llm",
+    "AsyncLLM": "verifypd.engine.async_llm",
     "SamplingParams": "verifypd.request",
     "RequestOutput": "verifypd.request",
     "CompletionOutput": "verifypd.request",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from verifypd.errors import ConfigError
+from verifypd.hints import advice
 
 ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
@@ -16,6 +17,7 @@ LANES = ("prefill", "decode", "verify")
 PLACEMENTS = ("fused", "stream", "partition")
 WAITS = ("block", "spin")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DRAFT_TEMPERATURES = (0.1, 10.0)  # of the drafter, relative to the request's
 
 # settings that only these architectures read; giving one to another architecture is an error, not a no-op
 _BELONGS = {
@@ -46,6 +48,11 @@ class EngineConfig:
     controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)
     search_temperature: bool = setting(
         False, "let the throughput controller look for the drafter temperature with most accepted tokens"
+    )
+    draft_temperature: float | None = setting(
+        None,
+        "the drafter draws at this many times the request's temperature, 0.1 to 10 (default: 1, or what"
+        " --search-temperature finds)",
     )
     max_draft: int = setting(8, "longest draft, in tokens; the 'fixed' controller always asks for this many")
     acceptance: str = setting(
@@ -168,6 +175,10 @@ class EngineConfig:
         self._check_range("ngram_max", self.ngram_min, 16)
         if self.max_model_len is not None:
             self._check_range("max_model_len", 2, 1 << 24)
+        if self.draft_temperature is not None:
+            self._check_range("draft_temperature", *DRAFT_TEMPERATURES)
+            if self.search_temperature:
+                raise ConfigError("--search-temperature looks for what --draft-temperature sets: give one of the two")
         for name, archs in _BELONGS.items():
             if getattr(self, name) is not None and self.arch not in archs:
                 raise ConfigError(f"{flag(name)} belongs to --arch {archs[0]}; leave it out with --arch {self.arch}")
@@ -304,14 +315,10 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
-        """Build from keyword arguments; a name that is not a setting is refused with the nearest one."""
-        from difflib import get_close_matches
-
+        """Build from keyword arguments; a name that is not a setting is refused with ours for it, or the nearest."""
         for name in kwargs:
             if name not in cls.names():
-                near = get_close_matches(name, cls.names(), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"unknown setting {name!r}{hint}")
+                raise ConfigError(f"unknown setting {name!r}{advice(name, cls.names())}")
         return cls(**kwargs)
 
 

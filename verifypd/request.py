@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from verifypd.config import DRAFT_TEMPERATURES
 from verifypd.errors import RequestError
 
 MAX_SEED = 2**63 - 1
@@ -47,10 +48,11 @@ class SamplingParams:
     # Verify-PD's own
     speculation: bool = True
     max_draft: int | None = None
+    draft_temperature: float | None = None  # times the request's: what the drafter draws at; None: the engine chooses
     acceptance: str | None = None  # "rejection", "coupled"; None: coupled when a seed is given
     priority: int = 0  # lower runs first, as in vLLM
     slo_tpot: float | None = None  # ms
-    deadline_ms: float | None = None
+    deadline_ms: float | None = None  # after so long it ends with what it has, for "deadline"
 
     def __post_init__(self) -> None:
         _integer(self, "n", 1, 128)
@@ -67,6 +69,7 @@ class SamplingParams:
         _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
         _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         _integer(self, "max_draft", 0, 64, optional=True)
+        _number(self, "draft_temperature", *DRAFT_TEMPERATURES, optional=True)
         _integer(self, "priority", -(2**31), 2**31 - 1)
         _number(self, "slo_tpot", 0.0, math.inf, optional=True, open_low=True)
         _number(self, "deadline_ms", 0.0, math.inf, optional=True, open_low=True)
@@ -258,7 +261,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str | None = None  # "stop", "length", "abort", "error"
+    finish_reason: str | None = None  # "stop", "length", "deadline", "abort", "error"
     stop_reason: int | str | None = None  # the stop token id or string that ended it; None for EOS
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None

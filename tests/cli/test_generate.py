@@ -59,6 +59,28 @@ def test_several_prompts_run_together(llm, capsys):
     assert capsys.readouterr().out == "=== one\nabc déf\n\n=== two\nabc déf\n\n"
 
 
+def test_several_prompts_have_percentiles(monkeypatch, capsys):
+    """Of the time to the first token and of that per token after it; one prompt has none."""
+
+    class Timed(Speller):
+        def output(self, prompt, length, params):
+            made = super().output(prompt, length, params)
+            wait = 0.010 * int(prompt)
+            made.metrics.arrival_time, made.metrics.first_token_time = 5.0, 5.0 + wait
+            made.metrics.finished_time = 5.0 + wait + 0.002 * int(prompt) * (length - 1)
+            return made
+
+    monkeypatch.setattr(running, "load", Timed())
+    prompts = [str(n) for n in range(1, 21)]
+    assert run("generate", *prompts) == 0
+    assert "TTFT p50 100 ms p95 190 ms, TPOT p50 20 ms p95 38 ms" in capsys.readouterr().err
+    assert run("generate", *prompts, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert (summary["ttft_ms"], summary["tpot_ms"]) == ({"p50": 100.0, "p95": 190.0}, {"p50": 20.0, "p95": 38.0})
+    assert run("generate", "7") == 0
+    assert "TTFT" not in capsys.readouterr().err
+
+
 def test_several_choices(llm, capsys):
     assert run("generate", "one", "--n", "2") == 0
     assert capsys.readouterr().out == "=== one [0]\nabc déf\n\n=== one [1]\nabc déf\n\n"
@@ -116,5 +138,13 @@ def test_a_real_engine_behind_the_command(tmp_path, capsys):
     assert run("generate", "5,6", "5,6,7,5,6", "--token-ids", "--json", *common) == 0
     document = json.loads(capsys.readouterr().out)
     assert [f"w{i}" for i in document["results"][1]["outputs"][0]["token_ids"]] == plain.split()
+    assert document["summary"]["ttft_ms"]["p50"] > 0 and document["summary"]["tpot_ms"]["p95"] > 0
+    assert run("generate", "5,6", "--token-ids", "--json", "--deadline-ms", "0.001", *common) == 0
+    [late] = json.loads(capsys.readouterr().out)["results"][0]["outputs"]
+    assert (late["finish_reason"], late["token_ids"]) == ("deadline", [])
+    (tmp_path / "settings.yaml").write_text("max_tokens: 3\ndraft: none\ngraphs: off\n")
+    settings = [flag for flag in common if flag not in ("--max-tokens", "24")]
+    assert run("generate", "w5 w6 w7 w5 w6", "--config", str(tmp_path / "settings.yaml"), *settings) == 0
+    assert capsys.readouterr().out.split() == plain.split()[:3]
     assert run("generate", "5,6,999", "--token-ids", *common) == 2
     assert "999" in capsys.readouterr().err

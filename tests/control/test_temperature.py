@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.control.views import VIEW
+from tests.control.views import VIEW, snapshot, view
+from verifypd.control.architectures import make_architecture
 from verifypd.control.observe import Observation
 from verifypd.control.survival import kind_of
 from verifypd.control.tables import h200
@@ -40,6 +41,22 @@ def test_temperature_search_climbs_to_where_more_is_accepted() -> None:
 
 def test_temperature_search_stays_where_nothing_is_gained() -> None:
     assert search(1.0, 0.0) == pytest.approx(1.0, abs=0.21)
+
+
+def test_a_temperature_that_is_set_is_drawn_at_and_not_searched() -> None:
+    """A request's own value goes before the search, and what comes of it moves the search nowhere."""
+    policy = make_architecture("unified", ThroughputController(h200(), search_temperature=True))
+    views = [view(n, draft_temperature=None if n % 2 else 0.35, length_floor=512 + n) for n in range(32)]
+    plan = policy.plan(snapshot(views))
+    assert plan.draft is not None
+    drawn = {n % 2: {s.temperature for s in plan.draft.spans if s.slot % 2 == n % 2 and s.drafts} for n in (0, 1)}
+    assert drawn == {0: {0.35}, 1: {0.9, 1.0}}
+    search = TemperatureSearch()
+    kind = kind_of(False, False, 1.0, None)
+    search.choose(kind, 0, 0)
+    for _ in range(2000):  # none of them stands: at the temperature tried first, that would move it
+        search.observe(Observation(0, 3, 0, 1, False, False, 1.0, "model", None))
+    assert search.best(kind) == 1.0 and not any(search._kinds[kind].counts["best"])
 
 
 def test_temperature_is_one_unless_asked_for() -> None:

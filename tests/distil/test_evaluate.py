@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.heads import head_for, make_head, teach
 from tests.models.checkpoints import VOCAB, tiny
-from verifypd import LLM, SamplingParams
+from verifypd import LLM, SamplingParams, progress
 from verifypd.cli import main
 from verifypd.distil.evaluate import Listener, _count
 from verifypd.distil.export import write_draft
@@ -43,9 +43,20 @@ def evaluate(verifier: Path, draft: str, out: Path, weights: str = "auto") -> di
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(
-    verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verifier: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     report = evaluate(verifier, str(verifier), tmp_path, weights="none")
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("evaluating: ")]
+    assert len(told) > 100, "at every step"
+    for stage in ("acceptance", "speed", "calibration"):
+        assert any(stage in line for line in told)
+    # 6 prompts at 5 temperatures and for the calibration, 2 timed and one that warms up on both arms
+    assert told[0].startswith("evaluating: 0 of 42 prompts") and "42 of 42 prompts" in told[-1]
     assert report["settings"]["draft_quantization"] == "none"
     for temperature in ("0", "0.8", "0.3"):
         assert set(report["acceptance"][temperature]) == {"all", "code", "story"}

@@ -15,14 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
+from verifypd import progress
 from verifypd.cli import main
 from verifypd.distil import run as stages
 from verifypd.distil import text, train
 from verifypd.distil.prompts import Prompt, evaluation_prompts, plain, read_prompts, training_prompts
-from verifypd.distil.recipe import TINY
-from verifypd.errors import ConfigError
+from verifypd.distil.recipe import LOSSES, TINY
+from verifypd.engine import sizes
+from verifypd.errors import ConfigError, MemoryBudgetError
+from verifypd.models.base import Model
 
-RECIPE = replace(TINY, self_prompts=8, responses=24, max_new=12, generate_batch=8, validation=4, steps=4)
+TEXT = {"self_prompts": 8, "responses": 24, "max_prompt": 96, "max_new": 12, "generate_batch": 8, "validation": 4}
+RECIPE = replace(TINY, **TEXT, losses=LOSSES, pilot_steps=2, steps=4, batch_tokens=512, warmup=2)
 PROMPTS = [Prompt("chat", f"Tell me about the number {n}.") for n in range(12)]
 HELD_OUT = [Prompt("chat", "What is rain?"), Prompt("story", "Write about the sea.")]
 
@@ -280,3 +284,38 @@ def test_a_prompt_file_that_is_broken_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "bad.jsonl")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing.txt")
+
+
+# -- the tiny recipe, and what a log is told ---------------------------------------------------------------------------
+
+
+def test_the_tiny_recipe_takes_seconds(
+    verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through the command, every stage: few enough rows for a verifier of 135 M weights, at 0.3 GFLOP each, on two
+    cores. A log hears of every stage."""
+    rows = [0]
+    through = Model.through_layers
+
+    def counted(self: Model, residual: torch.Tensor, *rest: Any) -> Any:
+        rows[0] += len(residual)
+        return through(self, residual, *rest)
+
+    monkeypatch.setattr(Model, "through_layers", counted)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    assert main(["distil", "--model", str(verifier), "--out", str(tmp_path), "--tiny", "--device", "cpu"]) == 0
+    assert (tmp_path / "draft" / "model.safetensors").exists()
+    assert 500 < rows[0] < 4000
+    told = [record.getMessage() for record in caplog.records if record.name == "verifypd.progress"]
+    stages = ("evaluation answers: 2 of 2 batches", "validation answers: 2 of 2", "answers: 1 of 1 shards")
+    for stage in (*stages, "training, kl: 1 of 1 steps", "training, kl+top: 1 of 1 steps", "evaluation: "):
+        assert any(line.startswith(stage) for line in told), (stage, told)
+
+
+def test_a_verifier_that_does_not_fit_is_refused_before_it_is_loaded(
+    verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(stages, "load_model", None)
+    with pytest.raises(MemoryBudgetError, match="for its weights and cpu has"):
+        make(verifier, tmp_path)

@@ -135,6 +135,45 @@ def test_the_law_of_each_position_is_the_verifiers(
     assert min(values) > 1e-4 / len(values), values
 
 
+# -- a temperature that is set -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_texts_do_not_depend_on_a_drafter_temperature_that_is_set(
+    pair: tuple[Path, Path], plain: Any, drafter: str
+) -> None:
+    """By the engine's setting and by the request's own, which goes before it: plain texts, drawn at those heats."""
+    params = [replace(each, max_tokens=TOKENS) for each in parameters(REQUESTS)]
+    params[1::2] = [replace(each, draft_temperature=10.0) for each in params[1::2]]
+    with make(pair, "unified", drafter, draft_temperature=0.1) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts(REQUESTS), params)]
+        held = llm.engine.decode.temperatures
+    assert found == [text[:TOKENS] for text in plain[:REQUESTS]]
+    assert held is not None and {round(value, 3) for value in held.tolist()} == {0.1, 10.0, 1.0}
+
+
+@pytest.mark.parametrize("tau", [0.1, 10.0])
+def test_the_law_holds_for_a_drafter_temperature_of_the_request(pair: tuple[Path, Path], tau: float) -> None:
+    """χ² of the first two tokens that rejection leaves, at both ends of what may be asked for."""
+    prompt, words, draws = [*range(3, 11), *range(3, 11)], 8, 1500
+    params = SamplingParams(
+        allowed_token_ids=list(range(3, 3 + words)),
+        max_tokens=3,
+        ignore_eos=True,
+        acceptance="rejection",
+        temperature=WARMTH,
+        draft_temperature=tau,
+    )
+    with make(pair, "unified", seed=5, batch_size=400, prefill_chunk=4096, draft_chunk=8192) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate([prompt] * draws, params)]
+        assert 0 < llm.engine.stats.accepted < llm.engine.stats.drafted
+    first = Counter(text[0] for text in found).most_common(1)[0][0]
+    for prefix, position in (((), 0), ((first,), 1)):
+        logits = reference_logits(pair[0], [*prompt, *prefix])[-1, 3 : 3 + words].double() / WARMTH
+        seen = np.bincount([t[position] - 3 for t in found if tuple(t[:position]) == prefix], minlength=words)
+        assert chisquare(seen, logits.softmax(-1).numpy() * seen.sum()).pvalue > 1e-4
+
+
 # -- leaving in each state ---------------------------------------------------------------------------------------------
 
 

@@ -286,7 +286,6 @@ def test_a_bad_word_of_no_token_bans_nothing(pair: tuple[Path, Path], monkeypatc
         ([5] * 128, {}, "prompt"),
         ([5], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
         ([5], {"allowed_token_ids": [-3]}, "allowed_token_ids"),
-        ([5], {"deadline_ms": 5.0}, "deadline_ms"),
         ([5], {"bad_words": ["xyz" * 100]}, "bad_words"),
         ({"prompt_token_ids": "abc"}, {}, "prompt"),
         (None, {}, "prompt"),

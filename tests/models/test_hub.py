@@ -295,3 +295,27 @@ def test_pull_of_what_cannot_be_pulled(tmp_path: Path) -> None:
 def test_package_index_has_no_revisions(tiny: list[Path]) -> None:
     with pytest.raises(HubError, match="without revisions; use org/tiny"):
         hub.resolve("tiny", revision="v2")
+
+
+# -- known shapes by hub id --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [model for model in BUILTINS.values() if model.draft is None], ids=lambda m: m.name)
+def test_dummy_weights_of_a_known_hub_id_need_no_network(known: Builtin, hub_has: Callable[..., Snapshots]) -> None:
+    snapshots = hub_has(OSError("no network"))
+    source = hub.resolve(known.hub_id, load_format="dummy")
+    assert (source.name, source.config, source.folder) == (known.hub_id, known.config, None)
+    assert all(call["local_files_only"] for call in snapshots.calls), "nobody is asked"
+
+
+def test_dummy_weights_of_a_known_hub_id_use_what_is_here(tmp_path: Path, hub_has: Callable[..., Snapshots]) -> None:
+    folder = checkpoint(tmp_path / "hub", weights=False)
+    hub_has(OSError("no network"), folder)
+    assert hub.resolve("TinyLlama/TinyLlama-1.1B-Chat-v1.0", load_format="dummy").folder == folder
+
+
+def test_dummy_weights_of_an_unknown_hub_id_or_another_revision_ask_the_hub(hub_has: Callable[..., Snapshots]) -> None:
+    hub_has(OSError("no network"))
+    for name, revision in (("some/thing", None), ("meta-llama/Llama-2-7b-hf", "other")):
+        with pytest.raises(HubError, match="cannot be fetched"):
+            hub.resolve(name, load_format="dummy", revision=revision)

@@ -68,6 +68,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0, "stop_token_ids": [70, 80, 90, 100, 110]},
     {"seed": 7, "speculation": False},
     {"seed": 7, "max_draft": 1},
+    {"seed": 7, "draft_temperature": 2.5},
     {"seed": 7, "acceptance": "coupled"},
     {"temperature": 0.0, "skip_special_tokens": False},
     {"seed": 8, "priority": -5},

@@ -5,6 +5,7 @@ Knows how to talk to a terminal; nothing of tensors. Torch is imported only by a
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -29,12 +30,24 @@ def build_parser() -> Parser:
         sub: Parser = commands.add_parser(
             name, help=text, description=text.capitalize() + ".", allow_abbrev=False, formatter_class=wide, usage=usage
         )
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, parser=sub)
         return sub
 
     for module in COMMANDS:
         module.register(command)
     return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for, and a file that it names."""
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.refuse(unknown)
+    if getattr(args, "config", None) is not None:
+        from verifypd.cli import config_file
+
+        config_file.apply(args, args.parser)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     try:
-        args = build_parser().parse_args(argv)
+        args = parse(argv)
         logging.basicConfig(
             level=logging.INFO if getattr(args, "verbose", False) else logging.WARNING, format="%(message)s"
         )
+        logging.getLogger("verifypd.progress").setLevel(logging.INFO)  # where no terminal shows a bar
         code: int = args.run(args)
         sys.stdout.flush()
         return code

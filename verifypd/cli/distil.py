@@ -11,7 +11,7 @@ from typing import Any
 
 from verifypd.cli.flags import Command
 from verifypd.cli.terminal import emit, say
-from verifypd.distil.recipe import TINY, Recipe
+from verifypd.distil.recipe import TINY, TINY_HELD_OUT, TINY_PROMPTS, Recipe
 from verifypd.errors import ConfigError
 
 # recipe settings that have a flag, and what it says
@@ -48,7 +48,9 @@ def register(command: Command) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the draft goes to DIR/draft")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line (default: the built-in set)")
     parser.add_argument("--held-out", type=Path, metavar="FILE", help="evaluation prompts (default: the built-in set)")
-    parser.add_argument("--tiny", action="store_true", help="a recipe of seconds, to see that everything works")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a few short texts and steps, to see in seconds that everything works"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda where there is one)")
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="stop after so many seconds; the same command again goes on"
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
     given = prompts.read_prompts(args.prompts) if args.prompts else prompts.training_prompts()
     held_out = prompts.read_prompts(args.held_out) if args.held_out else prompts.evaluation_prompts()
+    if args.tiny:
+        given, held_out = prompts.spread(given, TINY_PROMPTS), prompts.spread(held_out, TINY_HELD_OUT)
     made = distil(
         args.model,
         args.out,

@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.tokens < 1 or args.max_draft < 1 or args.timed < 1 or (args.count is not None and args.count < 1):
         raise ConfigError("--tokens, --max-draft, --timed and --count must be positive")
     given = prompts.read_prompts(args.prompts) if args.prompts else prompts.evaluation_prompts()
-    if args.count and args.count < len(given):
-        given = [given[i * len(given) // args.count] for i in range(args.count)]
+    if args.count:
+        given = prompts.spread(given, args.count)
     report = evaluate(
         Trial(
             model=args.model,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import types
 import typing
-from collections.abc import Callable, Container
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Container, Sequence
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
 from verifypd.cli.terminal import BAD_INPUT, say
 from verifypd.config import EngineConfig, flag
 from verifypd.errors import RequestError
+from verifypd.hints import advice
 from verifypd.request import SamplingParams
 
 # Prefix of the engine's settings in the namespace: some names are a request's too.
 ENGINE = "engine_"
 # A setting of both the engine and a request: the command runs one engine for one user, so the engine's flag is enough.
-ENGINE_OWNED = ("max_draft", "acceptance", "slo_tpot")
+ENGINE_OWNED = ("max_draft", "draft_temperature", "acceptance", "slo_tpot")
 # Requests own --seed; the engine's default seed is named apart.
 ENGINE_FLAGS = {"seed": "--engine-seed"}
 # The command prints text, so it always detokenises.
@@ -48,20 +51,49 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "keep the stop text in the output",
     "speculation": "draft tokens for this request",
     "priority": "lower runs first",
-    "deadline_ms": "target for the whole request, ms",
+    "deadline_ms": "end with what there is after so many ms",
 }
 
 
 Run = Callable[[argparse.Namespace], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A flag that a file may give too: where it lands in the namespace, and what type it has."""
+
+    dest: str
+    hint: Any
+
+
 class Parser(argparse.ArgumentParser):
-    """Reports bad input in one line."""
+    """Reports bad input in one line, with the name that was probably meant."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings: dict[str, Setting] = {}  # by name in a file: the flag's, with _ for -
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave."""
-        say(f"error: {message} (see '{self.prog} --help')")
+        say(f"error: {message}{_meant(message)} (see '{self.prog} --help')")
         raise SystemExit(BAD_INPUT)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Leave because of arguments that no flag takes."""
+        options = {option for action in self._actions for option in action.option_strings}
+        known = {option.lstrip("-").replace("-", "_") for option in options}
+        first = next((each.partition("=")[0] for each in unknown if each.startswith("-")), None)
+        hint = advice(first, known, flag) if first is not None else ""
+        if first is None and "--model" in options:
+            hint = f"; did you mean --model {unknown[0]}?"
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def _meant(message: str) -> str:
+    """The choice that is nearest to what argparse did not find among them."""
+    match = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    near = get_close_matches(match[1], re.findall(r"[\w.+-]+", match[2]), n=1) if match else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class Command(Protocol):
@@ -117,8 +149,11 @@ def _plain(hint: Any) -> type:
     return options[0] if len(options) == 1 and options[0] in (bool, int, float, str) else str
 
 
-def add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, option: str, **extra: Any) -> None:
+def add_flag(
+    parser: Parser, group: Any, name: str, hint: Any, default: Any, text: str, *, option: str, **extra: Any
+) -> None:
     """One flag. Nothing lands in the namespace unless the user gives it, so that every default has one home."""
+    parser.settings[option.lstrip("-").replace("-", "_")] = Setting(name, hint)
     if text is not argparse.SUPPRESS:
         shown = default is not None and default is not False and "default" not in text
         text = (f"{text} (default: {default})" if shown else text).replace("%", "%%")
@@ -134,9 +169,11 @@ def add_flag(group: Any, name: str, hint: Any, default: Any, text: str, *, optio
     group.add_argument(option, dest=name, default=argparse.SUPPRESS, help=text, **extra)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, without: Container[str] = ()) -> None:
-    """One flag for every field of EngineConfig, but those that the command has no use for."""
+def add_engine_flags(parser: Parser, without: Container[str] = ()) -> None:
+    """One flag for every field of EngineConfig, but those that the command has no use for; and `--config`."""
     group = parser.add_argument_group("model and engine")
+    text = "YAML file of settings, by the names of these flags with _ for -; a flag goes before it"
+    group.add_argument("--config", metavar="FILE", help=text)
     hints = typing.get_type_hints(EngineConfig)
     for f in fields(EngineConfig):
         if f.name in without:
@@ -145,10 +182,10 @@ def add_engine_flags(parser: argparse.ArgumentParser, without: Container[str] = 
         text = argparse.SUPPRESS if meta.get("hidden") else meta["help"]
         extra = {key: meta[key] for key in ("choices", "metavar") if meta.get(key)}
         option = meta.get("flag") or ENGINE_FLAGS.get(f.name) or flag(f.name)
-        add_flag(group, ENGINE + f.name, hints[f.name], f.default, text, option=option, **extra)
+        add_flag(parser, group, ENGINE + f.name, hints[f.name], f.default, text, option=option, **extra)
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
+def add_sampling_flags(parser: Parser, defaults: dict[str, Any]) -> None:
     """One flag for every field of SamplingParams that a terminal has a use for."""
     group = parser.add_argument_group("sampling")
     hints = typing.get_type_hints(SamplingParams)
@@ -156,7 +193,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any]
         if f.name in ENGINE_OWNED or f.name in NOT_FLAGS:
             continue
         default = defaults.get(f.name, None if f.default is MISSING else f.default)
-        add_flag(group, f.name, hints[f.name], default, SAMPLING_HELP[f.name], option=flag(f.name))
+        add_flag(parser, group, f.name, hints[f.name], default, SAMPLING_HELP[f.name], option=flag(f.name))
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:

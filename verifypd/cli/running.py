@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.terminal import emit
@@ -25,6 +26,8 @@ class Totals:
     accepted: int = 0
     emitted: int = 0  # by passes that carried drafts
     spans: int = 0
+    first: list[float] = field(default_factory=list)  # s to the first token, by request
+    each: list[float] = field(default_factory=list)  # s a token after it, by request
 
     def add(self, output: RequestOutput) -> None:
         """Count one finished request."""
@@ -33,8 +36,24 @@ class Totals:
         self.accepted += output.metrics.accepted
         self.emitted += output.metrics.span_emitted
         self.spans += output.metrics.spans
+        metrics = output.metrics
+        if metrics.first_token_time is None or metrics.finished_time is None:
+            return
+        self.first.append(metrics.first_token_time - metrics.arrival_time)
+        longest = max(len(choice.token_ids) for choice in output.outputs)
+        if longest > 1:
+            self.each.append((metrics.finished_time - metrics.first_token_time) / (longest - 1))
 
-    def summary(self) -> dict[str, float | int | None]:
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """Median and 95th percentile over the requests of a run of several, ms."""
+        named = {"ttft_ms": self.first, "tpot_ms": self.each}
+        return {
+            name: {f"p{share}": round(1e3 * percentile(seconds, share), 3) for share in (50, 95)}
+            for name, seconds in named.items()
+            if len(seconds) > 1
+        }
+
+    def summary(self) -> dict[str, Any]:
         """The figures by name; None where nothing was drafted or no pass ran."""
         return {
             "tokens": self.tokens,
@@ -44,6 +63,7 @@ class Totals:
             "accepted": self.accepted,
             "acceptance_rate": round(self.accepted / self.drafted, 4) if self.drafted else None,
             "mean_accepted_length": round(self.emitted / self.spans, 4) if self.spans else None,
+            **self.latencies(),
         }
 
     def line(self) -> str:
@@ -56,7 +76,15 @@ class Totals:
             parts.append("nothing drafted")
         if self.spans:
             parts.append(f"mean accepted length {self.emitted / self.spans:.2f}")
+        for name, found in self.latencies().items():
+            what = name.removesuffix("_ms").upper()
+            parts.append(f"{what} p50 {found['p50']:.0f} ms p95 {found['p95']:.0f} ms")
         return ", ".join(parts)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that is no less than `share` per cent of them."""
+    return sorted(values)[math.ceil(share / 100 * len(values)) - 1]
 
 
 def load(settings: dict[str, Any]) -> LLM:

@@ -8,7 +8,7 @@ import typing
 from dataclasses import fields
 from typing import Any
 
-from verifypd.cli.flags import Command, add_engine_flags, add_flag, engine_settings
+from verifypd.cli.flags import Command, Parser, add_engine_flags, add_flag, engine_settings
 from verifypd.cli.terminal import emit
 from verifypd.config import EngineConfig, flag
 from verifypd.errors import ConfigError
@@ -24,7 +24,7 @@ def register(command: Command) -> None:
     add_engine_flags(parser)
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
+def add_server_flags(parser: Parser) -> None:
     """One flag for every field of ServerConfig."""
     from verifypd.server.config import ServerConfig
 
@@ -37,7 +37,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         if f.name in REPEATED:
             extra["action"] = "append"
         default = None if f.name in REPEATED else f.default
-        add_flag(group, SERVER + f.name, hints[f.name], default, text, option=flag(f.name), **extra)
+        add_flag(parser, group, SERVER + f.name, hints[f.name], default, text, option=flag(f.name), **extra)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -130,9 +130,13 @@ class Policy:
                 drafts = 0
             budget -= max(0, rows - routine)
             if rows or drafts:
-                temperature = self.controller.temperature(view) if drafts else 1.0
+                temperature = self._temperature(view) if drafts else 1.0
                 spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
         return spans
+
+    def _temperature(self, view: RequestView) -> float:
+        """τ of a draft: what the request or the engine's settings fix, else the controller's choice."""
+        return self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
 
     def atomic(
         self, views: Sequence[RequestView], snapshot: Snapshot

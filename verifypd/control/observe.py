@@ -17,7 +17,7 @@ class Observation:
     greedy: bool
     temperature: float  # the request's own
     drafter: str | None
-    tau: float = 1.0  # times the request's temperature: what the drafter drew with
+    tau: float | None = 1.0  # times the request's temperature: what the drafter drew with; None: fixed, not chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class RequestView:
     greedy: bool = False
     coupled: bool = False  # acceptance rule of a sampled request
     temperature: float = 1.0  # its own, not the drafter's
+    draft_temperature: float | None = None  # its drafter's relative to that, where it is set; None: the controller's
     proposer: str | None = None  # who drafts for it next, where it is not the snapshot's drafter
     overheard: tuple[int, int] = (0, 0)  # look-ups that its text since the last view would have borne out, of so many
 

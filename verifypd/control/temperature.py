@@ -34,7 +34,7 @@ class TemperatureSearch:
     def observe(self, seen: Observation) -> None:
         """Count a draft's trials for the temperature it was drawn with."""
         climb = self._kinds.get(kind_of(False, seen.coupled, seen.temperature, None))
-        if climb is not None:
+        if climb is not None and seen.tau is not None:
             climb.add(seen.tau, seen.accepted, min(seen.accepted + 1, seen.drafted), self.ROUND)
 
     def best(self, kind: Kind) -> float:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from verifypd.batch import VerifySpan
 from verifypd.control.observe import Observation, StepTiming
@@ -24,6 +23,7 @@ from verifypd.distil.measure import Acceptance
 from verifypd.distil.prompts import Prompt
 from verifypd.engine.llm import LLM
 from verifypd.lanes.verify import VerifyLane
+from verifypd.progress import Bar, bar
 from verifypd.request import SamplingParams
 from verifypd.sampling.verify import Verdicts
 
@@ -92,11 +92,16 @@ class Listener:
 
 def evaluate(trial: Trial, progress: bool = True) -> dict[str, Any]:
     """Everything that is said about a pair, for JSON."""
-    total = len(trial.temperatures) + len(trial.tau_temperatures) + 2
-    with tqdm(total=total, desc="evaluating", disable=None if progress else True) as bar:
-        found, taus = _acceptance(trial, bar)
-        speed = _speed(trial, bar)
-        calibration = _calibration(trial, bar)
+    sweeps = len({*trial.temperatures, *trial.tau_temperatures}) + 1  # the last one for the calibration
+    timed = 2 * (len(_timed(trial)) + 1)  # with and without drafts, and one that warms up
+    total = sweeps * len(trial.prompts) + timed
+    with bar(total=total, desc="evaluating", unit="prompts", shown=progress) as shown:
+        shown.set_postfix_str("acceptance")
+        found, taus = _acceptance(trial, shown)
+        shown.set_postfix_str("speed")
+        speed = _speed(trial, shown)
+        shown.set_postfix_str("calibration")
+        calibration = _calibration(trial, shown)
     return {
         "verifier": trial.model,
         "draft": trial.draft,
@@ -126,7 +131,12 @@ def _render(llm: LLM, prompt: Prompt) -> list[int]:
     return llm.render([{"role": "user", "content": prompt.text}])
 
 
-def _acceptance(trial: Trial, bar: Any) -> tuple[dict[float, dict[str, Acceptance]], dict[str, Any]]:
+def _timed(trial: Trial) -> Sequence[Prompt]:
+    """The prompts that are timed, spread over all."""
+    return trial.prompts[:: max(1, len(trial.prompts) // trial.timed)][: trial.timed]
+
+
+def _acceptance(trial: Trial, shown: Bar) -> tuple[dict[float, dict[str, Acceptance]], dict[str, Any]]:
     """Counts by temperature and kind, and the overlap by drafter temperature."""
     found: dict[float, dict[str, Acceptance]] = {}
     taus: dict[str, Any] = {}
@@ -140,7 +150,7 @@ def _acceptance(trial: Trial, bar: Any) -> tuple[dict[float, dict[str, Acceptanc
                 llm.engine.verify = watched
             listener.seen.clear()
             params = SamplingParams(temperature=temperature, max_tokens=trial.tokens, acceptance="rejection")
-            outputs = llm.generate(prompts, params)
+            outputs = llm.generate(prompts, params, tick=shown.update)
             llm.engine.verify = lane
             of = {int(out.request_id): prompt.kind for out, prompt in zip(outputs, trial.prompts, strict=True)}
             kinds: dict[str, Acceptance] = defaultdict(lambda: Acceptance(trial.length))
@@ -151,7 +161,6 @@ def _acceptance(trial: Trial, bar: Any) -> tuple[dict[float, dict[str, Acceptanc
             if watched is not None and watched.rows:
                 mean = (watched.overlap / watched.rows).numpy(force=True)
                 taus[f"{temperature:g}"] = {f"{tau:g}": round(float(x), 4) for tau, x in zip(TAUS, mean, strict=True)}
-            bar.update()
     return found, taus
 
 
@@ -161,7 +170,7 @@ def _count(acceptance: Acceptance, seen: Observation) -> None:
         acceptance.accepted[position] += position < seen.accepted
 
 
-def _speed(trial: Trial, bar: Any) -> dict[str, Any]:
+def _speed(trial: Trial, shown: Bar) -> dict[str, Any]:
     """One greedy request at a time, with and without drafts in turn; what was measured, and what costs and acceptance
     of the same requests foretell."""
     params = SamplingParams(temperature=0.0, max_tokens=trial.tokens)
@@ -172,17 +181,16 @@ def _speed(trial: Trial, bar: Any) -> dict[str, Any]:
         _open(trial, draft=trial.draft, arch="unified", controller="fixed", max_draft=trial.length) as draft,
     ):
         arms = {"plain": (plain, Listener(plain)), "draft": (draft, Listener(draft))}
-        chosen = [_render(plain, prompt) for prompt in trial.prompts[:: max(1, len(trial.prompts) // trial.timed)]]
-        chosen = chosen[: trial.timed]
+        chosen = [_render(plain, prompt) for prompt in _timed(trial)]
         for llm, listener in arms.values():
-            llm.generate([chosen[0]], params)  # warm
+            llm.generate([chosen[0]], params, tick=shown.update)  # warm
             listener.steps.clear()
             listener.seen.clear()
         for prompt in chosen:
             texts = []
             for name, (llm, _) in arms.items():
                 begun = time.perf_counter()
-                [output] = llm.generate([prompt], params)
+                [output] = llm.generate([prompt], params, tick=shown.update)
                 seconds[name].append((time.perf_counter() - begun) / len(output.outputs[0].token_ids))
                 texts.append(output.outputs[0].token_ids)
             same += texts[0] == texts[1]
@@ -195,7 +203,6 @@ def _speed(trial: Trial, bar: Any) -> dict[str, Any]:
         greedy = Acceptance(trial.length)
         for seen in arms["draft"][1].seen:
             _count(greedy, seen)
-    bar.update()
     length = greedy.mean_accepted_length
     spent = several + trial.length * step
     return {
@@ -216,15 +223,13 @@ def _median(values: Any) -> float:
     return statistics.median(listed) if listed else 0.0
 
 
-def _calibration(trial: Trial, bar: Any) -> dict[str, Any]:
+def _calibration(trial: Trial, shown: Bar) -> dict[str, Any]:
     """Foretold against observed chances of the `throughput` controller, over all prompts, greedy."""
     settings = {"arch": "auto", "controller": "throughput", "max_draft": 2 * trial.length}
     with _open(trial, draft=trial.draft, **settings) as llm:
-        llm.generate(
-            [_render(llm, prompt) for prompt in trial.prompts], SamplingParams(temperature=0.0, max_tokens=trial.tokens)
-        )
+        prompts = [_render(llm, prompt) for prompt in trial.prompts]
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=trial.tokens), tick=shown.update)
         reliability = llm.engine.architecture.controller.survival.reliability  # type: ignore[attr-defined]
-    bar.update()
     rows = [[round(f, 3), round(c, 3), round(n, 1)] for f, c, n in reliability.rows()]
     return {"error": round(reliability.error, 4), "foretold_came_trials": rows}
 

@@ -6,7 +6,7 @@ captured graph for each width of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -50,8 +50,9 @@ class Generator:
         *,
         seed: int,
         min_p: float = 0.0,
+        tick: Callable[[int], object] = lambda _: None,
     ) -> list[list[int]]:
-        """The continuation of each prompt, its stop token included where it ended."""
+        """The continuation of each prompt, its stop token included where it ended. tick: called at every step."""
         wanted = len(prompts)
         if not 0 < wanted <= self.sequences:
             raise ValueError(f"{wanted} prompts for {self.sequences} rows")
@@ -67,6 +68,7 @@ class Generator:
         self.min_p.fill_(min_p)
         for step in range(max_new):
             self._step(-(-(longest + step) // WIDTH) * WIDTH)
+            tick(0)
             if step % LOOK == LOOK - 1 and float(self.done[:wanted].float().mean()) >= ENOUGH:
                 break
         written = self.out[:wanted, longest : longest + step + 1].cpu().tolist()

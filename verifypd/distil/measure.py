@@ -7,7 +7,7 @@ is exact, Σ min(p, q), at every position; later positions weigh by the chance t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,13 @@ class Acceptance:
 
 
 @torch.no_grad()
-def measure(head: Head, teacher: Teacher, texts: Sequence[Text], depth: int) -> dict[str, dict[str, Acceptance]]:
-    """Acceptance by temperature ("0.0", "0.8") and kind of prompt; kind "all" is all of them."""
+def measure(
+    head: Head, teacher: Teacher, texts: Sequence[Text], depth: int, tick: Callable[[int], object] = lambda _: None
+) -> dict[str, dict[str, Acceptance]]:
+    """Acceptance by temperature ("0.0", "0.8") and kind of prompt; kind "all" is all of them.
+
+    tick: called with the number of texts of each pass.
+    """
     found: dict[str, dict[str, Acceptance]] = defaultdict(lambda: defaultdict(lambda: Acceptance(depth)))
     ordered = sorted(texts, key=lambda text: (text.temperature, len(text.ids)))
     start = 0
@@ -76,6 +81,7 @@ def measure(head: Head, teacher: Teacher, texts: Sequence[Text], depth: int) -> 
             count = _walk if temperature == 0 else _expect
             for kind in {"all", text.kind or "all"}:
                 count(found[f"{temperature:.1f}"][kind], text, overlap[:, i], stands[:, i])
+        tick(len(part))
     return {temperature: dict(kinds) for temperature, kinds in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -41,6 +42,11 @@ def read_prompts(path: Path) -> list[Prompt]:
         return _parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts of {path} cannot be read ({error}): give a UTF-8 file, one prompt a line") from None
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many of the prompts, from all over the set; all of them where there are no more."""
+    return [prompts[i * len(prompts) // count] for i in range(count)] if count < len(prompts) else list(prompts)
 
 
 def plain(text: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from verifypd import __version__
+from verifypd.config import EngineConfig
 from verifypd.distil.dense import BatchKernels
 from verifypd.distil.export import commit_here, how_made, read_draft, write_draft, write_json
 from verifypd.distil.head import HeadShape, shape_for
@@ -26,11 +27,13 @@ from verifypd.distil.teacher import Teacher
 from verifypd.distil.text import Deadline, Text, Writer, load, load_all
 from verifypd.distil.train import Trainer
 from verifypd.engine.build import pick_device, read_tokenizer
+from verifypd.engine.sizes import check_memory
 from verifypd.errors import ConfigError
 from verifypd.kernels.torch import TorchKernels
 from verifypd.models.base import Model
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
+from verifypd.progress import bar
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -80,7 +83,9 @@ def distil(
     except Deadline:
         finished = False
         log.warning("time is up at step %d of %d: run the same command again to go on", trainer.step, recipe.steps)
-    evaluation = measure(trainer.head, teacher, load(work / "evaluation.npz"), recipe.depth)
+    held_out_texts = load(work / "evaluation.npz")
+    with bar(total=len(held_out_texts), desc="evaluation", unit="texts") as shown:
+        evaluation = measure(trainer.head, teacher, held_out_texts, recipe.depth, shown.update)
     made = {
         "finished": finished,
         "verifier": name or model,
@@ -124,9 +129,11 @@ def load_verifier(model: str, device: torch.device, recipe: Recipe) -> tuple[Mod
             " lower --max-prompt or --max-new"
         )
     cuda = device.type == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    check_memory(EngineConfig(max_model_len=longest), source, None, device, weights=dtype)
     verifier = load_model(
         source,
-        dtype=torch.bfloat16 if cuda else torch.float32,
+        dtype=dtype,
         device=device,
         kernels=BatchKernels(device) if cuda else TorchKernels(),
         max_model_len=min(source.config.max_position, longest + 64),

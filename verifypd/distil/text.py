@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from verifypd.distil.generate import Generator
-from verifypd.distil.progress import bar
 from verifypd.distil.prompts import Prompt, plain
 from verifypd.distil.recipe import Recipe
 from verifypd.errors import ConfigError
 from verifypd.models.base import Model
+from verifypd.progress import Bar, bar
 from verifypd.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 96  # longest prompt the verifier writes itself
@@ -135,11 +135,17 @@ class Writer:
         limit = min(PROMPT_TOKENS, self.recipe.max_new)
         stops, texts = set(self.stop_ids), []
         batch = self.recipe.generate_batch
-        for number in bar(range(-(-count // batch)), desc="prompts", unit="batch"):
+        shown = bar(range(-(-count // batch)), desc="prompts", unit="batches")
+        for number in shown:
             self.check()
             rows = min(batch, count - number * batch)
             written = self.generator.run(
-                [opening] * rows, [1.0] * rows, limit, seed=self._seed("prompts", number), min_p=PROMPT_MIN_P
+                [opening] * rows,
+                [1.0] * rows,
+                limit,
+                seed=self._seed("prompts", number),
+                min_p=PROMPT_MIN_P,
+                tick=shown.update,
             )
             texts += [self.tokenizer.decode(row[:-1]).strip() for row in written if row and row[-1] in stops]
         return texts
@@ -150,17 +156,17 @@ class Writer:
         """Answer every prompt, over and over at other temperatures, shard by shard."""
         recipe, batch = self.recipe, self.recipe.generate_batch
         shards = -(-recipe.responses // batch)
-        shown = bar(range(shards), desc="answers", unit="shard")
+        shown = bar(range(shards), desc="answers", unit="shards")
         written = 0
         for number in shown:
             path = self.folder / f"shard-{number:04d}.npz"
             if not path.exists():
                 self.check()
-                _save(path, self._shard(prompts, number))
+                _save(path, self._shard(prompts, number, shown))
             written += sum(len(text.ids) - text.prompt for text in load(path))
             shown.set_postfix_str(f"{written / 1e6:.1f} M tokens", refresh=False)
 
-    def _shard(self, prompts: list[list[int]], number: int) -> list[Text]:
+    def _shard(self, prompts: list[list[int]], number: int, shown: Bar) -> list[Text]:
         recipe, batch = self.recipe, self.recipe.generate_batch
         rows = min(batch, recipe.responses - number * batch)
         draw = random.Random(self._seed("order", number))
@@ -176,7 +182,7 @@ class Writer:
                 chosen.append(answer[: draw.randint(1, RAW_TOKENS)] or text.ids[:1].tolist())
         rounds = [i // len(prompts) for i in numbers] + [draw.randrange(len(recipe.temperatures)) for _ in range(raw)]
         temperatures = [recipe.temperatures[(i + r) % len(recipe.temperatures)] for i, r in enumerate(rounds)]
-        return self._texts(chosen, temperatures, self._seed("answers", number), [""] * rows)
+        return self._texts(chosen, temperatures, self._seed("answers", number), [""] * rows, shown)
 
     def _held_out(self, name: str, prompts: list[tuple[list[int], str]]) -> None:
         """Answers to held-out prompts, greedy and at temperature 0.8."""
@@ -185,19 +191,21 @@ class Writer:
             return
         usable = [(ids, kind) for ids, kind in prompts if len(ids) <= self.recipe.max_prompt]
         texts = []
-        for temperature in (0.0, 0.8):
-            for start in range(0, len(usable), self.recipe.generate_batch):
-                self.check()
-                part = usable[start : start + self.recipe.generate_batch]
-                seed = self._seed(f"{name} {temperature}", start)
-                kinds = [kind for _, kind in part]
-                texts += self._texts([ids for ids, _ in part], [temperature] * len(part), seed, kinds)
+        batch = self.recipe.generate_batch
+        runs = [(temperature, start) for temperature in (0.0, 0.8) for start in range(0, len(usable), batch)]
+        shown = bar(runs, desc=f"{name} answers", unit="batches")
+        for temperature, start in shown:
+            self.check()
+            part = usable[start : start + batch]
+            seed = self._seed(f"{name} {temperature}", start)
+            kinds = [kind for _, kind in part]
+            texts += self._texts([ids for ids, _ in part], [temperature] * len(part), seed, kinds, shown)
         _save(path, texts)
 
     def _texts(
-        self, prompts: list[list[int]], temperatures: list[float], seed: int, kinds: Sequence[str]
+        self, prompts: list[list[int]], temperatures: list[float], seed: int, kinds: Sequence[str], shown: Bar
     ) -> list[Text]:
-        answers = self.generator.run(prompts, temperatures, self.recipe.max_new, seed=seed)
+        answers = self.generator.run(prompts, temperatures, self.recipe.max_new, seed=seed, tick=shown.update)
         return [
             Text(np.array(prompt + answer, np.int32), len(prompt), temperature, kind)
             for prompt, answer, temperature, kind in zip(prompts, answers, temperatures, kinds, strict=True)

@@ -20,11 +20,11 @@ from verifypd.distil.export import read_draft
 from verifypd.distil.head import Head, HeadShape
 from verifypd.distil.loss import loss_of
 from verifypd.distil.measure import measure, report, score
-from verifypd.distil.progress import bar
 from verifypd.distil.recipe import Recipe
 from verifypd.distil.teacher import Teacher
 from verifypd.distil.text import Batch, Text, batches
 from verifypd.errors import ConfigError
+from verifypd.progress import Bar, bar
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Trainer:
     def _steps(self, until: int, keep: Callable[[], None]) -> None:
         feed = batches(self.texts, self.recipe.batch_tokens, self.recipe.seed, self.step)
         look = max(1, self.recipe.steps // LOOKS)
-        shown = bar(total=until, initial=self.step, desc=f"training, {self.loss}", unit="step")
+        shown = bar(total=until, initial=self.step, desc=f"training, {self.loss}", unit="steps")
         with shown:
             while self.step < until:
                 self.check()
@@ -130,7 +130,7 @@ class Trainer:
                 self.step += 1
                 shown.update()
                 if self.step % look == 0 or self.step == until:
-                    self._look(losses)
+                    self._look(losses, shown)
                     last = self.curve[-1]["validation"]["0.0"]["all"]
                     shown.set_postfix_str(
                         f"α {last['alpha'][0]:.3f}, accepted {last['mean_accepted_length']:.2f}", refresh=False
@@ -165,12 +165,12 @@ class Trainer:
         self.optimizer.step()
         return torch.stack(losses).detach()
 
-    def _look(self, losses: Tensor) -> None:
-        found = report(self._measure())
+    def _look(self, losses: Tensor, shown: Bar) -> None:
+        found = report(self._measure(lambda _: shown.update(0)))
         self.curve.append({"step": self.step, "loss": [round(x, 4) for x in losses.tolist()], "validation": found})
 
-    def _measure(self) -> Any:
-        return measure(self.head, self.teacher, self.validation, self.recipe.depth)
+    def _measure(self, tick: Callable[[int], object] = lambda _: None) -> Any:
+        return measure(self.head, self.teacher, self.validation, self.recipe.depth, tick)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

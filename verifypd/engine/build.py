@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from verifypd.control.cost import CostModel
 from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
+from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels import build as kernel_build
@@ -28,17 +28,15 @@ from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
 from verifypd.models.head import DraftHead
-from verifypd.models.head_loader import DUMMIES, dummy_head, load_head
+from verifypd.models.head_loader import DUMMIES, dummy_head, fit_head, make_head
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_LEN = 8192
 DEFAULT_CPU_KV = 1 << 30  # bytes
 PREFILL_CHUNK = {"cpu": 256, "cuda": 512}  # tokens
-GPU_SHARE = 0.9  # of the device's memory
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
@@ -56,6 +54,22 @@ def build(config: EngineConfig) -> Built:
     device = pick_device(config.device)
     if not config.prefill_chunk:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
+    source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
+    drafts = drafts_for(config)
+    draft_source = None
+    for name in drafts:
+        if name != "ngram" and config.arch != "plain":
+            if config.load_format == "dummy" and name in DUMMIES:
+                draft_source = dummy_head(name, source.config)
+            else:
+                draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
+    head = draft_source is not None and draft_source.config.is_head
+    if draft_source is not None and head:
+        draft_source = fit_head(
+            draft_source, source.config, load_format=config.load_format, states=config.draft_states,
+            verifier_name=source.name,
+        )  # fmt: skip
+    check_memory(config, source, draft_source, device)  # before kernels are compiled
     kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
@@ -66,21 +80,11 @@ def build(config: EngineConfig) -> Built:
     sampler = pick_sampler(config.sampler, device)
     replayed = pick_graphs(config, device, attends)
     dtype = pick_dtype(config.dtype, device, kernels)
-    source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
-    drafts = drafts_for(config)
-    draft_source = None
-    for name in drafts:
-        if name != "ngram" and config.arch != "plain":
-            if config.load_format == "dummy" and name in DUMMIES:
-                draft_source = dummy_head(name, source.config)
-            else:
-                draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
     aside = 0
     if attends == "flashinfer":
         aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
     tokenizer = read_tokenizer(source)
     vocab_map = None
-    head = draft_source is not None and draft_source.config.is_head
     if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
         vocab_map = read_vocab_map(draft_source, source, device)
@@ -92,14 +96,14 @@ def build(config: EngineConfig) -> Built:
         )
     capacity = max_len + config.max_draft + 2
     base = process_bytes()
+    int8 = draft_in_int8(config, kernels)
+    values = kernels.activation_dtype(dtype)
+    check_memory(config, source, draft_source, device, weights=dtype, values=values, draft_int8=int8)
     model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8")
     draft: Model | None = None
-    int8 = draft_in_int8(config, kernels)
     if draft_source is not None and head:
-        draft = load_head(
-            draft_source, model, load_format=config.load_format, int8=int8, states=config.draft_states,
-            verifier_name=source.name, tokens=None if tokenizer is None else tokenizer.vocab_size,
-        )  # fmt: skip
+        tokens = None if tokenizer is None else tokenizer.vocab_size
+        draft = make_head(draft_source, model, load_format=config.load_format, int8=int8, tokens=tokens)
     elif draft_source is not None:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
@@ -322,20 +326,3 @@ def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype
     if device.type == "cuda" or kernels.name == "native" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32
-
-
-def process_bytes() -> int:
-    """Resident bytes of this process now."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return 0
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_bytes() -> int:
-    """Bytes this machine can still give."""
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ from verifypd.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+
+PURGE = 64  # deadlines kept before those of requests that have ended are thrown out
 
 
 class LLM:
@@ -35,6 +38,7 @@ class LLM:
         self._seeds = random.Random(self.config.seed) if self.config.seed is not None else random.SystemRandom()
         self._count = 0  # requests made so far
         self._jobs: dict[int, _Job] = {}  # request order -> its job
+        self._deadlines: list[tuple[float, int]] = []  # heap of (s of the engine's clock, request order)
         self._closed = False
 
     # -- prompts ------------------------------------------------------------------------------------------------------
@@ -43,13 +47,22 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tick: Callable[[int], object] | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs keep the order of the prompts."""
+        """Continue each prompt (text, token ids, or {"prompt_token_ids": …}); outputs keep the order of the prompts.
+
+        tick: called after each step with how many prompts ended in it, e.g. the `update` of a progress bar.
+        """
         many = _as_list(prompts)
         jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
         try:
-            while not all(job.finished for job in jobs):
+            left = len(jobs)
+            while left:
                 self._step()
+                before, left = left, sum(not job.finished for job in jobs)
+                if tick is not None:
+                    tick(before - left)
         except BaseException:
             self._drop(jobs)
             raise
@@ -131,10 +144,16 @@ class LLM:
         if self._closed:
             raise ConfigError("this LLM was shut down; make a new one")
         jobs = [self._job(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        if len(self._deadlines) > max(PURGE, 2 * len(self._jobs)):
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._jobs)
         for job in jobs:
             for text in job.texts:
-                self.engine.add(text.request)
-                self._jobs[text.request.order] = job
+                request = text.request
+                self.engine.add(request)
+                self._jobs[request.order] = job
+                if request.params.deadline_ms is not None:
+                    due = request.metrics.arrival_time + request.params.deadline_ms / 1e3
+                    heapq.heappush(self._deadlines, (due, request.order))
         return jobs
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
@@ -166,8 +185,6 @@ class LLM:
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self.engine.sampling.vocab
-        if params.deadline_ms is not None:
-            raise RequestError("deadline_ms is not honoured by this version: leave it out", param="deadline_ms")
         given = {
             "logit_bias": params.logit_bias or {},
             "allowed_token_ids": params.allowed_token_ids or (),
@@ -204,6 +221,7 @@ class LLM:
 
     def _step(self) -> None:
         """One engine step, and the text that came of it."""
+        self._stop_overdue()
         for request in self.engine.step():
             job = self._jobs.get(request.order)
             if job is None:
@@ -214,6 +232,16 @@ class LLM:
                 request.finish_reason, request.stop_reason = "stop", text.stopped_by  # also if the verdict ended it
             if request.finished:
                 self._jobs.pop(request.order, None)
+
+    def _stop_overdue(self) -> None:
+        """End who is past its deadline, with what it has."""
+        while self._deadlines and self._deadlines[0][0] <= self.engine.clock():
+            order = heapq.heappop(self._deadlines)[1]
+            job = self._jobs.pop(order, None)
+            if job is not None:
+                text = next(text for text in job.texts if text.request.order == order)
+                self.engine.finish(text.request, "deadline")
+                text.update()
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
         """Abort what is left of these jobs and free their slots."""

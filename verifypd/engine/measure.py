@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tqdm import tqdm
-
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.chunks import CHUNK_FACTOR
 from verifypd.control.observe import Observation, StepTiming
@@ -22,6 +20,7 @@ from verifypd.drafters.base import Drafter
 from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
+from verifypd.progress import bar
 from verifypd.request import Request, SamplingParams
 from verifypd.runtime.streams import keep_busy, synchronize
 
@@ -106,7 +105,7 @@ def grid(
 def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Measured:
     """Time the grid on an idle engine, within `budget` seconds, or twice that on a slow one.
 
-    Progress is shown on a terminal only.
+    Progress goes to a terminal, or to the log.
     """
     if engine.busy:
         raise EngineError("costs are measured on an idle engine: wait until its requests have ended")
@@ -124,11 +123,11 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
     timings: list[StepTiming] = []
     skipped = 0
     points = [*telling, *rest]
-    with _aside(engine, probe), tqdm(points, desc="measuring costs", disable=None if progress else True) as bar:
+    with _aside(engine, probe), bar(points, desc="measuring costs", unit="points", shown=progress) as shown:
         for point in telling[:1]:
             _time(engine, probe, point, budget)  # the first passes of a process are slow: not counted
         per_work = 0.0  # s, of the passes timed last
-        for number, point in enumerate(bar):
+        for number, point in enumerate(shown):
             left = budget * (STRETCH if number < len(telling) else 1.0) - (time.monotonic() - begun)
             if engine.slots.device.type == "cuda" and per_work * point.work < left:
                 _time(engine, probe, point, 0.0)  # the first pass of a shape compiles or captures

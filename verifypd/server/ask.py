@@ -33,7 +33,8 @@ SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
-    *("prompt_logprobs", "speculation", "max_draft", "acceptance", "priority", "slo_tpot", "deadline_ms"),
+    *("prompt_logprobs", "speculation", "max_draft", "draft_temperature", "acceptance", "priority"),
+    *("slo_tpot", "deadline_ms"),
 )
 SEEDS = random.SystemRandom()
 

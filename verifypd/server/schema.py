@@ -127,6 +127,7 @@ class GenerationBody(Body):
     # Verify-PD's own
     speculation: StrictBool | None = True
     max_draft: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
+    draft_temperature: Annotated[Number, Field(ge=0.1, le=10)] | None = None
     acceptance: Literal["rejection", "coupled"] | None = None
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = 0
     slo_tpot: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms")

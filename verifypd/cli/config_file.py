@@ -1,0 +1,91 @@
+"""`--config FILE`: settings from a YAML file, by the names of the flags. What the command line says goes before it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verifypd.cli.flags import Parser
+from verifypd.errors import ConfigError
+from verifypd.hints import advice
+
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    tuple: "a list",
+    dict: "a mapping",
+    type(None): "null",
+}
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads booleans as YAML 1.2 does: only true and false are; `off` and `no` are words, and values of settings."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _first, _word in (("t", "true"), ("f", "false")):
+    _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_word + r"\Z"), [_first])
+
+
+def apply(args: argparse.Namespace, parser: Parser) -> None:
+    """Add what the file of `--config` says to what the command line says."""
+    path = Path(args.config)
+    for name, value in read(path).items():
+        setting = parser.settings.get(name) if isinstance(name, str) else None
+        if setting is None:
+            raise ConfigError(f"{path}: unknown setting {name!r}{advice(str(name), parser.settings)}")
+        if not fits(value, setting.hint):
+            raise ConfigError(f"{path}: {name} is {value!r}; give {describe(setting.hint)}")
+        if not hasattr(args, setting.dest):
+            setattr(args, setting.dest, value)
+
+
+def read(path: Path) -> dict[Any, Any]:
+    """The names and values of a file."""
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML ({error}): give one 'name: value' a line") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config {path} is not a mapping: give one 'name: value' a line")
+    return found
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of YAML is one of this type. A whole number is a number too, and true is neither."""
+    if hint is typing.Any:
+        return True
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def describe(hint: Any) -> str:
+    """A type in words."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)
+    words = [KINDS[typing.get_origin(each) or each] for each in options]
+    return " or ".join(dict.fromkeys(words))

@@ -1,0 +1,67 @@
+"""What to say about a name that is not one of ours: the nearest that is, or ours for one of vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+# vLLM's name of a setting -> what does that here. Our own names stand in braces: a program and a terminal spell them
+# differently.
+VLLM: dict[str, str] = {
+    "gpu_memory_utilization": "{kv_memory} is the size of the KV blocks, such as 2GB; by default 0.9 of a GPU is used",
+    "kv_cache_memory_bytes": "use {kv_memory}",
+    "num_gpu_blocks_override": "use {kv_memory}",
+    "max_num_seqs": "use {batch_size}",
+    "max_num_batched_tokens": "use {batch_size} for requests and {prefill_chunk} for prompt tokens in one pass",
+    "enable_chunked_prefill": "prompts are always read in chunks; {prefill_chunk} is their size",
+    "enable_prefix_caching": "use {prefix_cache}, which is on",
+    "no_enable_prefix_caching": "use {prefix_cache}, and turn it off",
+    "speculative_config": "use {draft} for the draft model, or 'ngram', and {max_draft} for the tokens of a draft",
+    "speculative_model": "use {draft}",
+    "num_speculative_tokens": "use {max_draft}",
+    "prompt_lookup_max": "use {ngram_max}",
+    "prompt_lookup_min": "use {ngram_min}",
+    "ngram_prompt_lookup_max": "use {ngram_max}",
+    "ngram_prompt_lookup_min": "use {ngram_min}",
+    "enforce_eager": "use {graphs} with the value off",
+    "compilation_config": "use {graphs}",
+    "max_seq_len_to_capture": "use {graphs}",
+    "attention_backend": "use {attention}",
+    "kv_cache_dtype": "KV blocks have the dtype of the activations; leave it out",
+    "scheduling_policy": "every request has a priority of its own; leave it out",
+    **dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
+        "a model runs on one device here; leave it out, or name the device with {device}",
+    ),
+    **dict.fromkeys(("swap_space", "cpu_offload_gb"), "nothing is moved off the device here; leave it out"),
+    **dict.fromkeys(
+        ("tokenizer", "tokenizer_mode", "tokenizer_revision"), "the tokenizer comes with the model; leave it out"
+    ),
+    "trust_remote_code": "no code that comes with a model is run; leave it out",
+    "download_dir": "models lie in the hub's own cache; set HF_HOME instead",
+    "enable_lora": "there is no LoRA here; leave it out",
+    **dict.fromkeys(
+        ("enable_auto_tool_choice", "tool_call_parser"), "tools work as the chat template says; leave it out"
+    ),
+    "chat_template": "the chat template comes with the model's folder; leave it out",
+}
+
+
+def advice(name: str, known: Iterable[str], show: Callable[[str], str] = repr) -> str:
+    """What follows the word that a name is unknown; empty where there is nothing to say. `show` spells our names."""
+    plain = name.lstrip("-").replace("-", "_")
+    if plain in VLLM:
+        return f"; it is vLLM's: {VLLM[plain].format_map(_Spelled(show))}"
+    near = get_close_matches(plain, list(known), n=1)
+    return f"; did you mean {show(near[0])}?" if near else ""
+
+
+class _Spelled(dict[str, str]):
+    """Every name, as `show` spells it."""
+
+    def __init__(self, show: Callable[[str], str]) -> None:
+        super().__init__()
+        self.show = show
+
+    def __missing__(self, name: str) -> str:
+        return self.show(name)
