@@ -8,6 +8,7 @@ import torch
 
 from tests.models.checkpoints import VOCAB
 from verifypd.distil.dense import read_features
+from verifypd.distil.eagle import Eagle3Head, eagle3_shape, write_speculators
 from verifypd.distil.export import write_draft
 from verifypd.distil.head import Head, HeadShape, shape_for
 from verifypd.distil.teacher import Teacher
@@ -19,10 +20,10 @@ from verifypd.models.loader import load_model
 STEPS = 60
 
 
-def make_head(shape: HeadShape, seed: int = 0) -> Head:
+def make_head(shape: HeadShape, seed: int = 0, kind: type[Head] = Head) -> Head:
     """A random head, norms included."""
     torch.manual_seed(seed)
-    head = Head(shape)
+    head = kind(shape)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.05)
     return head
@@ -62,4 +63,18 @@ def head_for(
     if taught:
         teach(head, verifier, ids)
     write_draft(to, head, ids, config, str(verifier), {})
+    return to
+
+
+def eagle3_for(
+    verifier: Path, to: Path, *, layers: int = 1, window: int = 24, vocab: int = 300, taught: bool = True
+) -> Path:
+    """The same of the EAGLE-3 architecture, as a speculators checkpoint."""
+    model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:vocab].sort().values
+    head = make_head(eagle3_shape(model.config, layers, 48, None, vocab, window), kind=Eagle3Head)
+    if taught:
+        teach(head, verifier, ids)
+    teacher = Teacher(model, head.shape.feature_layers, ids)
+    write_speculators(to, head, teacher, str(verifier), {"recipe": {"depth": 3}})
     return to
