@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +69,9 @@ class Eagle3Head(Head):
         cos, sin = (table[: length - 1] for table in self._rope)
         seen = [Seen([], []) for _ in range(shape.layers)]
         token, feature = embedded[:, 1:], features[:, :-1]
+        first = cast(FirstLayer, self.layers[0])
         for _ in range(depth):
-            x = self.layers[0].read(token, feature, cos, sin, seen[0])
+            x = first.read(token, feature, cos, sin, seen[0])
             for layer, past in zip(self.layers[1:], seen[1:], strict=True):
                 x = layer(x, cos, sin, past)
             feature = later(x, 1)

@@ -164,6 +164,7 @@ class Eagle3Head(EagleBase):
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
         """Features from states in the order of `fc`: one matrix over all, normed where the head's flags say so."""
         norm, eps = self.kernels.rms_norm, self._eps
+        parts = list(parts)
         if self._fc_norms:
             parts = [norm(x, weight, eps) for x, weight in zip(parts, self._fc_norms, strict=True)]
         together = torch.cat(parts, -1)
