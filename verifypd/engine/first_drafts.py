@@ -7,8 +7,8 @@ import logging
 log = logging.getLogger(__name__)
 
 LOOK = 1000  # drafts after which it is judged
-# Heads that fit have the first token of 50 to 80 % of their drafts accepted, and of text they were not made for about
-# half as many. Reported for wrong layers: 1 % where 59 % was right. This lies far from both.
+# The built-in head has the first token of 62 to 67 % of its drafts accepted; of one EAGLE-3 head 58.9 % are reported
+# with the right layers and 1.2 % with wrong ones. This lies far from both.
 LEAST = 0.15
 
 
