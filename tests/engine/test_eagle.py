@@ -101,7 +101,7 @@ def test_a_draft_vocabulary_past_the_tokenizers(tmp_path: Path) -> None:
     found = []
     for draft, arch in ((None, "plain"), (str(head), "unified")):
         with LLM(str(verifier), draft=draft, arch=arch, **OPTIONS) as llm:
-            found.append([out.outputs[0].token_ids for out in llm.generate(prompts(3), SHORT[0])])
+            found.append([out.outputs[0].token_ids for out in llm.generate(prompts(3), SHORT[1])])
     assert found[0] == found[1]
 
 
