@@ -16,7 +16,7 @@ from pathlib import Path
 from verifypd.errors import HubError, TokenizerError
 from verifypd.models import builtin, smollm2
 from verifypd.models.config import ModelConfig, ModelSource
-from verifypd.models.eagle_config import may_be_eagle
+from verifypd.models.eagle_config import EAGLE, EAGLE3, may_be_eagle
 from verifypd.models.gguf_tokenizer import read_metadata, write_tokenizer
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*")
@@ -245,6 +245,8 @@ def _gguf_tokenizer(path: Path) -> Path | None:
 
 
 def _unknown(name: str) -> str:
+    if name in (EAGLE, EAGLE3):
+        return f"{name!r} is the shape of a head, for benchmarks: add --load-format dummy, or give --draft a folder"
     near = get_close_matches(name.lower(), builtin.BUILTINS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return (
