@@ -41,8 +41,8 @@ class EngineConfig:
     model: str = setting("smollm2", "verifier: a built-in name, a Hugging Face folder, a GGUF file or a hub id")
     draft: str | None = setting(
         "auto",
-        "drafter: path or name of a draft model, 'ngram', both as 'NAME,ngram', 'none', or 'auto': what comes with the"
-        " verifier, else ngram",
+        "drafter: path, name or hub id of a draft model or head, 'ngram', both as 'NAME,ngram', 'none', or 'auto': what"
+        " comes with the verifier, else ngram",
     )
     arch: str = setting("auto", "scheduling architecture", choices=ARCHITECTURES)
     controller: str = setting("throughput", "what sets the draft length", choices=CONTROLLERS)

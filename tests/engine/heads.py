@@ -8,6 +8,7 @@ import torch
 
 from tests.models.checkpoints import VOCAB
 from verifypd.distil.dense import read_features
+from verifypd.distil.eagle import Eagle3Head, eagle3_shape, write_speculators
 from verifypd.distil.export import write_draft
 from verifypd.distil.head import Head, HeadShape, shape_for
 from verifypd.distil.teacher import Teacher
@@ -19,25 +20,26 @@ from verifypd.models.loader import load_model
 STEPS = 60
 
 
-def make_head(shape: HeadShape, seed: int = 0) -> Head:
+def make_head(shape: HeadShape, seed: int = 0, kind: type[Head] = Head) -> Head:
     """A random head, norms included."""
     torch.manual_seed(seed)
-    head = Head(shape)
+    head = kind(shape)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.05)
     return head
 
 
-def teach(head: Head, verifier: Path, ids: torch.Tensor) -> None:
-    """A few steps on the verifier's greedy text: enough that a draft stands now and then."""
+def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | None = None) -> None:
+    """A few steps on the verifier's greedy text: enough that a draft stands now and then. texts [B, T]: on those."""
     model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
     teacher = Teacher(model, head.shape.feature_layers, ids)
     optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(3, VOCAB, (48, 4), generator=generator)
-    for _ in range(28):
-        hidden, _ = read_features(model, texts, ())
-        texts = torch.cat([texts, model.logits(hidden[:, -1]).argmax(-1, keepdim=True)], 1)
+    if texts is None:
+        texts = torch.randint(3, VOCAB, (48, 4), generator=generator)
+        for _ in range(28):
+            hidden, _ = read_features(model, texts, ())
+            texts = torch.cat([texts, model.logits(hidden[:, -1]).argmax(-1, keepdim=True)], 1)
     for step in range(STEPS):
         lesson = teacher.read(texts[step % 4 :: 4])
         rows = lesson.hidden.shape[0] * lesson.hidden.shape[1]
@@ -62,4 +64,25 @@ def head_for(
     if taught:
         teach(head, verifier, ids)
     write_draft(to, head, ids, config, str(verifier), {})
+    return to
+
+
+def eagle3_for(
+    verifier: Path,
+    to: Path,
+    *,
+    layers: int = 1,
+    window: int = 24,
+    vocab: int = 300,
+    taught: bool = True,
+    texts: torch.Tensor | None = None,
+) -> Path:
+    """The same of the EAGLE-3 architecture, as a speculators checkpoint."""
+    model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:vocab].sort().values
+    head = make_head(eagle3_shape(model.config, layers, 48, None, vocab, window), kind=Eagle3Head)
+    if taught:
+        teach(head, verifier, ids, texts)
+    teacher = Teacher(model, head.shape.feature_layers, ids)
+    write_speculators(to, head, teacher, str(verifier), {"recipe": {"depth": 3}})
     return to

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.models.checkpoints import FAMILIES, _reference, random_ids, tiny
 from verifypd.attention.base import PassLayout, available_backends, backend
 from verifypd.distil.dense import read_features
-from verifypd.errors import ConfigError, ModelError
+from verifypd.errors import ConfigError, HubError, ModelError
 from verifypd.kernels import select
 from verifypd.kernels.base import Int8Weight
 from verifypd.kv.pool import KVCache
@@ -255,6 +255,11 @@ def test_a_dummy_draft_vocabulary_is_that_of_published_heads() -> None:
     assert dummy_head("eagle3", config).config.draft_vocab_size == 32_000
     assert dummy_head("eagle3", config).config.eagle.states == (2, 16, 29)  # type: ignore[union-attr]
     assert dummy_head("eagle", config).config.draft_vocab_size is None
+
+
+def test_a_shape_alone_is_no_head() -> None:
+    with pytest.raises(HubError, match="'eagle3' is the shape of a head, for benchmarks: add --load-format dummy"):
+        resolve("eagle3")
 
 
 # -- what a file may say -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ SETTINGS = {
     "generate_batch": "sequences generated side by side",
     "temperatures": "temperatures of the answers, used in turn",
     "validation": "prompts kept back from training, for the choice of the loss and the curve",
+    "format": "what the head is written as: verifypd, or speculators (EAGLE-3), which other engines load",
     "layers": "layers of the head",
     "mlp_size": "width of its MLP (default: the verifier's)",
     "feature_layers": "verifier layers it reads beside the last (default: two in between)",
@@ -64,7 +65,7 @@ def register(command: Command) -> None:
         shown = (
             "" if value is None else f" (default: {','.join(map(str, value)) if isinstance(value, tuple) else value})"
         )
-        metavar = "DIR" if name == "start" else "N"
+        metavar = {"start": "DIR", "format": "NAME"}.get(name, "N")
         parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text + shown)
 
 

@@ -33,6 +33,12 @@ def register(command: Command) -> None:
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens of an answer (default: 96)")
     parser.add_argument("--max-draft", type=int, default=4, metavar="N", help="tokens of a draft (default: 4)")
     parser.add_argument("--timed", type=int, default=6, metavar="N", help="prompts that are timed alone (default: 6)")
+    parser.add_argument("--draft-layers", metavar="IDS", help="states an EAGLE-3 head reads, as for 'generate'")
+    parser.add_argument(
+        "--search-layers",
+        action="store_true",
+        help="only find the states an EAGLE-3 head was trained to read, for --draft-layers",
+    )
     parser.add_argument("--dtype", default="auto", help="weights, as for 'generate'")
     parser.add_argument("--quantization", choices=("int8",), help="as for 'generate'")
     parser.add_argument(
@@ -50,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     """`verifypd evaluate-draft`."""
     from verifypd.distil import prompts
     from verifypd.distil.evaluate import Trial, draw, evaluate
-    from verifypd.distil.export import commit_here, write_json
 
     heated = _numbers(args.tau_temperatures, "--tau-temperatures")
     if any(temperature <= 0 for temperature in heated):
@@ -60,6 +65,14 @@ def run(args: argparse.Namespace) -> int:
     given = prompts.read_prompts(args.prompts) if args.prompts else prompts.evaluation_prompts()
     if args.count:
         given = prompts.spread(given, args.count)
+    settings = {
+        "dtype": args.dtype,
+        "quantization": args.quantization,
+        "draft_quantization": args.draft_quantization,
+        "device": args.device,
+    }
+    if args.search_layers:
+        return _search(args, given, settings)
     report = evaluate(
         Trial(
             model=args.model,
@@ -70,23 +83,42 @@ def run(args: argparse.Namespace) -> int:
             tokens=args.tokens,
             length=args.max_draft,
             timed=args.timed,
-            settings={
-                "dtype": args.dtype,
-                "quantization": args.quantization,
-                "draft_quantization": args.draft_quantization,
-                "device": args.device,
-            },
+            settings={**settings, "draft_layers": args.draft_layers},
         )
     )
-    report["command"] = shlex.join(["verifypd", *sys.argv[1:]])
-    report["commit"] = commit_here()
-    report["versions"] = {"verifypd": __version__, "python": platform.python_version()}
     emit(table(report))
-    if args.json:
-        write_json(args.json, report)
+    _write(args, report)
     if args.plot:
         draw(report, args.plot)
         say(f"drawn: {args.plot}")
+    return 0
+
+
+def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """The report as JSON where one is asked for, with what made it."""
+    from verifypd.distil.export import commit_here, write_json
+
+    if args.json:
+        report["command"] = shlex.join(["verifypd", *sys.argv[1:]])
+        report["commit"] = commit_here()
+        report["versions"] = {"verifypd": __version__, "python": platform.python_version()}
+        write_json(args.json, report)
+
+
+def _search(args: argparse.Namespace, prompts: list[Any], settings: dict[str, Any]) -> int:
+    from verifypd.distil.search import search_layers
+
+    report = search_layers(args.model, args.draft, prompts, settings)
+    for found in report["best"]:
+        emit(f"{','.join(map(str, found['states'])):16} agrees on {100 * found['agreement']:.1f} %\n")
+    best = report["best"][0]
+    own = report["configured"] or report["usual"]
+    if best["states"] == own:
+        say(f"the states it reads, {','.join(map(str, own))}, are the best of {report['tried']} choices")
+    else:
+        mine = f"{100 * report['agreement_configured']:.1f} % with {','.join(map(str, own))}"
+        say(f"use --draft-layers {','.join(map(str, best['states']))} (best of {report['tried']} choices; {mine})")
+    _write(args, report)
     return 0
 
 

@@ -52,10 +52,11 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps).to(x.dtype)
 
 
-def _linear(columns: int, rows: int, std: float = INIT_STD) -> nn.Linear:
-    linear = nn.Linear(columns, rows, bias=False)
-    nn.init.normal_(linear.weight, std=std)
-    return linear
+def linear(columns: int, rows: int, std: float = INIT_STD) -> nn.Linear:
+    """A matrix as training begins with it."""
+    made = nn.Linear(columns, rows, bias=False)
+    nn.init.normal_(made.weight, std=std)
+    return made
 
 
 class Attention(nn.Module):
@@ -64,10 +65,10 @@ class Attention(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = _linear(shape.hidden, q)
-        self.k_proj = _linear(shape.hidden, kv)
-        self.v_proj = _linear(shape.hidden, kv)
-        self.o_proj = _linear(q, shape.hidden, INIT_STD / (2 * shape.layers) ** 0.5)
+        self.q_proj = linear(shape.hidden, q)
+        self.k_proj = linear(shape.hidden, kv)
+        self.v_proj = linear(shape.hidden, kv)
+        self.o_proj = linear(q, shape.hidden, INIT_STD / (2 * shape.layers) ** 0.5)
 
 
 class MLP(nn.Module):
@@ -75,9 +76,9 @@ class MLP(nn.Module):
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.gate_proj = _linear(shape.hidden, shape.mlp)
-        self.up_proj = _linear(shape.hidden, shape.mlp)
-        self.down_proj = _linear(shape.mlp, shape.hidden, INIT_STD / (2 * shape.layers) ** 0.5)
+        self.gate_proj = linear(shape.hidden, shape.mlp)
+        self.up_proj = linear(shape.hidden, shape.mlp)
+        self.down_proj = linear(shape.mlp, shape.hidden, INIT_STD / (2 * shape.layers) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden]."""
@@ -138,16 +139,16 @@ def depth_attention(q: Tensor, seen: Seen, scale: float, window: int) -> Tensor:
         hidden = (distance < depth - 1) | (distance >= window)
         scores = (q * scale) @ seen.keys[0].transpose(-1, -2)
         scores = scores.masked_fill(hidden, -torch.inf)
-        own = [(q * scale * _later(seen.keys[i], depth - 1 - i)).sum(-1, keepdim=True) for i in range(1, depth)]
+        own = [(q * scale * later(seen.keys[i], depth - 1 - i)).sum(-1, keepdim=True) for i in range(1, depth)]
         spare = [scores.new_full((*q.shape[:3], -(depth - 1) % 8), -torch.inf)]  # rows stay aligned
         weights = torch.cat([scores, *own, *spare], -1).softmax(-1)
         mixed = weights[..., :length] @ seen.values[0]
         for i in range(1, depth):
-            mixed = mixed + weights[..., length + i - 1 : length + i] * _later(seen.values[i], depth - 1 - i)
+            mixed = mixed + weights[..., length + i - 1 : length + i] * later(seen.values[i], depth - 1 - i)
         return mixed
 
 
-def _later(x: Tensor, rows: int) -> Tensor:
+def later(x: Tensor, rows: int) -> Tensor:
     """[..., T, D] moved `rows` rows down; zeros come in."""
     return x if not rows else F.pad(x, (0, 0, rows, 0))[..., : x.shape[-2], :]
 
@@ -166,10 +167,10 @@ class Head(nn.Module):
         self.shape = shape
         streams = len(shape.feature_layers) + 1
         self.feature_norms = nn.ModuleList(Norm(shape.hidden, shape.norm_eps) for _ in range(streams))
-        self.features = _linear(streams * shape.hidden, shape.hidden)
+        self.features = linear(streams * shape.hidden, shape.hidden)
         self.embed_norm = Norm(shape.hidden, shape.norm_eps)
         self.hidden_norm = Norm(shape.hidden, shape.norm_eps)
-        self.fc = _linear(2 * shape.hidden, shape.hidden)
+        self.fc = linear(2 * shape.hidden, shape.hidden)
         self.layers = nn.ModuleList(HeadLayer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.hidden, shape.norm_eps)
         self._rope: tuple[Tensor, Tensor] | None = None  # made once a length is known
@@ -190,7 +191,7 @@ class Head(nn.Module):
         token = self.embed_norm(embedded)
         stream = features
         for _ in range(depth):
-            x = self.fc(torch.cat([token, self.hidden_norm(_later(stream, 1))], -1))
+            x = self.fc(torch.cat([token, self.hidden_norm(later(stream, 1))], -1))
             for layer, past in zip(self.layers, seen, strict=True):
                 x = layer(x, cos, sin, past)
             stream = x

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from verifypd.errors import ConfigError
 
 LOSSES = ("kl", "kl+tv", "kl+top")
+FORMATS = ("verifypd", "speculators")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Recipe:
     generate_batch: int = 4096  # sequences generated side by side
     validation: int = 256  # prompts kept back from training, for the choice of the loss and the curve
     # head
+    format: str = "verifypd"  # or speculators: a head of the EAGLE-3 architecture, which other engines load too
     layers: int = 1
     mlp_size: int | None = None  # None: the verifier's
     feature_layers: tuple[int, ...] | None = None  # verifier layers it reads beside the last; None: two in between
@@ -51,6 +53,10 @@ class Recipe:
         for name in ("self_prompts", "pilot_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be 0 or more")
+        if self.format not in FORMATS:
+            raise ConfigError(f"--format {self.format!r} is not known; choose from {', '.join(FORMATS)}")
+        if self.format != "verifypd" and self.start is not None:
+            raise ConfigError("--start is for heads of the package's own format: leave it out, or --format")
         unknown = next((name for name in self.losses if name not in LOSSES), None)
         if unknown is not None or not self.losses:
             raise ConfigError(f"--losses: {unknown!r} is not known; choose from {', '.join(LOSSES)}")

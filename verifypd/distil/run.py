@@ -17,6 +17,7 @@ from torch import Tensor
 from verifypd import __version__
 from verifypd.config import EngineConfig
 from verifypd.distil.dense import BatchKernels
+from verifypd.distil.eagle import eagle3_shape, write_speculators
 from verifypd.distil.export import commit_here, how_made, read_draft, write_draft, write_json
 from verifypd.distil.head import HeadShape, shape_for
 from verifypd.distil.measure import measure, report
@@ -106,14 +107,18 @@ def distil(
         "evaluation": report(evaluation),
         "start": began_with,  # how the draft was made that it began with
     }
-    write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
+    if recipe.format == "speculators":
+        write_speculators(out / "draft", trainer.head, teacher, name or model, made)
+    else:
+        write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
     write_json(out / "curve.json", {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")
     return made
 
 
 def _shape(verifier: Model, recipe: Recipe, vocab: int) -> HeadShape:
-    return shape_for(verifier.config, recipe.layers, recipe.mlp_size, recipe.feature_layers, vocab, recipe.window)
+    make = eagle3_shape if recipe.format == "speculators" else shape_for
+    return make(verifier.config, recipe.layers, recipe.mlp_size, recipe.feature_layers, vocab, recipe.window)
 
 
 def load_verifier(model: str, device: torch.device, recipe: Recipe) -> tuple[Model, Tokenizer, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verifypd.distil.eagle import Eagle3Head
 from verifypd.distil.export import read_draft
 from verifypd.distil.head import Head, HeadShape
 from verifypd.distil.loss import loss_of
@@ -64,7 +65,7 @@ class Trainer:
     def _start(self) -> None:
         """A fresh head, or the given draft's; the same seed gives the same weights."""
         torch.manual_seed(self.recipe.seed)
-        self.head = Head(self.shape).to(self.device)
+        self.head = (Eagle3Head if self.recipe.format == "speculators" else Head)(self.shape).to(self.device)
         if self.recipe.start is not None:
             self.head.load_state_dict(read_draft(Path(self.recipe.start), self.shape))
         else:
@@ -215,6 +216,7 @@ class Trainer:
             return None
         state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
         found, own = json.loads(state.get("recipe", "{}")), json.loads(self._recipe)
+        found.setdefault("format", "verifypd")  # the only one, once
         if found != own:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in own if found.get(name) != own[name])
             raise ConfigError(

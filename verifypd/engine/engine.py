@@ -15,6 +15,7 @@ from verifypd.control.cost import CostModel
 from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
+from verifypd.engine.first_drafts import FirstDrafts
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
@@ -76,6 +77,7 @@ class Engine:
         self.choice = choice  # where there are two drafters
         self.cost = cost
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
+        self.first_drafts = FirstDrafts()
         self.recorder = Recorder(config.record) if config.record else None
         self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)

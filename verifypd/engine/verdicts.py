@@ -43,6 +43,8 @@ def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict
     if span.start is not None:
         return
     params = request.params
+    if span.drafter == "head" and engine.synthetic is None:
+        engine.first_drafts.count(verdict.drafted, verdict.accepted)
     if engine.choice is not None:
         engine.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
     engine.architecture.observe(

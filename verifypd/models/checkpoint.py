@@ -106,7 +106,7 @@ class PickledFolder:
     def chunks(self, name: str) -> Iterator[Tensor]:
         """See TensorSource.chunks."""
         tensor = self.tensors[name]
-        yield from tensor.split(max(1, CHUNK // max(1, prod(tensor.shape[1:]))))
+        yield from torch.split(tensor, max(1, CHUNK // max(1, prod(tensor.shape[1:]))))
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See TensorSource.read_into."""

@@ -152,10 +152,19 @@ class Eagle3Head(EagleBase):
                 specs[f"fc_{i}_norm"] = WeightSpec(f"fc_{i}_norm", ((f"fc_norm.{i}.weight", width),))
         return specs
 
+    @property
+    def places(self) -> int:
+        """States that a feature is made of."""
+        return len(self._order)
+
     def project(self, streams: Sequence[Tensor]) -> Tensor:
-        """See DraftHead.project: one matrix over all states, normed where the head's flags say so."""
+        """See DraftHead.project."""
+        return self.fuse([streams[place] for place in self._order])
+
+    def fuse(self, parts: Sequence[Tensor]) -> Tensor:
+        """Features from states in the order of `fc`: one matrix over all, normed where the head's flags say so."""
         norm, eps = self.kernels.rms_norm, self._eps
-        parts = [streams[place] for place in self._order]
+        parts = list(parts)
         if self._fc_norms:
             parts = [norm(x, weight, eps) for x, weight in zip(parts, self._fc_norms, strict=True)]
         together = torch.cat(parts, -1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from verifypd.errors import ConfigError, ModelError
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import D2T, VOCAB_MAP, SafetensorsFolder, TensorSource, canonical, open_folder
 from verifypd.models.config import ModelConfig, ModelSource
+from verifypd.models.eagle import Eagle3Head, EagleHead
 from verifypd.models.eagle_config import EAGLE, EAGLE3, EagleFields, default_states, shown
 from verifypd.models.head import DistilledHead, DraftHead, rows_of
 from verifypd.models.layers import Weight
@@ -114,12 +114,10 @@ def make_head(
         ids = ids[known]
         if "head" in weights:
             weights["head"] = rows_of(weights["head"], known)
-    head: Any = HEADS[config.family]  # their constructors take int8, the base's does not
-    made: DraftHead = head(
+    return (EagleHead if config.family == EAGLE else Eagle3Head)(
         config, weights, verifier.kernels, verifier=verifier, vocab_map=ids, dtype=verifier.dtype,
         max_model_len=verifier.max_model_len, int8=int8,
     )  # fmt: skip
-    return made
 
 
 def dummy_head(name: str, verifier: ModelConfig) -> ModelSource:
@@ -359,6 +357,6 @@ def _ids(tensors: TensorSource, rows: int, vocab: int) -> Tensor | None:
     ids += torch.arange(rows)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ModelError(f"{where}: {D2T} has ids outside the vocabulary of {vocab}: download it again")
-    if len(set(ids.tolist())) != rows:
+    if int(torch.bincount(ids).max()) > 1:
         raise ModelError(f"{where}: {D2T} names a token twice: download it again")
     return None if rows == vocab and torch.equal(ids, torch.arange(rows)) else ids

@@ -16,7 +16,7 @@ from pathlib import Path
 from verifypd.errors import HubError, TokenizerError
 from verifypd.models import builtin, smollm2
 from verifypd.models.config import ModelConfig, ModelSource
-from verifypd.models.eagle_config import may_be_eagle
+from verifypd.models.eagle_config import EAGLE, EAGLE3, may_be_eagle
 from verifypd.models.gguf_tokenizer import read_metadata, write_tokenizer
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*")
@@ -78,7 +78,15 @@ def pull(
         raise HubError(f"{name} is already on this machine; use it as --model {name}")
     if not _HUB_ID.fullmatch(hub_id):
         raise HubError(_unknown(name))
-    return fetch(hub_id, hf_token=hf_token, revision=revision, progress=progress)
+    return _fetch_weights(hub_id, hf_token, revision, download=True, progress=progress)
+
+
+def _fetch_weights(hub_id: str, hf_token: str | None, revision: str | None, *, download: bool, progress: bool) -> Path:
+    """The files of a hub model with its weights; those of a draft head may be pickles."""
+    folder = fetch(hub_id, hf_token=hf_token, revision=revision, download=download, progress=progress)
+    if any(folder.glob("*.safetensors")) or not may_be_eagle(folder):
+        return folder
+    return fetch(hub_id, hf_token=hf_token, revision=revision, pickles=True, download=download, progress=progress)
 
 
 def fetch(
@@ -182,14 +190,16 @@ def _from_artifact(artifact: smollm2.Artifact, *, download: bool, progress: bool
 def _from_hub(
     hub_id: str, hf_token: str | None, revision: str | None, *, weights: bool, download: bool, progress: bool
 ) -> ModelSource:
-    folder = fetch(hub_id, hf_token=hf_token, revision=revision, weights=weights, download=download, progress=progress)
+    if weights:
+        folder = _fetch_weights(hub_id, hf_token, revision, download=download, progress=progress)
+    else:
+        folder = fetch(
+            hub_id, hf_token=hf_token, revision=revision, weights=False, download=download, progress=progress
+        )
     if not (folder / "config.json").is_file():
         raise HubError(f"{hub_id} has no config.json; choose a repository with a Hugging Face checkpoint")
-    if weights and not any(folder.glob("*.safetensors")) and may_be_eagle(folder):
-        folder = fetch(hub_id, hf_token=hf_token, revision=revision, pickles=True, download=download, progress=progress)
-        if any(folder.glob("pytorch_model*.bin")):
-            return ModelSource(name=hub_id, config=ModelConfig.from_folder(folder), folder=folder)
-    if weights and not any(folder.glob("*.safetensors")):
+    pickled = may_be_eagle(folder) and any(folder.glob("pytorch_model*.bin"))
+    if weights and not any(folder.glob("*.safetensors")) and not pickled:
         raise HubError(f"{hub_id} has no safetensors weights here; choose a repository that has, or run the pull again")
     return ModelSource(name=hub_id, config=ModelConfig.from_folder(folder), folder=folder)
 
@@ -245,6 +255,8 @@ def _gguf_tokenizer(path: Path) -> Path | None:
 
 
 def _unknown(name: str) -> str:
+    if name in (EAGLE, EAGLE3):
+        return f"{name!r} is the shape of a head, for benchmarks: add --load-format dummy, or give --draft a folder"
     near = get_close_matches(name.lower(), builtin.BUILTINS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return (

@@ -1,8 +1,8 @@
 """Writes the checkpoints and reference logits of this folder. Not run by tests: its outputs are kept.
 
-    python -m venv --system-site-packages /tmp/reference   # one that sees torch 2.13 and transformers 5
-    /tmp/reference/bin/pip install --no-deps speculators==0.9.0 openai aiohttp hs-connectors datasets
-    /tmp/reference/bin/python tests/models/data/eagle/make_reference.py
+    pip install --no-deps speculators==0.9.0 openai aiohttp hs-connectors   # beside torch 2.13 and transformers 5.22
+    pip install datasets loguru
+    python tests/models/data/eagle/make_reference.py
 
 The two speculators heads are run by that library. EAGLE-1 and EAGLE-3 are run by the plain forward passes below, which
 follow the published code (SafeAILab/EAGLE, cnets1.py and cnets.py) over whole texts, without caches.
