@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def settled(server: Server, most: float, seconds: float = 10.0) -> float:
 def refused(server: Server, count: int) -> list[tuple[int, Any, Any]]:
     """The answers to so many patterns, all asked at once."""
     bodies = [{"prompt": IDS, "response_format": {"type": "regex", "pattern": huge(each)}} for each in range(count)]
-    return together([lambda body=body: server.post("/v1/completions", body, 120) for body in bodies])
+    return together([partial(server.post, "/v1/completions", body, 120) for body in bodies])
 
 
 def ambiguous(server: Server, length: int, **fields: Any) -> tuple[int, Any, Any]:
@@ -164,7 +165,7 @@ def test_formats_that_take_too_much_for_a_while(tmp_path: Path) -> None:
         figures["memory_mib"] = {"before": round(before), "after_refused_patterns": round(settled(server, before))}
         with neighbour(server) as other:
             begun = time.monotonic()
-            ended = together([lambda seed=seed: ambiguous(server, 1500, seed=seed) for seed in range(8)])
+            ended = together([partial(ambiguous, server, 1500, seed=seed) for seed in range(8)])
             figures["ambiguous_grammars_s"] = round(time.monotonic() - begun, 1)
         assert {answer["error"]["code"] for _, answer, _ in ended} == {"format_too_complex"}
         figures["gap_s_ambiguous_grammars"] = round(other.worst, 3)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -37,7 +37,7 @@ class FormatLimits:
 
     compile_seconds: float = 1.0
     memory: int = 256 << 20  # bytes, of one format
-    cached: int = 128 << 20  # bytes, of all formats that no request has at the moment
+    cached: int = 64 << 20  # bytes, of all formats that no request has at the moment
     burst: float = 0.2  # s that may be spent on masks beyond what they bring; also how long a step waits for them
     per_mask: float = 0.002  # s that each mask brings
     patience: float = 5.0  # s by the clock until a process that does not answer is given up
@@ -45,6 +45,9 @@ class FormatLimits:
 
 
 STANDARD = FormatLimits()
+REASONS = 256  # refusals remembered
+PATIENCE = 60  # s by the clock for each that a format may take to compile
+PROCESS = 1 << 20  # bytes a process costs at least
 PLAIN = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}  # one thread, one heap: memory can be counted
 
 
@@ -70,9 +73,10 @@ class GrammarCompiler:
         self.limits = limits
         self._setting = (folder, vocab, list(eos_ids), limits.memory)
         self._nursery = Nursery(*self._setting)
+        self._births = threading.Lock()
         self._step = Step()
         self._threads = ThreadPoolExecutor(limits.compilers, thread_name_prefix="grammar")
-        self._lock = threading.RLock()  # of what follows
+        self._lock = threading.Lock()  # of what follows; the engine takes it, so nothing is waited for within
         self._hosts: OrderedDict[GrammarSpec, Host] = OrderedDict()  # the one used last comes last
         self._refused: OrderedDict[GrammarSpec, str] = OrderedDict()
 
@@ -95,57 +99,68 @@ class GrammarCompiler:
         """A request that had this format has ended."""
         with self._lock:
             host.users -= 1
-            self._trim()
+            if not host.users:
+                host.idle_size = host.size()
+                self._trim()
+
+    def bear(self) -> tuple[Nursery, Connection, int]:
+        """A new process, and who can kill it. OSError where there can be none."""
+        with self._births:
+            if not self._nursery.alive:
+                self._nursery.close()
+                self._nursery = Nursery(*self._setting)
+            return self._nursery, *self._nursery.bear()
 
     def _grammars(self, spec: GrammarSpec, count: int) -> Sequence[HostedGrammar]:
         with self._lock:
             if spec in self._refused:
-                raise RequestError(self._refused[spec], param="response_format")
+                raise _refusal(self._refused[spec])
             host = self._hosts.get(spec)
             if host is None or not host.alive:
-                host = self._hosts[spec] = Host(self._living(), spec, self.limits, self._step)
+                host = self._hosts[spec] = Host(spec, self.limits, self._step)
             self._hosts.move_to_end(spec)
             host.users += count  # it stays while it is compiled
         try:
-            host.compile()
+            host.compile(self.bear)
         except ValueError as error:
-            self._refuse(spec, host, str(error))
-            raise RequestError(f"the output format cannot be used: {error}", param="response_format") from None
+            self._forget(host, str(error))
+            raise _refusal(str(error)) from None
+        except OSError:
+            self._forget(host)
+            raise
         return [HostedGrammar(host, self) for _ in range(count)]
 
-    def _living(self) -> Nursery:
-        if not self._nursery.alive:
-            self._nursery.close()
-            self._nursery = Nursery(*self._setting)
-        return self._nursery
-
-    def _refuse(self, spec: GrammarSpec, host: Host, reason: str) -> None:
-        """Remember why, so that asking again costs nothing; of the process nothing is left."""
+    def _forget(self, host: Host, reason: str | None = None) -> None:
+        """Nothing is left of its process. The reason is remembered, so that asking again costs nothing."""
         with self._lock:
             host.kill()
-            if self._hosts.get(spec) is host:
-                del self._hosts[spec]
-            self._refused[spec] = f"the output format cannot be used: {reason}"
-            while len(self._refused) > 256:
+            if self._hosts.get(host.spec) is host:
+                del self._hosts[host.spec]
+            if reason is not None:
+                self._refused[host.spec] = reason
+            while len(self._refused) > REASONS:
                 self._refused.popitem(last=False)
 
     def _trim(self) -> None:
         """End processes nobody needs: the dead, and of the idle the ones used longest ago, down to the limit."""
-        idle = [(spec, host) for spec, host in self._hosts.items() if not host.users]
-        sizes = [host.size() if host.alive else 0 for _, host in idle]
-        excess = sum(sizes) - self.limits.cached
-        for (spec, host), size in zip(idle, sizes, strict=True):
+        idle = [host for host in self._hosts.values() if not host.users]
+        excess = sum(host.idle_size for host in idle) - self.limits.cached
+        for host in idle:
             if not host.alive or excess > 0:
-                excess -= size
+                excess -= host.idle_size
                 host.kill()
-                del self._hosts[spec]
+                del self._hosts[host.spec]
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(f"the output format cannot be used: {reason}", param="response_format")
 
 
 class Nursery:
     """The process that knows the tokenizer, and gives birth to one process a format."""
 
     def __init__(self, folder: str, vocab: int, eos_ids: list[int], memory: int) -> None:
-        self._line, theirs = socket.socketpair()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "verifypd.server.grammar_host", str(theirs.fileno())],
@@ -153,7 +168,6 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **PLAIN, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self._lock = threading.Lock()
         self._line.sendall(encode([folder, vocab, eos_ids, memory, os.getpid()]))
         answer = self._line.recv(1 << 12).decode()
         if answer != "ready":
@@ -171,18 +185,19 @@ class Nursery:
         return _resident(self._process.pid)
 
     def bear(self) -> tuple[Connection, int]:
-        """A new process: a line to it and its number. ConnectionError when the nursery is gone."""
+        """A new process: a line to it and its number. OSError where there can be none."""
         ours, theirs = Pipe()
-        with theirs, self._lock:
+        with theirs:
             socket.send_fds(self._line, [b"bear"], [theirs.fileno()])
-            answer = self._line.recv(8)
-        if not answer:
-            raise ConnectionError("the process that follows output formats is gone")
-        return ours, int.from_bytes(answer, "little")
+            child = int.from_bytes(self._line.recv(8), "little")
+        if not child:
+            ours.close()
+            raise OSError("no process can be started for an output format")
+        return ours, child
 
     def kill(self, child: int) -> None:
         """End a child, whatever it does."""
-        with contextlib.suppress(OSError), self._lock:
+        with contextlib.suppress(OSError):
             self._line.sendall(child.to_bytes(8, "little"))
 
     def close(self) -> None:
@@ -199,38 +214,43 @@ class Host:
     ended. Where a step waits too long for many, those are ended that live on their savings.
     """
 
-    def __init__(self, nursery: Nursery, spec: GrammarSpec, limits: FormatLimits, step: Step) -> None:
-        self._nursery = nursery
-        self._line, self.pid = nursery.bear()
-        self._spec = spec
+    def __init__(self, spec: GrammarSpec, limits: FormatLimits, step: Step) -> None:
+        self.spec = spec
         self._limits = limits
         self._step = step
         self._lock = threading.Lock()  # of compiling
         self._compiled = False
         self._failure: str | None = None
+        self._nursery: Nursery | None = None  # there is none before it is compiled, and no line
+        self._line: Connection | None = None
+        self.pid = 0
         self._numbers = itertools.count()
-        self._account = 0.0
+        self._account = limits.compile_seconds
         self._savings = 0.0  # what was on it when the step began
         self._spent = 0.0  # CPU time at its last answer
         self._awaited = 0  # answers
         self.users = 0
+        self.idle_size = 0  # bytes, when its last user left
         self.alive = True
 
-    def compile(self) -> None:
-        """Compile the format, if that has not been done; ValueError says why it cannot be."""
+    def compile(self, bear: Callable[[], tuple[Nursery, Connection, int]]) -> None:
+        """Start the process and compile the format, once. ValueError says why it cannot be."""
         with self._lock:
             if not self._compiled:
-                self._failure = self._compile()
+                self._nursery, self._line, self.pid = bear()
+                self._failure = self._compile(self._nursery)
                 self._compiled = True
                 self._account = self._limits.burst
         if self._failure is not None:
             raise ValueError(self._failure)
 
-    def _compile(self) -> str | None:
+    def _compile(self, nursery: Nursery) -> str | None:
         """Why it cannot be done, if so."""
-        seconds = self._account = self._limits.compile_seconds
-        self._send(self._spec)
-        answer = self._answer(10 * seconds)
+        seconds = self._limits.compile_seconds
+        self._send(self.spec)
+        answer = self._answer(PATIENCE * seconds)
+        if answer is None and not nursery.alive:
+            raise OSError("the process that compiles output formats has ended")
         if answer is None:
             return f"it takes more than {seconds:g} s or {self._limits.memory >> 20} MB to compile; make it simpler"
         (error,) = msgspec.msgpack.decode(answer, type=tuple[str | None])
@@ -249,12 +269,18 @@ class Host:
         self._account += self._limits.per_mask * (1 + len(drafts))
         self._send(("ask", request, list(output), list(drafts)))
 
-    def masks(self) -> tuple[list[bytes], str | None] | None:
+    def masks(self, request: int) -> tuple[list[bytes], str | None] | None:
         """Masks and llguidance's complaint, in the order they were asked for; None where the process is gone."""
         answer = self._answer(self._limits.patience, self._step.begun + self._limits.burst)
         self._awaited -= 1
         self._step.awaited -= 1
-        return None if answer is None else msgspec.msgpack.decode(answer, type=tuple[list[bytes], str | None])
+        if answer is None:
+            return None
+        whose, rows, error = msgspec.msgpack.decode(answer, type=tuple[int, list[bytes], str | None])
+        if whose != request:  # a step was broken off between asking and taking
+            self.kill()
+            return None
+        return rows, error
 
     def drop(self, request: int) -> None:
         """A request has ended."""
@@ -264,16 +290,19 @@ class Host:
         """End the process; its memory is free again."""
         if self.alive:
             self.alive = False
-            self._nursery.kill(self.pid)
-            self._line.close()
+            if self._nursery is not None and self._line is not None:
+                self._nursery.kill(self.pid)
+                self._line.close()
 
     def size(self) -> int:
         """Bytes of memory it has taken for itself."""
-        return max(0, _resident(self.pid) - self._nursery.size)
+        if not self.alive or self._nursery is None:
+            return 0
+        return max(PROCESS, _resident(self.pid) - self._nursery.size)
 
     def _send(self, message: Any) -> None:
         try:
-            if self.alive:
+            if self.alive and self._line is not None:
                 self._line.send_bytes(encode(message))
         except OSError:
             self.kill()
@@ -282,15 +311,14 @@ class Host:
         """The next answer; None, and the process is ended, when it takes too much. A step is late from `late` on."""
         end = time.monotonic() + patience
         try:
-            while self.alive and not self._line.poll(max(0.005, min(self._account, late - time.monotonic()))):
+            while self.alive and self._line is not None:
+                ready = self._line.poll(max(0.005, min(self._account, late - time.monotonic())))
                 self._pay()
                 now, drawn = time.monotonic(), self._savings - self._account
-                if self._account < 0 or now > end or (now > late and drawn > self._limits.burst / 4):
+                if self._account < 0 or (not ready and now > end) or (now > late and drawn > self._limits.burst / 4):
                     self.kill()
-            if self.alive:
-                answer = self._line.recv_bytes()
-                self._pay()
-                return answer
+                elif ready:
+                    return self._line.recv_bytes()
         except (EOFError, OSError):
             self.kill()
         return None
@@ -321,7 +349,8 @@ class HostedGrammar:
     def fill(self, rows: np.ndarray[Any, Any]) -> None:
         """Write the masks that were asked for, int32 [rows, words]; rows that have none allow nothing."""
         rows[:] = 0
-        found = self._host.masks()
+        assert self._request is not None, "nothing was asked for"
+        found = self._host.masks(self._request)
         if found is None:
             limits = self._compiler.limits
             allowed = f"{1e3 * limits.per_mask:g} ms a token, {limits.memory >> 20} MB"

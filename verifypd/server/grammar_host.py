@@ -57,6 +57,7 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
 class Masks(msgspec.Struct, frozen=True, array_like=True):
     """One mask a row, as far as the drafts fit; none after `error`."""
 
+    request: int
     rows: list[bytes]  # bit t % 8 of byte t // 8: token t may come next
     error: str | None
 
@@ -191,7 +192,7 @@ def follow(line: Connection, tokenizer: LLTokenizer) -> None:
             continue
         matcher = matchers.get(message.request) or matchers.setdefault(message.request, Matcher(fresh))
         rows = list(matcher.masks(message.output, message.drafts))
-        line.send_bytes(msgspec.msgpack.encode(Masks(rows, matcher.error)))
+        line.send_bytes(msgspec.msgpack.encode(Masks(message.request, rows, matcher.error)))
 
 
 def _aside(work: Callable[[], LLMatcher]) -> LLMatcher:
@@ -227,7 +228,12 @@ class Nursery:
                 self._kill(int.from_bytes(order, "little"))
 
     def _bear(self, descriptor: int) -> int:
-        child = os.fork()
+        """Its number; 0 where there can be none."""
+        try:
+            child = os.fork()
+        except OSError:  # no memory, or too many processes
+            os.close(descriptor)
+            return 0
         if not child:
             try:
                 self.line.close()
