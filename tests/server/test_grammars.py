@@ -195,7 +195,7 @@ def test_masks_that_take_too_long_end_their_format_alone(compiler: GrammarCompil
     again.close()
 
 
-@pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.2}, "0.2 s"), ({"memory": 16 << 20}, "16 MB")])
+@pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 1 << 20}, "1 MB")])
 def test_a_format_too_large_to_compile_leaves_nothing(
     folders: tuple[Path, Path], tokenizer: Tokenizer, limits: dict[str, Any], reason: str
 ) -> None:

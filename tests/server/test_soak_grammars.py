@@ -103,13 +103,13 @@ def settled(server: Server, most: float, seconds: float = 10.0) -> float:
 def refused(server: Server, count: int) -> list[tuple[int, Any, Any]]:
     """The answers to so many patterns, all asked at once."""
     bodies = [{"prompt": IDS, "response_format": {"type": "regex", "pattern": huge(each)}} for each in range(count)]
-    return together([partial(server.post, "/v1/completions", body, 120) for body in bodies])
+    return together([partial(server.post, "/v1/completions", body, 300.0) for body in bodies])
 
 
 def ambiguous(server: Server, length: int, **fields: Any) -> tuple[int, Any, Any]:
     form = {"type": "grammar", "grammar": AMBIGUOUS}
     body = {"prompt": IDS, "max_tokens": length, "response_format": form, **ENDLESS, **fields}
-    return server.post("/v1/completions", body, 120)
+    return server.post("/v1/completions", body, 300.0)
 
 
 @pytest.mark.slow
@@ -117,13 +117,13 @@ def test_regexes_that_are_refused_cost_nobody_else(server: Server) -> None:
     server.complete(IDS, max_tokens=4, response_format={"type": "regex", "pattern": "[a-z]+"})
     before = memory(server)
     with neighbour(server) as other:
-        for status, answer, _ in refused(server, 4):
+        for status, answer, _ in refused(server, 8):
             assert status == 400 and answer["error"]["param"] == "response_format", answer
             assert "the output format cannot be used" in answer["error"]["message"]
     assert other.worst < GAP
     assert settled(server, before + 80) - before < 80, "one of them takes 170 MiB"
     begun = time.monotonic()
-    assert refused(server, 4)[0][0] == 400 and time.monotonic() - begun < 0.9, "what is refused is known"
+    assert refused(server, 8)[0][0] == 400 and time.monotonic() - begun < 2, "what is refused is known"
 
 
 def test_an_ambiguous_grammar_is_ended_and_slows_nobody(server: Server) -> None:
@@ -160,7 +160,7 @@ def test_formats_that_take_too_much_for_a_while(tmp_path: Path) -> None:
             begun = time.monotonic()
             answers = [*refused(server, 48), *refused(server, 48)]
             figures["refused_patterns_s"] = round(time.monotonic() - begun, 1)
-        assert {status for status, *_ in answers} == {400}
+        assert {answer[0] for answer in answers} == {400}
         figures["gap_s_refused_patterns"] = round(other.worst, 3)
         figures["memory_mib"] = {"before": round(before), "after_refused_patterns": round(settled(server, before))}
         with neighbour(server) as other:

@@ -20,12 +20,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from verifypd.server.lifeline import die_with
 from verifypd.server.messages import GrammarSpec
 
 STACK = 64 << 20  # bytes, of the thread that compiles: it recurses along the format
+FUEL = 100_000  # for expanding a regular expression; llguidance's own 1,000,000 takes a second and 170 MB
 PROBE = 4  # tokens read to see whether a format can be followed
 NICE = 5  # of the thread that compiles: no step waits for it
 
@@ -90,7 +91,7 @@ def compile_format(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
 
     Reading a format may be quick and following it not: the first tokens expand it.
     """
-    fresh = LLMatcher(tokenizer, source(spec), log_level=0)
+    fresh = LLMatcher(tokenizer, source(spec), log_level=0, limits=LLParserLimits(initial_lexer_fuel=FUEL))
     probe = fresh.deep_copy()
     for _ in range(PROBE):
         if probe.is_stopped():
