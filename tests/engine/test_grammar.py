@@ -44,14 +44,22 @@ class Steps:
             self.read.append(token)
         return len(tokens)
 
-    def rollback(self, count: int) -> None:
-        if count:
-            del self.read[-count:]
+    def ask(self, output: Sequence[int], drafts: Sequence[int]) -> None:
+        self.advance(output)
+        self.drafts = list(drafts)
 
-    def fill(self, row: np.ndarray[Any, Any]) -> None:
-        row[:] = 0
-        for token in self.allowed():
-            row[token // 32] |= 1 << (token % 32)
+    def fill(self, rows: np.ndarray[Any, Any]) -> None:
+        stands = len(self.read)
+        rows[:] = 0
+        for row, token in zip(rows, [*self.drafts, None], strict=False):
+            for each in self.allowed():
+                row[each // 32] |= 1 << (each % 32)
+            if token is None or not self.advance([token]):
+                break
+        del self.read[stands:]
+
+    def close(self) -> None:
+        pass
 
 
 def constrained(llm: LLM, count: int, **params: Any) -> list[list[int]]:
@@ -100,14 +108,3 @@ def test_sampling_follows_the_constrained_law(pair: tuple[Path, Path]) -> None:
         drawn = Counter(text[position] for text in found if tuple(text[:position]) == prefix)
         seen = np.array([drawn[token] for token in allowed])
         assert chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-5, (position, seen, expected)
-
-
-def test_a_draft_that_does_not_fit_ends_the_walk() -> None:
-    state = GrammarState(Steps(), 5)
-    rows = np.full((4, WORDS), -1, dtype=np.int32)
-    state.fill([3], [4, 9, 10], rows)  # 9 does not follow 4 within four steps
-    assert state.position == 6
-    assert rows[0, 0] == sum(1 << t for t in (4, 5, 6, 7)) and rows[1, 0] == sum(1 << t for t in (5, 6, 7, 8))
-    assert not rows[2:].any()
-    state.fill([4], [], rows[:1])
-    assert rows[0, 0] == sum(1 << t for t in (5, 6, 7, 8))

@@ -36,6 +36,7 @@ class Compiler:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.thread = ThreadPoolExecutor(1)
+        self.closed: list[GrammarSpec] = []
 
     def start(self, spec: GrammarSpec, count: int) -> Future[Sequence[Any]]:
         return self.thread.submit(self._make, spec, count)
@@ -46,7 +47,7 @@ class Compiler:
             raise RequestError("no such format", param="response_format")
         if spec.text == "broken":
             raise ZeroDivisionError
-        return [SimpleNamespace(error=None) for _ in range(count)]
+        return [SimpleNamespace(error=None, close=lambda: self.closed.append(spec)) for _ in range(count)]
 
 
 @pytest.fixture
@@ -110,6 +111,7 @@ def test_no_step_waits_for_a_grammar(loop: EngineLoop, compiler: Compiler, sent:
     for _ in range(4):
         loop.turn()
     assert tokens(sent, 1) == 8 and not loop.admission.open
+    assert compiler.closed == [LETTERS] * 2
 
 
 def test_a_grammar_that_cannot_be_compiled_refuses_its_call_alone(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from typing import Any
 
+import openai
+import pydantic
 import pytest
 
 from tests.server.samples import FUNCTION, IDS
@@ -65,6 +68,12 @@ def test_regex_choice_and_grammar(server, fields, allowed):
         choice = server.complete(IDS, max_tokens=40, **fields, **sampling)["choices"][0]
         assert choice["finish_reason"] == "stop"
         assert choice["text"] in allowed if allowed else re.fullmatch("[ab]{3}-[0-9]", choice["text"])
+
+
+def test_digits_of_a_regex_are_ascii(server):
+    form = {"type": "regex", "pattern": r"\d{4}"}
+    digits = [server.complete(IDS, max_tokens=20, seed=seed, response_format=form) for seed in range(8)]
+    assert all(re.fullmatch("[0-9]{4}", answer["choices"][0]["text"]) for answer in digits)
 
 
 def test_speculation_does_not_change_constrained_text(server):
@@ -133,6 +142,24 @@ def test_words_that_are_no_call_stay_words(client):
     for text in ("I <tool_call>cannot</tool_call>", '<tool_call>{"name": "other", "arguments": {}}</tool_call>'):
         form = {"guided_choice": [text]}
         assert spoken(client, True, extra_body=form) == (text, [], "stop")
+
+
+class M(enum.Enum):
+    WET = "wet"
+    DRY = "dry"
+
+
+class sky(pydantic.BaseModel):  # the name of the function; short, for it goes into a short context
+    m: M
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "sky"}}])
+def test_a_tool_made_from_a_class_with_an_enum(client, choice):
+    """OpenAI's client writes the enum as a reference: `#/$defs/M`."""
+    tool = openai.pydantic_function_tool(sky)
+    assert '"#/$defs/M"' in json.dumps(tool)
+    words, calls, _ = spoken(client, False, tools=[tool], tool_choice=choice, max_tokens=None, extra_body=SHORT)
+    assert words if choice == "auto" else [sky.model_validate_json(call.function.arguments) for call in calls]
 
 
 def test_a_strict_function_beside_words_and_where_it_must_be_called(client, server):

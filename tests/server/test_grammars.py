@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLTokenizer
 
 from tests.server.clients import together
 from tests.server.serving import Server
 from verifypd.errors import RequestError
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.engine_process import grammar_compiler
-from verifypd.server.grammar import GrammarCompiler, Matcher, check
+from verifypd.server.formats import check
+from verifypd.server.grammar import FormatLimits, GrammarCompiler, HostedGrammar
+from verifypd.server.grammar_host import Matcher, compile_format, load_tokenizer
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import FunctionDefinition, Tool
 from verifypd.server.tools import ToolFormat
@@ -28,32 +34,57 @@ HEAVY = 'start: a{0,2000}\na: b{0,2000}\nb: "x" | "y"\n'  # as many ways to read
 
 
 @pytest.fixture(scope="module")
-def compiler(folders: tuple[Path, Path], tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(str(folders[0]), tokenizer.vocab_size, tokenizer.eos_ids)
+def compiler(folders: tuple[Path, Path], tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(str(folders[0]), tokenizer.vocab_size, tokenizer.eos_ids)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def library(folders: tuple[Path, Path], tokenizer: Tokenizer) -> LLTokenizer:
+    """The tokenizer as the processes of formats have it."""
+    return load_tokenizer(str(folders[0]), tokenizer.vocab_size, tokenizer.eos_ids)
+
+
+def matcher_of(library: LLTokenizer, spec: GrammarSpec) -> Matcher:
+    return Matcher(compile_format(library, spec))
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    return set(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0].tolist())
 
 
 def allowed(matcher: Matcher) -> set[int]:
-    row = np.zeros(-(-matcher._vocab // 32), dtype=np.int32)
-    matcher.fill(row)
-    return set(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+    return set().union(*(tokens_of(mask) for mask in matcher.masks([], [])))
 
 
-def heavy(compiler: GrammarCompiler, token: int) -> tuple[Matcher, int]:
+def fitting(matcher: Matcher, ids: list[int]) -> int:
+    """How many of these tokens fit, one after the other."""
+    return next(
+        (at for at, token in enumerate(ids) if token not in allowed(matcher) or not read(matcher, token)), len(ids)
+    )
+
+
+def read(matcher: Matcher, token: int) -> bool:
+    list(matcher.masks([token], []))
+    return matcher.error is None
+
+
+def heavy(library: LLTokenizer, token: int) -> tuple[Matcher, int]:
     """A matcher just before it gives up, and how many tokens it has read."""
-    matcher = compiler.start(GrammarSpec("lark", HEAVY), 1).result()[0]
+    matcher = matcher_of(library, GrammarSpec("lark", HEAVY))
     count = 0
-    while allowed(matcher) and matcher.advance([token]):
+    while len(list(matcher.masks([token] if count else [], [token]))) == 2:
         count += 1
         assert count < 200, "it never gave up"
-    matcher.rollback(1)
-    return matcher, count - 1
+    return matcher, count
 
 
-def test_a_text_that_is_whole_allows_its_end_only(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    matcher = compiler.start(GrammarSpec("regex", "x"), 1).result()[0]
+def test_a_text_that_is_whole_allows_its_end_only(library: LLTokenizer, tokenizer: Tokenizer) -> None:
+    matcher = matcher_of(library, GrammarSpec("regex", "x"))
     [x] = tokenizer.encode("x", add_special_tokens=False)
-    assert matcher.advance([x]) == 1
-    assert allowed(matcher) == set(tokenizer.eos_ids) and matcher.error is None
+    [mask] = matcher.masks([x], [])
+    assert tokens_of(mask) == set(tokenizer.eos_ids) and matcher.error is None
 
 
 def test_a_tokenizer_that_llguidance_cannot_read_does_not_keep_the_server_down(
@@ -66,36 +97,147 @@ def test_a_tokenizer_that_llguidance_cannot_read_does_not_keep_the_server_down(
 
 
 def test_what_cannot_be_compiled_says_so(compiler: GrammarCompiler) -> None:
-    with pytest.raises(RequestError) as caught:
-        compiler.start(GrammarSpec("regex", "[0-9"), 1).result()
-    assert caught.value.param == "response_format"
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(RequestError, match=r"the output format cannot be used: .*unclosed") as caught:
+            compiler.start(GrammarSpec("regex", "[0-9"), 1).result()
+        assert caught.value.param == "response_format"
 
 
-def test_a_matcher_that_gives_up_allows_nothing(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_a_matcher_that_gives_up_allows_nothing(library: LLTokenizer, tokenizer: Tokenizer) -> None:
     """Least of all the end of the text, as if it were whole."""
     [x] = tokenizer.encode("x", add_special_tokens=False)
-    matcher, count = heavy(compiler, x)
+    matcher, count = heavy(library, x)
     assert count > 5 and x in allowed(matcher)
-    for _ in range(2):
-        allowed(matcher)
-        matcher.advance([x])
-    assert not allowed(matcher)
+    assert not list(matcher.masks([x], []))
+    assert not list(matcher.masks([], []))
     assert matcher.error is not None and "items" in matcher.error and "<state>" not in matcher.error
 
 
-def test_a_draft_that_is_taken_back_does_no_harm(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_a_draft_that_is_taken_back_does_no_harm(library: LLTokenizer, tokenizer: Tokenizer) -> None:
     """It gave up on a draft only: what stands is followed as before."""
     [x] = tokenizer.encode("x", add_special_tokens=False)
-    matcher, count = heavy(compiler, x)
-    state = GrammarState(matcher, 0)
-    state.taken = count
-    rows = np.full((4, -(-tokenizer.vocab_size // 32)), -1, dtype=np.int32)
-    state.fill([], [x, x, x], rows)
-    assert rows[0].any() and not rows[3].any()
-    again = np.full_like(rows, -1)
-    state.fill([], [], again[:1])
-    assert (again[0] == rows[0]).all()
+    matcher, _ = heavy(library, x)
+    before = list(matcher.masks([], []))
+    assert list(matcher.masks([], [x, x, x])) == before != []
+    assert list(matcher.masks([], [])) == before
 
+
+def test_a_draft_that_does_not_fit_ends_the_walk(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    a, b, c = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc")
+    [grammar] = compiler.start(GrammarSpec("regex", "aba[xy]"), 1).result()
+    state = GrammarState(grammar, 5)
+    rows = np.full((4, -(-tokenizer.vocab_size // 32)), -1, dtype=np.int32)
+    state.ask([a], [b, c, a])
+    state.fill(rows)
+    assert state.position == 6 and state.error is None
+    first, second, *after = (tokens_of(row.tobytes()) for row in rows)
+    assert b in first and c not in first and a in second and c not in second and after == [set(), set()]
+    state.ask([b], [])
+    state.fill(rows[:1])
+    assert tokens_of(rows[0].tobytes()) == second
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_", "fits", "not_"),
+    [
+        ("regex", r"\d{2}", ["07"], ["٣", "7a"]),
+        ("regex", r"[\d.]+/\w", ["1.2/a"], ["1/é", "٣"]),
+        ("regex", r"\D\W\S", ["é, a"[:1] + ",a"], ["1,a"]),
+        ("regex", r"a\sb", ["a b"], ["a\u00a0b"]),
+        ("regex", r"\p{Nd}\\d", ["٣\\d"], ["٣1"]),
+        ("json", '{"type": "string", "pattern": "^\\\\d\\\\w$"}', ['"1a"'], ['"٣', '"1é']),
+    ],
+)
+def test_classes_of_characters_are_ascii(
+    library: LLTokenizer, tokenizer: Tokenizer, kind: str, format_: str, fits: list[str], not_: list[str]
+) -> None:
+    """As in ECMA's regular expressions; whoever wants every digit writes \\p{Nd}."""
+    for text, good in [(text, True) for text in fits] + [(text, False) for text in not_]:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (fitting(matcher_of(library, GrammarSpec(kind, format_)), ids) == len(ids)) == good, text
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+AMBIGUOUS = 'start: e\ne: e e | e e e | "a" | ""\n'
+HUGE = "((a{100}){80}){100}"  # 80 million ways to go on, found when the first token is read
+
+
+def follow(grammar: HostedGrammar, tokens: list[int]) -> int:
+    """Tokens it read before it was ended."""
+    row = np.zeros((1, 12), dtype=np.int32)
+    for count, token in enumerate(tokens):
+        grammar.ask([token], [])
+        grammar.fill(row)
+        if grammar.error is not None:
+            assert not row.any()
+            return count
+    return len(tokens)
+
+
+def compiler_with(folders: tuple[Path, Path], tokenizer: Tokenizer, **limits: Any) -> GrammarCompiler:
+    return GrammarCompiler(str(folders[0]), tokenizer.vocab_size, tokenizer.eos_ids, FormatLimits(**limits))
+
+
+def test_masks_that_take_too_long_end_their_format_alone(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    [a] = tokenizer.encode("a", add_special_tokens=False)
+    [bad, same] = compiler.start(GrammarSpec("lark", AMBIGUOUS), 2).result()
+    [good] = compiler.start(GrammarSpec("regex", "a*"), 1).result()
+    begun = time.monotonic()
+    assert 20 < follow(bad, [a] * 400) < 400 and "more than this server allows" in (bad.error or "")
+    assert time.monotonic() - begun < 5, "400 tokens of it take 40 s"
+    assert follow(same, [a]) == 0 and follow(good, [a] * 50) == 50
+    for grammar in (bad, same, good):
+        grammar.close()
+    [again] = compiler.start(GrammarSpec("lark", AMBIGUOUS), 1).result()
+    assert follow(again, [a] * 5) == 5, "the next one starts afresh"
+    again.close()
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 1 << 20}, "1 MB")])
+def test_a_format_too_large_to_compile_leaves_nothing(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, limits: dict[str, Any], reason: str
+) -> None:
+    compiler = compiler_with(folders, tokenizer, **limits)
+    with pytest.raises(RequestError, match=f"takes more than .*{reason}"):
+        compiler.start(GrammarSpec("regex", HUGE), 1).result()
+    assert not compiler.processes
+    [small] = compiler.start(GrammarSpec("regex", "[a-z]+"), 1).result()
+    small.close()
+    compiler.close()
+
+
+def test_formats_nobody_uses_are_kept_by_size(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    compiler = compiler_with(folders, tokenizer, cached=8 << 20)
+    first = compiler.start(GrammarSpec("regex", "[a-z]+"), 1).result()[0]
+    process = compiler.processes
+    for number in range(15):
+        compiler.start(GrammarSpec("regex", f"[a-z]{{{number}}}x"), 1).result()[0].close()
+    assert process[0] in compiler.processes, "it is in use"
+    kept = compiler.processes
+    assert 2 < len(kept) <= 9
+    compiler.start(GrammarSpec("regex", "[a-z]{14}x"), 1).result()[0].close()
+    assert set(compiler.processes) == set(kept), "the last one was still there"
+    first.close()
+    compiler.close()
+
+
+def test_a_nursery_that_dies_is_replaced(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    compiler = compiler_with(folders, tokenizer)
+    [a] = tokenizer.encode("a", add_special_tokens=False)
+    [before] = compiler.start(GrammarSpec("regex", "a*"), 1).result()
+    compiler._nursery._process.kill()
+    compiler._nursery._process.wait()
+    assert follow(before, [a] * 3) == 0, "its children die with it"
+    before.close()
+    [after] = compiler.start(GrammarSpec("regex", "a*"), 1).result()
+    assert follow(after, [a] * 3) == 3
+    after.close()
+    compiler.close()
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
 
 WEATHER = {"type": "object", "properties": {"town": {"enum": ["Ulm", "Bonn"]}}, "required": ["town"]}
 TOOLS = [
@@ -121,16 +263,47 @@ ULM = '{"name": "weather", "arguments": {"town": "Ulm"}}'
     ],
 )
 def test_strict_functions_are_followed_wherever_they_are_called(
-    compiler: GrammarCompiler, tokenizer: Tokenizer, form: ToolFormat, text: str, fits: bool, ends: bool
+    library: LLTokenizer, tokenizer: Tokenizer, form: ToolFormat, text: str, fits: bool, ends: bool
 ) -> None:
     """Words stay free, so do the arguments of functions that are not strict."""
     spec = form.strict_grammar(TOOLS)
     assert spec is not None
     check(spec)
-    matcher = compiler.start(spec, 1).result()[0]
+    matcher = matcher_of(library, spec)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert (matcher.advance(ids) == len(ids)) == fits
+    assert (fitting(matcher, ids) == len(ids)) == fits
     assert not fits or bool(allowed(matcher) & set(tokenizer.eos_ids)) == ends
+
+
+NODE = {
+    "$defs": {"Colour": {"enum": ["red", "blue"]}},
+    "type": "object",
+    "properties": {"colour": {"$ref": "#/$defs/Colour"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["colour", "next"],
+    "additionalProperties": False,
+}
+PAIR = '{"colour": "red", "next": {"colour": "blue", "next": null}}'
+
+
+@pytest.mark.parametrize("draft", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}, {"$id": "urn:mine"}])
+@pytest.mark.parametrize("name", ["", "node"])
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, ToolFormat("", "", "parameters")])
+def test_references_in_parameters_mean_the_parameters(
+    library: LLTokenizer, tokenizer: Tokenizer, form: ToolFormat, name: str, draft: dict[str, str]
+) -> None:
+    """Not the schema of the call around them."""
+    node = FunctionDefinition(name="node", parameters={**NODE, **draft}, strict=True)
+    tools = [*TOOLS, Tool(type="function", function=node)]
+    specs = [form.grammar(tools, name), *filter(None, [form.strict_grammar(tools)])]
+    for arguments, fits in (
+        (PAIR, True),
+        (PAIR.replace("blue", "pink"), False),
+        ('{"colour": "red", "next": {"name', False),
+    ):
+        call = f'{{"name": "node", "{form.arguments}": {arguments}}}'
+        ids = tokenizer.encode(form.begin + (f"[{call}]" if form.many else call) + form.end, add_special_tokens=False)
+        for spec in specs:
+            assert (fitting(matcher_of(library, spec), ids) == len(ids)) == fits, (spec, arguments)
 
 
 def test_calls_that_nothing_marks_cannot_be_strict() -> None:
@@ -148,5 +321,5 @@ def test_a_format_that_takes_too_much_work_fails_its_request_alone(server: Serve
     )
     status, answer, _ = broken
     assert status == 400 and answer["error"]["code"] == "format_too_complex", answer
-    assert answer["error"]["param"] == "response_format" and "items" in answer["error"]["message"]
+    assert answer["error"]["param"] == "response_format" and "server allows" in answer["error"]["message"]
     assert other["usage"]["completion_tokens"] == 50

@@ -140,16 +140,20 @@ class VerifyLane:
         arrays = copy.wait()
         rows = sum(span.drafts + 1 for span in spans)
         masks = np.full((rows, -(-self.sampling.vocab // 32)), -1, dtype=np.int32)
-        first = place = 0
+        asked: list[tuple[GrammarState, int, int]] = []  # each with its first row and the one after its last
+        first = 0
         for span in spans:
             state = self.grammars.get(span.slot)
             if state is not None:
+                place = len(asked)
                 length, drafted = (int(count) for count in arrays["counts"][place])
                 output = [int(token) for token in arrays["tokens"][place, : max(0, length - state.position)]]
                 drafts = [int(token) for token in arrays["drafts"][place, : min(drafted, span.drafts)]]
-                state.fill(output, drafts, masks[first : first + span.drafts + 1])
-                place += 1
+                state.ask(output, drafts)
+                asked.append((state, first, first + span.drafts + 1))
             first += span.drafts + 1
+        for state, begin, end in asked:
+            state.fill(masks[begin:end])
         host = torch.from_numpy(masks)
         if self.slots.device.type == "cpu":
             return host

@@ -13,23 +13,26 @@ import numpy as np
 
 
 class Grammar(Protocol):
-    """The state of one constrained output."""
+    """The state of one constrained output. Masks are asked for first and taken later: others are made meanwhile."""
 
     @property
     def error(self) -> str | None:
         """Why it cannot go on, when it cannot; then it allows nothing."""
         ...
 
-    def advance(self, tokens: Sequence[int]) -> int:
-        """Take tokens as far as they fit; returns how many did."""
+    def ask(self, output: Sequence[int], drafts: Sequence[int]) -> None:
+        """Begin the masks of a span: `output` was confirmed since the last one, `drafts` may follow it."""
         ...
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens."""
+    def fill(self, rows: np.ndarray[Any, Any]) -> None:
+        """Write the masks asked for, int32 [>= drafts + 1, words]: token t may come next where bit t % 32 of word
+        t // 32 is set. Rows after a draft that does not fit allow nothing: either it falls and they are never looked
+        at, or the grammar gave up on it and the request must not go on.
+        """
         ...
 
-    def fill(self, row: np.ndarray[Any, Any]) -> None:
-        """Write which tokens may come next: bit t % 32 of word t // 32, int32 [words]."""
+    def close(self) -> None:
+        """The output has ended; nothing is asked any more."""
         ...
 
 
@@ -52,20 +55,15 @@ class GrammarState:
         """Why the output cannot be followed any further, when it cannot."""
         return self.grammar.error
 
-    def fill(self, output: Sequence[int], drafts: Sequence[int], rows: np.ndarray[Any, Any]) -> None:
-        """Write the masks of a span into rows int32 [>= drafts + 1, words].
-
-        `output` holds the confirmed tokens from `position` on. Rows after a draft that does not fit allow nothing:
-        either it falls and they are never looked at, or the grammar gave up on it and the request must not go on.
-        """
-        self.grammar.advance(output)
+    def ask(self, output: Sequence[int], drafts: Sequence[int]) -> None:
+        """Begin the masks of a span. `output` holds the confirmed tokens from `position` on."""
+        self.grammar.ask(output, drafts)
         self.taken += len(output)
-        walked = 0
-        self.grammar.fill(rows[0])
-        for place, token in enumerate(drafts):
-            if not self.grammar.advance([token]):
-                rows[place + 1 :] = 0
-                break
-            walked += 1
-            self.grammar.fill(rows[place + 1])
-        self.grammar.rollback(walked)
+
+    def fill(self, rows: np.ndarray[Any, Any]) -> None:
+        """Write the masks asked for."""
+        self.grammar.fill(rows)
+
+    def close(self) -> None:
+        """The request has ended."""
+        self.grammar.close()

@@ -300,6 +300,8 @@ class EngineLoop:
 
     def _forget(self, track: Track) -> None:
         self.tracks.pop(track.request.order, None)
+        if track.request.grammar is not None:
+            track.request.grammar.close()
         if len(self._deadlines) > max(PURGE, 2 * len(self.tracks)):
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self.tracks]
             heapq.heapify(self._deadlines)

@@ -27,7 +27,7 @@ from verifypd.server.messages import Addresses, ToEngine, ToWorker, Up, encode, 
 
 if TYPE_CHECKING:
     from verifypd.server.engine_loop import EngineLoop
-    from verifypd.server.joining import Compile
+    from verifypd.server.grammar import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,14 @@ def run_engine(
         workers[worker].send(encode(message))
 
     bell = Bell()
+    compiler = grammar_compiler(folder, engine)
     loop = EngineLoop(
         engine,
         epoch=epoch,
         admission=Admission(config.max_queue, config.max_streams_per_key, engine.config.slots),
         send=send,
         workers=range(config.api_workers),
-        compile_grammar=grammar_compiler(folder, engine),
+        compile_grammar=compiler.start if compiler is not None else None,
         ring=bell.ring,
         interval=config.metrics_interval,
     )
@@ -84,6 +85,8 @@ def run_engine(
     try:
         serve(loop, receiver, bell, pulse, parent)
     finally:
+        if compiler is not None:
+            compiler.close()
         engine.shutdown()
         context.destroy(linger=200)
 
@@ -163,16 +166,16 @@ def describe(engine: Any) -> dict[str, Any]:
     }
 
 
-def grammar_compiler(folder: str | None, engine: Any) -> Compile | None:
+def grammar_compiler(folder: str | None, engine: Any) -> GrammarCompiler | None:
     """Makes matchers for constrained output beside the loop; None without a tokenizer that llguidance can read."""
     if folder is None:
         return None
     from verifypd.server.grammar import GrammarCompiler
 
     try:
-        return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids).start
-    except Exception as error:  # noqa: BLE001  # the library raises what it likes: the server runs without
-        log.warning("output cannot be constrained here: %s", " ".join(str(error).split())[:300])
+        return GrammarCompiler(folder, engine.sampling.vocab, engine.eos_ids)
+    except (ValueError, OSError) as error:  # the server runs without
+        log.warning("output cannot be constrained here: %s", error)
         return None
 
 

@@ -9,6 +9,24 @@ from verifypd.server.calls import bad
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import GenerationBody
 
+MOST_BYTES = 32 << 10  # of a constraint
+MOST_RULES = 500  # of a Lark grammar
+
+
+def check(spec: GrammarSpec) -> None:
+    """400 for a constraint that is too large to be compiled; the engine finds out whether it can be."""
+    try:
+        size = len(spec.text.encode())
+    except UnicodeEncodeError:
+        raise bad("the output format holds half of a surrogate pair", "response_format") from None
+    if size > MOST_BYTES:
+        reason = f"it has {size} bytes; at most {MOST_BYTES} are compiled"
+    elif spec.kind == "lark" and spec.text.count(":") > MOST_RULES:
+        reason = f"it has more than {MOST_RULES} rules"
+    else:
+        return
+    raise bad(f"the output format cannot be used: {reason}", "response_format")
+
 
 def grammar_of(body: GenerationBody) -> GrammarSpec | None:
     """The one constraint a body puts on the output."""

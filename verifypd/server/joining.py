@@ -54,4 +54,12 @@ class Joining:
         dropped = [self._waiting.pop(key) for key in gone]
         for joiner in dropped:
             joiner.grammars.cancel()
+            joiner.grammars.add_done_callback(_close)
         return dropped
+
+
+def _close(grammars: Future[Any]) -> None:
+    """Nobody takes what was compiled."""
+    if not grammars.cancelled() and grammars.exception() is None:
+        for grammar in grammars.result():
+            grammar.close()

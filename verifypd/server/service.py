@@ -13,8 +13,9 @@ from starlette.responses import Response
 from verifypd.config import EngineConfig
 from verifypd.server.ask import Limits, Prepared
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import Call, CallError, bad, unavailable
+from verifypd.server.calls import Call, CallError, unavailable
 from verifypd.server.config import ServerConfig
+from verifypd.server.formats import check
 from verifypd.server.metrics import ServerMetrics
 from verifypd.server.render import Renderer
 from verifypd.server.schema import GenerationBody
@@ -47,7 +48,6 @@ class Service:
         self.tool_format = ToolFormat.of(tokenizer)
         self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
         self.sweeper = Sweeper(config.send_timeout)
-        self._check_grammar: Callable[[Any], None] | None = None
 
     @property
     def limits(self) -> Limits:
@@ -73,7 +73,7 @@ class Service:
         name = state["request_id"] = body.request_id or state["request_id"]
         prepared = await aside(request, prepare)
         if prepared.ask.grammar is not None:
-            await asyncio.to_thread(self.check_grammar, prepared.ask.grammar)
+            check(prepared.ask.grammar)
         state["log"] = self._log_fields(prepared)
         try:
             call = await self.bridge.open(name, prepared.ask, state["arrival"])
@@ -93,17 +93,6 @@ class Service:
             return EventStream(call, made, self.bridge, self.sweeper, finished)
         await whole(call, self.bridge, request.receive, finished)
         return Response(made.whole(), media_type="application/json")
-
-    def check_grammar(self, spec: Any) -> None:
-        """400 for a grammar that cannot be compiled."""
-        if self._check_grammar is None:
-            from verifypd.server.grammar import check
-
-            self._check_grammar = check
-        try:
-            self._check_grammar(spec)
-        except ValueError as error:
-            raise bad(f"the output format cannot be used: {error}", "response_format") from None
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
         ask = prepared.ask

@@ -145,7 +145,8 @@ class EventStream(Response):
         except ClientGoneError:
             return "gone"
         except CallError as error:
-            await self._send(send, renderer.failure(error), last=True)
+            end = renderer.news() if error.code == "format_too_complex" else b""  # tells which choice, and its text
+            await self._send(send, end + renderer.failure(error), last=True)
             return error.code or "error"
         await self._send(send, renderer.news() + renderer.closing(), last=True)
         return "ok"

@@ -87,12 +87,12 @@ class ToolFormat:
                 "type": "object",
                 "properties": {
                     "name": {"const": function.name},
-                    self.arguments: (function.parameters if function.name in strict else None) or {"type": "object"},
+                    self.arguments: _own(function, index) if function.name in strict else {"type": "object"},
                 },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
             }
-            for function in functions
+            for index, function in enumerate(functions)
         ]
         schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if self.many:
@@ -115,6 +115,11 @@ class ToolFormat:
                 return None
             found.append(FoundCall(call["name"], _json(arguments)))
         return found or None
+
+
+def _own(function: Any, index: int) -> dict[str, Any]:
+    """The schema of a function's arguments as a document of its own: `#` in its references stays the schema itself."""
+    return {"$id": f"urn:function:{index}", **(function.parameters or {"type": "object"})}
 
 
 def _json(value: Any) -> str:
