@@ -22,6 +22,7 @@ from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.reader import LARGE
+from verifypd.server.reference import page as reference_page
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.schema import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from verifypd.server.service import Service
@@ -133,7 +134,7 @@ def make_app(
         await service.reader.close()
         stop()
 
-    app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     app.state.large = {}
     app.state.connection_refused = lambda: service.metrics.refused.labels("too_many_connections").inc()
@@ -252,6 +253,10 @@ def add_state(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE)
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> HTMLResponse:
+        return HTMLResponse(reference_page(app.openapi()))
 
     @app.get("/health", responses=ERRORS, response_class=Response, tags=["state"])
     async def health() -> Response:
