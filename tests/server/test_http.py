@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.server import faulty
 from tests.server.clients import connect, read_all, request_bytes
 from tests.server.inprocess import api
-from tests.server.serving import Server, events
+from tests.server.serving import START, Server, events, launch
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -171,6 +172,24 @@ def test_who_has_no_key_is_told_how_to_give_one(kept: Server) -> None:
         status, answer, headers = kept.post("/v1/completions", {"prompt": "x" * 5_000_000}, **given)
         assert status == 401 and answer["error"]["code"] == "invalid_api_key"
         assert headers["www-authenticate"] == "Bearer"
+
+
+def test_a_server_that_ends_while_it_loads_leaves_nothing_behind(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine is killed then; no semaphore of a progress bar is left for Python to warn of."""
+    monkeypatch.setenv(faulty.VARIABLE, str(tmp_path))
+    (tmp_path / "load").write_text("")
+    with (tmp_path / "log").open("w") as log:
+        process = launch(folders[0], "ngram", log, **{"engine-factory": "tests.server.faulty:build"})
+        until = time.monotonic() + START
+        while not (tmp_path / "loading").exists():
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        process.communicate(timeout=30)
+    text = (tmp_path / "log").read_text()
+    assert process.returncode == 0 and "stopped" in text and "leaked" not in text, text[-2000:]
 
 
 def test_nothing_is_left_behind_at_the_end(kept: Server) -> None:
