@@ -107,7 +107,7 @@ def check(found: dict[str, dict[str, Any]]) -> None:
 def test_a_neighbour_of_large_bodies_waits_no_longer(attacked: Server) -> None:
     """Neither its stream nor /health, whatever the body; and the memory it took is returned."""
     before = memory(attacked)
-    found = attack(attacked, large_bodies(500_000, 10_000))
+    found = attack(attacked, large_bodies(300_000, 5_000))
     check(found)
     assert memory(attacked) < before + 400, "a reader of 128 MB more than at its start at most, and buffers"
     attacked.idle()

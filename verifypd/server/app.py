@@ -131,7 +131,7 @@ def make_app(
         start()
         service.sweeper.start()
         yield
-        await service.reader.close()
+        await service.readers.close()
         stop()
 
     app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

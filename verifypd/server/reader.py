@@ -1,8 +1,9 @@
 """Reads large bodies in a process of its own: JSON, validation, templates and tokens of megabytes hold an interpreter
 for seconds, and here it is not the one that serves everybody. Knows works and pipes; nothing of HTTP.
 
-An API worker starts its reader with the first large body. One body is read at a time, the smallest first; a reader
-that is too slow is killed, one that died or has grown is replaced, so its memory returns to the system.
+An API worker has two, started with the first body each is for: large ones, and huge ones, which take longer. A reader
+reads one body at a time, the smallest first. One that is too slow is killed, and one that died or has grown is
+replaced, so its memory returns to the system.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import itertools
 import logging
 import os
 import pickle
+import resource
 import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import psutil
 
 import verifypd
 from verifypd.server.ask import Limits
@@ -34,6 +34,7 @@ from verifypd.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 14  # bytes from which a body is read there
+HUGE = 1 << 20  # bytes from which it is read apart from those that take moments
 MOST_WAITING = 32  # bodies
 SECONDS = 60.0  # that reading one may take
 GROWTH = 128 << 20  # bytes more than at its start with which a reader ends
@@ -169,6 +170,23 @@ class Reader:
             await process.wait()
 
 
+class Readers:
+    """Both readers of a worker: nobody's long prompt waits for somebody's eight megabytes."""
+
+    def __init__(self, folder: Path | None, log_format: str, worker: int) -> None:
+        self.large = Reader(folder, log_format, f"reader-{worker}")
+        self.huge = Reader(folder, log_format, f"huge-reader-{worker}")
+
+    async def read(self, work: str, data: bytes, limits: Limits, key: int) -> Done:
+        """The result of a work on a body."""
+        return await (self.huge if len(data) > HUGE else self.large).read(work, data, limits, key)
+
+    async def close(self) -> None:
+        """End both."""
+        await self.large.close()
+        await self.huge.close()
+
+
 def _framed(value: Any) -> bytes:
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_SIZE, "little") + data
@@ -191,16 +209,23 @@ def main() -> None:
     set_up_logs(log_format, name)
     tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
     tool_format = ToolFormat.of(tokenizer)
-    own = psutil.Process()
-    start = own.memory_info().rss
+    start = _resident()
     while (job := _next(jobs)) is not None:
         reply = _reply(job, tokenizer, tool_format)
         del job
-        reply = replace(reply, last=own.memory_info().rss - start > GROWTH)
+        reply = replace(reply, last=_resident() - start > GROWTH)
         replies.write(_framed(reply))
         replies.flush()
         if reply.last:
             return
+
+
+def _resident() -> int:
+    """Bytes of memory this process holds; where the system does not tell, the most it has held."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _next(file: BinaryIO) -> Any:

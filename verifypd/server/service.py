@@ -16,10 +16,10 @@ from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call, CallError, bad, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.metrics import ServerMetrics
-from verifypd.server.reader import Reader
+from verifypd.server.reader import Readers
 from verifypd.server.render import Renderer
 from verifypd.server.schema import GenerationBody
-from verifypd.server.streams import EventStream, Sweeper, whole
+from verifypd.server.streams import ClientGoneError, EventStream, Sweeper, gone, whole
 from verifypd.server.tools import ToolFormat
 from verifypd.server.works import Desk, Done, do
 from verifypd.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Service:
         self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
         self.sweeper = Sweeper(config.send_timeout)
         folder = tokenizer.folder if tokenizer is not None else None
-        self.reader = Reader(folder, config.log_format, f"reader-{bridge.worker}")
+        self.readers = Readers(folder, config.log_format, bridge.worker)
         self._check_grammar: Callable[[Any], None] | None = None
 
     @property
@@ -63,8 +63,18 @@ class Service:
         return Desk(self.limits, self.tokenizer, self.tool_format, request.scope["state"]["key"])
 
     async def read(self, request: Request, work: str) -> Done:
-        """The result of a work on a large body."""
-        done = await self.reader.read(work, await request.body(), self.limits, request.scope["state"]["key"])
+        """The result of a work on a large body; nobody reads it for a client that has left."""
+        key = request.scope["state"]["key"]
+        reading = asyncio.ensure_future(self.readers.read(work, await request.body(), self.limits, key))
+        leaving = asyncio.ensure_future(gone(request.receive))
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ClientGoneError
+            done = reading.result()
+        finally:
+            reading.cancel()
+            leaving.cancel()
         self.check_model(done.model)
         return done
 

@@ -198,7 +198,7 @@ class Protocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
             if self.scope["http_version"] == "1.0":
-                self.cycle.send = unframed(self.cycle)  # type: ignore[method-assign]
+                self.cycle.send = unframed(self.cycle)  # type: ignore[method-assign,assignment]
             self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
         if 0 < len(self.pipeline) <= PIPELINED:
             self.flow.resume_reading()  # who does not read does not see the client leave
@@ -210,7 +210,7 @@ class Protocol(HttpToolsProtocol):
         if self._ended:
             self._await_departure()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it
         """The client has ended its side; whether the connection stays open for answers it is owed."""
         if self._full or self._deaf or self.cycle is None or self.cycle.more_body or is_ssl(self.transport):
             return False

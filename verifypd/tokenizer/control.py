@@ -161,7 +161,8 @@ class ControlTokens:
     @cached_property
     def _ids(self) -> dict[int, int]:
         """Ids of the tokenizer by those of the twin, for added tokens."""
-        return {self._twin.token_to_id(self._name(token.content)): index for index, token in self._added.items()}
+        found = ((self._twin.token_to_id(self._name(token.content)), index) for index, token in self._added.items())
+        return {theirs: index for theirs, index in found if theirs is not None}
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
