@@ -60,7 +60,7 @@ def attack(server: Server, attacks: Iterator[tuple[str, str, bytes]]) -> dict[st
     """What a neighbour and the attacker saw of each attack. Bodies are read and written while nobody is timed."""
     found = {}
     for name, path, body in attacks:
-        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         with Neighbour(server) as neighbour:
             begun = time.monotonic()
             made.request("POST", path, body, {"Content-Type": "application/json"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
@@ -17,6 +18,7 @@ from tests.server import faulty
 from tests.server.clients import connect, read_all, request_bytes
 from tests.server.inprocess import api
 from tests.server.serving import START, Server, events, launch
+from verifypd.server.gate import BODIES, Gate, Keys
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -198,3 +200,42 @@ def test_nothing_is_left_behind_at_the_end(kept: Server) -> None:
         kept.post("/v1/completions", {"prompt": prompt}, Authorization="Bearer secret")
     log = kept.stop()
     assert "leaked" not in log and "Warning" not in log, log[-2000:]
+
+
+def test_bodies_that_arrive_together_take_no_more_than_so_much_memory() -> None:
+    """Who would take more is turned away; when others are done there is room again."""
+
+    async def work() -> None:
+        release = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": (await receive())["body"]})
+
+        gate = Gate(app, Keys(()), max_body=10, body_timeout=20.0, count=lambda path, status: None)
+
+        async def ask() -> int:
+            sent: list[Any] = []
+            pieces = [{"type": "http.request", "body": b"x" * 9, "more_body": True}]
+
+            async def receive() -> Any:
+                if pieces:
+                    return pieces.pop()
+                await release.wait()
+                return {"type": "http.request", "body": b"x", "more_body": False}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/", "headers": [(b"host", b"x")]}
+            await gate(scope, receive, send)
+            return int(sent[0]["status"])
+
+        asked = [asyncio.ensure_future(ask()) for _ in range(BODIES + 20)]
+        await asyncio.sleep(0.1)
+        release.set()
+        codes = [await each for each in asked]
+        assert codes.count(200) == BODIES * 10 // 9 and set(codes) == {200, 503}
+        assert await ask() == 200
+
+    asyncio.run(work())
