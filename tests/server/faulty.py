@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from verifypd.config import EngineConfig
 from verifypd.engine.build import Built
@@ -42,8 +43,10 @@ def build(config: EngineConfig) -> Built:
     Its drafter can stall, its verify pass can run out of memory, and it may never be done loading.
     """
     if ordered("load") is not None:
+        bar = tqdm([], desc="loading", disable=True)  # as a real engine has one while it measures its costs
         (Path(os.environ[VARIABLE]) / "loading").touch()
         time.sleep(3600)
+        bar.close()
     built = plain(config)
     engine: Any = built.engine
     draft, forward, left = engine.drafter.launch, engine.verify.forward, [0]

@@ -46,8 +46,8 @@ def answering(tokenizer: Tokenizer | None, tokens: list[int], finish: str | None
     return bridge, heard
 
 
-def api(tokenizer: Tokenizer, bridge: Bridge | None = None) -> TestClient:
-    """A client of the app."""
+def api(tokenizer: Tokenizer, bridge: Bridge | None = None, **settings: Any) -> TestClient:
+    """A client of the app, with these settings of the server."""
     bridge = bridge or connected(tokenizer)[0]
     config = EngineConfig(model="tiny")
-    return TestClient(make_app(config, ServerConfig(), bridge, tokenizer, lambda: None, lambda: None))
+    return TestClient(make_app(config, ServerConfig(**settings), bridge, tokenizer, lambda: None, lambda: None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import orjson
@@ -18,16 +17,19 @@ from starlette.responses import HTMLResponse, Response
 
 from verifypd import __version__
 from verifypd.config import EngineConfig
-from verifypd.server import ask as asking
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import CallError, bad, unavailable
+from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.gate import Gate, Keys
+from verifypd.server.reader import LARGE
+from verifypd.server.reference import page as reference_page
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.response_render import ResponsesRenderer
-from verifypd.server.responses import ResponsesBody, chat_body, renamed
+from verifypd.server.responses import ResponsesBody
 from verifypd.server.schema import ArchitectureBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
-from verifypd.server.service import Service, aside
+from verifypd.server.service import Service
+from verifypd.server.works import do
+from verifypd.server.works import invalid as wrong_form
 from verifypd.tokenizer import Tokenizer
 
 REASONS = {
@@ -37,6 +39,7 @@ REASONS = {
     405: "the method is not for this path",
     408: "the body did not arrive in time",
     413: "the body is too large",
+    415: "the body is not JSON, or it is compressed",
     429: "too much is waiting; Retry-After says when to try again",
     431: "the request line and headers are too long",
     500: "the engine failed on this request",
@@ -68,16 +71,38 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """Routes that read bodies so."""
+    """Routes that read bodies so. Large ones are left to `app.state.large`, which has the other way by path."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with our kind of request."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            request = JsonRequest(request.scope, request.receive)
+            if request.method == "POST":
+                check_form(request)
+                large = request.app.state.large.get(self.path)
+                if large is not None and len(await request.body()) > LARGE:
+                    return await large(request)
+            return await handler(request)
 
         return handle
+
+
+def check_form(request: Request) -> None:
+    """415 for a body that is not plain JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))):
+        raise CallError(
+            415, "send the body as JSON, with Content-Type: application/json", code="unsupported_media_type"
+        )
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise CallError(415, "send the body as it is, without Content-Encoding", code="unsupported_encoding")
+
+
+def json(data: bytes) -> Response:
+    """JSON that is written already."""
+    return Response(data, media_type="application/json")
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -109,10 +134,12 @@ def make_app(
         start()
         service.sweeper.start()
         yield
+        await service.readers.close()
         stop()
 
-    app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Verify-PD", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
+    app.state.large = {}
     app.state.connection_refused = lambda: service.metrics.refused.labels("too_many_connections").inc()
     add_generation(app, service)
     add_tokens(app, service)
@@ -149,38 +176,21 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one prompt or several."""
-        key = request.scope["state"]["key"]
-        limits = service.limits
-        return await service.run(
-            request, body, lambda: asking.completion(body, limits, service.tokenizer, key), CompletionRenderer
-        )
+        return await service.run(request, body, "completion", CompletionRenderer)
 
     @app.post("/v1/chat/completions", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
     async def chat(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
-        key = request.scope["state"]["key"]
-        limits = service.limits
-        return await service.run(
-            request,
-            body,
-            lambda: asking.chat(body, limits, service.tokenizer, service.tool_format, key),
-            ChatRenderer,
-        )
+        return await service.run(request, body, "chat", ChatRenderer)
+
+    app.state.large["/v1/completions"] = lambda request: service.run_large(request, "completion", CompletionRenderer)
+    app.state.large["/v1/chat/completions"] = lambda request: service.run_large(request, "chat", ChatRenderer)
+    app.state.large["/v1/responses"] = lambda request: service.run_large(request, "responses", ResponsesRenderer)
 
     @app.post("/v1/responses", responses={**ERRORS, 200: streams}, response_class=Response, tags=["OpenAI"])
     async def responses(request: Request, body: ResponsesBody) -> Response:
         """Answer a conversation in the shape of OpenAI's Responses API. Nothing is stored."""
-        key, limits = request.scope["state"]["key"], service.limits
-        asked = chat_body(body)
-        try:
-            return await service.run(
-                request,
-                asked,
-                lambda: asking.chat(asked, limits, service.tokenizer, service.tool_format, key),
-                partial(ResponsesRenderer, body),
-            )
-        except CallError as error:
-            raise renamed(error) from None
+        return await service.run(request, body, "responses", ResponsesRenderer)
 
     async def no_response(id: str) -> Response:
         """There is none: responses are not stored."""
@@ -229,32 +239,21 @@ def add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
-        """Token ids of a text or of a conversation."""
+        """Token ids of a text or of a conversation, of any length."""
         service.check_model(body.model)
-        if (body.prompt is None) == (not body.messages):
-            raise bad("give prompt or messages", "prompt")
-        limits, words = service.limits, tokenizer()
-
-        def work() -> Response:
-            ids = asking.token_ids(body, words)
-            strings = [words.token(index) for index in ids] if body.return_token_strs else None
-            return answer(
-                {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": strings}
-            )
-
-        return await aside(request, work)
+        return json(do("tokenize", body, service.desk(request)))
 
     @app.post("/detokenize", responses=ERRORS, response_class=Response, tags=["tokens"])
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """Text of token ids, of no more than a prompt may have."""
         service.check_model(body.model)
-        limits, words = service.limits, tokenizer()
+        return json(do("detokenize", body, service.desk(request)))
 
-        def work() -> Response:
-            asking.check_tokens(body.tokens, limits, "tokens")
-            return answer({"prompt": words.decode(body.tokens, skip_special_tokens=False)})
+    async def large(request: Request, work: str) -> Response:
+        return json((await service.read(request, work)).value)
 
-        return await aside(request, work)
+    app.state.large["/tokenize"] = lambda request: large(request, "tokenize")
+    app.state.large["/detokenize"] = lambda request: large(request, "detokenize")
 
     @app.get("/tokenizer_info", responses=ERRORS, response_class=Response, tags=["tokens"])
     async def tokenizer_info() -> Response:
@@ -279,6 +278,10 @@ def add_state(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE)
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> HTMLResponse:
+        return HTMLResponse(reference_page(app.openapi()))
 
     @app.get("/health", responses=ERRORS, response_class=Response, tags=["state"])
     async def health() -> Response:
@@ -342,15 +345,7 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = [str(part) for part in first.get("loc", ()) if part != "body"]
-        field = place[0] if place else None
-        if first["type"] == "json_invalid":
-            return refusal(bad("the body is not valid JSON", code="invalid_json"))
-        if first["type"] == "extra_forbidden":
-            return refusal(bad(f"unknown field {'.'.join(place)[:200]!r}", field, "unknown_parameter"))
-        what = f"{'.'.join(place)[:200]}: {first['msg']}" if place else f"the body: {first['msg']}"
-        return refusal(bad(what[:500], field))
+        return refusal(wrong_form(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def http(_request: Request, error: HTTPException) -> Response:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verifypd.errors import RequestError
 from verifypd.request import SamplingParams, check_bad_words
-from verifypd.server.calls import Ask, bad, context_exceeded
+from verifypd.server.calls import Ask, CallError, bad, context_exceeded
 from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import (
@@ -27,7 +27,7 @@ from verifypd.server.schema import (
     Tool,
 )
 from verifypd.server.tools import ToolFormat
-from verifypd.tokenizer import Tokenizer
+from verifypd.tokenizer import ChatText, Tokenizer
 
 SAME_NAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
@@ -47,6 +47,7 @@ class Limits:
     vocab: int
     max_output_tokens: int | None
     max_choices: int
+    special_in_content: bool = False  # special tokens written in messages act as such
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Prepared:
     tool_names: tuple[str, ...] = ()
     one_tool_call: bool = False
     prompt_texts: list[str] = field(default_factory=list)
+    given: dict[str, Any] | None = None  # what the answer repeats of the body, in an API where it does
 
 
 def check_neutral(body: GenerationBody) -> None:
@@ -170,11 +172,27 @@ def check_tokens(tokens: list[int], limits: Limits, param: str) -> None:
         raise bad(f"token id {max(tokens)} is outside the vocabulary of {limits.vocab}", param)
 
 
-def token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+def check_length(text: str, tokenizer: Tokenizer, limits: Limits, param: str) -> None:
+    """400 for a text whose length alone says that it has too many tokens: it is not worth encoding."""
+    least = tokenizer.fewest_tokens(text) if len(text) > limits.max_model_len else 0
+    if least >= limits.max_model_len:
+        raise _surely_too_long(f"your {param} has at least {least} tokens", limits, param)
+
+
+def _surely_too_long(what: str, limits: Limits, param: str) -> CallError:
+    return bad(
+        f"This model's maximum context length is {limits.max_model_len} tokens. However, {what}."
+        f" Please reduce the length of the {param}.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def token_ids(body: TokenizeBody, tokenizer: Tokenizer, limits: Limits) -> list[int]:
     """What `/tokenize` asks for. A text too long for the model is tokenised all the same: people ask to know."""
     if body.messages:
         tools = [_template_tool(tool) for tool in body.tools or ()] or None
-        return render(body.messages, tokenizer, body, tools=tools)
+        return render(body.messages, tokenizer, body, limits, any_length=True, tools=tools)
     special = True if body.add_special_tokens is None else body.add_special_tokens
     return tokenizer.encode(body.prompt or "", special)
 
@@ -185,7 +203,7 @@ def token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
 def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None, key: int) -> Prepared:
     """A call of `/v1/completions`."""
     check_neutral(body)
-    prompts = [_truncated(ids, body.truncate_prompt_tokens) for ids in _prompt_ids(body, tokenizer)]
+    prompts = [_truncated(ids, body.truncate_prompt_tokens) for ids in _prompt_ids(body, limits, tokenizer)]
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     score_only = max_tokens == 0
     if score_only and not body.echo:
@@ -202,16 +220,21 @@ def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None
     return prepared
 
 
-def _prompt_ids(body: CompletionBody, tokenizer: Tokenizer | None) -> list[list[int]]:
+def _prompt_ids(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None) -> list[list[int]]:
     given: Any = body.prompt
     many: list[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+    if len(many) > limits.max_choices:
+        raise bad(f"{len(many)} prompts in one call; the limit is {limits.max_choices}", "n")
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    return [_encode(each, tokenizer, special) if isinstance(each, str) else list(each) for each in many]
+    held_to = limits if body.truncate_prompt_tokens is None else None
+    return [_encode(each, tokenizer, special, held_to) if isinstance(each, str) else list(each) for each in many]
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, special: bool) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, special: bool, limits: Limits | None) -> list[int]:
     if tokenizer is None:
         raise bad("this model has no tokenizer here: send the prompt as token ids", "prompt")
+    if limits is not None:
+        check_length(text, tokenizer, limits, "prompt")
     return tokenizer.encode(text, add_special_tokens=special)
 
 
@@ -256,7 +279,9 @@ def chat(
     if tokenizer is None:
         raise bad("this model has no tokenizer here: chat needs one", "messages")
     tools, names = _tools(body, tool_format)
-    ids = render(body.messages, tokenizer, body, tools=tools)
+    ids = render(
+        body.messages, tokenizer, body, limits, any_length=body.truncate_prompt_tokens is not None, tools=tools
+    )
     if body.echo:
         raise bad("echo is not supported in chat: leave it out", "echo", "unsupported_parameter")
     ids = _truncated(ids, body.truncate_prompt_tokens)
@@ -323,9 +348,17 @@ def _forced_tool(body: ChatBody) -> str | None:
 
 
 def render(
-    messages: list[Message], tokenizer: Tokenizer, body: Any, tools: list[dict[str, Any]] | None = None
+    messages: list[Message],
+    tokenizer: Tokenizer,
+    body: Any,
+    limits: Limits,
+    *,
+    any_length: bool = False,
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a conversation through the model's template."""
+    """Token ids of a conversation through the model's template. Unless `any_length`, one too long is not encoded."""
+    if not any_length and len(messages) > limits.max_model_len:
+        raise _surely_too_long(f"your messages are {len(messages)}, of a token at least each", limits, "messages")
     plain = [_plain(message) for message in messages]
     extra = dict(body.chat_template_kwargs or {})
     if taken := set(extra) & {"self", "messages", "tools", "add_generation_prompt"}:
@@ -341,14 +374,24 @@ def render(
         plain[-1]["content"] = (plain[-1]["content"] or "") + mark
         generate = False
     try:
-        text = tokenizer.apply_chat_template(plain, add_generation_prompt=generate, tools=tools, **extra)
+        chat = _chat_text(tokenizer, limits.special_in_content, plain, generate, tools=tools, **extra)
+        if mark is not None:
+            text, found, _ = chat.text.rpartition(mark)
+            if not found:
+                raise bad("this model's chat template changes the last message: it cannot be continued", "messages")
+            chat = replace(chat, text=text)
+        if not any_length:
+            check_length(chat.text, tokenizer, limits, "messages")
+        return tokenizer.encode_chat(chat, add_special_tokens=bool(body.add_special_tokens))
     except RequestError as error:
         raise bad(str(error), error.param) from None
-    if mark is not None:
-        text, found, _ = text.rpartition(mark)
-        if not found:
-            raise bad("this model's chat template changes the last message: it cannot be continued", "messages")
-    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+def _chat_text(tokenizer: Tokenizer, special_in_content: bool, *args: Any, **values: Any) -> ChatText:
+    """A rendered conversation, in which control tokens the client wrote are text or, where that is allowed, tokens."""
+    if special_in_content:
+        return ChatText(tokenizer.apply_chat_template(*args, **values))
+    return tokenizer.chat_text(*args, **values)
 
 
 def _plain(message: Message) -> dict[str, Any]:

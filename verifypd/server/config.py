@@ -47,6 +47,9 @@ class ServerConfig:
     tls_cert: str | None = setting(None, "certificate file (PEM); with --tls-key, serves https", metavar="FILE")
     tls_key: str | None = setting(None, "private key file (PEM)", metavar="FILE")
     cors_origin: tuple[str, ...] = setting((), "origin browsers may call from; may be repeated", metavar="ORIGIN")
+    special_tokens_in_content: bool = setting(
+        False, "let special tokens that clients write into messages act as such; by default they are text"
+    )
     log_format: str = setting("text", "log lines", choices=LOG_FORMATS)
     log_prompts: bool = setting(False, "write prompts and outputs into the log")
     metrics_interval: float = setting(0.5, "s between two reports of the engine to /metrics")

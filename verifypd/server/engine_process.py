@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
+from tqdm import tqdm
 
 from verifypd.config import EngineConfig
 from verifypd.errors import VerifyPDError
@@ -49,6 +51,7 @@ def run_engine(
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
     set_up_logs(config.log_format, f"engine-{epoch}")
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which stays when this process is killed
     from verifypd.server.engine_loop import EngineLoop  # torch is imported in this process only
 
     try:

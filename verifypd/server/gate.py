@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from verifypd.server.calls import CallError, broken
+from verifypd.server.calls import CallError, broken, unavailable
 from verifypd.server.logs import event
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico")
 ADMIN = "/v1/admin/"
 QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
+BODIES = 64  # times the largest body: bytes that may be arriving at one worker at a time
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -53,10 +55,37 @@ def error_response(
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     if error.retry_after:
         sent.append((b"retry-after", str(error.retry_after).encode()))
+    if error.status == 401:
+        sent.append((b"www-authenticate", b"Bearer"))
     return (
         {"type": "http.response.start", "status": error.status, "headers": sent},
         {"type": "http.response.body", "body": body},
     )
+
+
+class Arriving:
+    """The body of one request, as it comes."""
+
+    def __init__(self, receive: Any) -> None:
+        self._receive = receive
+        self.more = True
+
+    async def next(self) -> bytes:
+        """The next piece."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.more = False
+            raise CallError(400, "the body did not arrive whole", code="incomplete_body")
+        self.more = message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
+
+    async def discard(self, seconds: float) -> None:
+        """Read what is left and forget it, for so long at most."""
+        with contextlib.suppress(CallError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.more:
+                    await self.next()
 
 
 class Gate:
@@ -71,6 +100,7 @@ class Gate:
         self.max_body = max_body
         self.body_timeout = body_timeout
         self.count = count
+        self._arriving = 0  # bytes of bodies that are not whole
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Let a request pass, or answer it here."""
@@ -82,6 +112,7 @@ class Gate:
         state = scope.setdefault("state", {})
         state.update(request_id=_request_id(headers.get(b"x-request-id", b"")), key=0, arrival=arrival)
         status = 0
+        arriving = Arriving(receive)
 
         async def sending(message: Any) -> None:
             nonlocal status
@@ -92,13 +123,19 @@ class Gate:
             await send(message)
 
         try:
-            body = await self._enter(scope, headers, receive, state)
-            await self.app(scope, body, sending)
+            self._admit(scope, headers, state)
+            if scope["method"] in ("POST", "PUT", "PATCH"):
+                receive = given(await self._whole(arriving, headers), receive)
+            await self.app(scope, receive, sending)
         except CallError as error:
             if status:
                 raise  # the answer had begun
-            for message in error_response(error, [(b"connection", b"close")]):
-                await sending(message)
+            start, body = error_response(error, [(b"connection", b"close")])
+            await sending(start)
+            await sending({**body, "more_body": True})
+            if error.status != 408 and b"expect" not in headers:
+                await arriving.discard(self.body_timeout)  # who is cut off while sending never sees the answer
+            await sending({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
             status = status or 499
             raise
@@ -116,8 +153,11 @@ class Gate:
                 fields = {"request_id": state["request_id"], "method": scope["method"], "path": scope["path"][:200]}
                 event(log, "request", **fields, status=status, ms=round(seconds * 1e3, 1), **state.get("log", {}))
 
-    async def _enter(self, scope: Any, headers: dict[bytes, bytes], receive: Any, state: dict[str, Any]) -> Any:
-        """Check key and size; returns a `receive` that has the whole body."""
+    def _admit(self, scope: Any, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
+        """Check what the head of a request says."""
+        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
+            raise CallError(400, "HTTP/1.1 asks for one Host header in every request", code="invalid_http")
         keys = self.admin if self.admin and scope["path"].startswith(ADMIN) else self.keys
         if keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             found = keys.find(headers.get(b"authorization", b"").decode("latin-1"))
@@ -126,39 +166,41 @@ class Gate:
                     401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
             state["key"] = found
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            return receive
+
+    async def _whole(self, arriving: Arriving, headers: dict[bytes, bytes]) -> bytes:
+        """The body, once all of it is here."""
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.max_body:
             raise self._too_large()
-        parts, size, more = [], 0, True
+        parts, size = [], 0
         try:
             async with asyncio.timeout(self.body_timeout):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise CallError(400, "the body did not arrive whole", code="incomplete_body")
-                    parts.append(message.get("body", b""))
+                while arriving.more:
+                    parts.append(await arriving.next())
                     size += len(parts[-1])
-                    more = message.get("more_body", False)
+                    self._arriving += len(parts[-1])
                     if size > self.max_body:
                         raise self._too_large()
+                    if self._arriving > BODIES * self.max_body:
+                        raise unavailable("too many large bodies are arriving; try again later", "too_many_bodies")
         except TimeoutError:
             raise CallError(408, "the body did not arrive in time", code="body_timeout") from None
-        whole = b"".join(parts)
-        given = False
-
-        async def receiving() -> Any:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": whole, "more_body": False}
-
-        return receiving
+        finally:
+            self._arriving -= size
+        return b"".join(parts)
 
     def _too_large(self) -> CallError:
         return CallError(413, f"the body is larger than {self.max_body} bytes", code="body_too_large")
+
+
+def given(body: bytes, receive: Any) -> Any:
+    """A `receive` that has the whole body, then goes on."""
+    rest = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Any:
+        return rest.pop() if rest else await receive()
+
+    return receiving
 
 
 def _request_id(given: bytes) -> str:

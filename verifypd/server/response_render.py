@@ -14,7 +14,6 @@ import orjson
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
 from verifypd.server.render import ChatRenderer
-from verifypd.server.responses import ResponsesBody
 from verifypd.server.tools import FoundCall
 from verifypd.tokenizer import Tokenizer
 
@@ -26,18 +25,10 @@ class ResponsesRenderer(ChatRenderer):
 
     prefix = "resp_"
 
-    def __init__(
-        self,
-        body: ResponsesBody,
-        call: Call,
-        prepared: Prepared,
-        model: str,
-        tokenizer: Tokenizer | None,
-        max_draft: int,
-    ) -> None:
+    def __init__(self, call: Call, prepared: Prepared, model: str, tokenizer: Tokenizer | None, max_draft: int) -> None:
         super().__init__(call, prepared, model, tokenizer, max_draft)
         self.output: list[dict[str, Any]] = []  # items, the last of which may be open
-        self._given = _given(body)
+        self._given = prepared.given or {}
         self._said: list[str] = []  # text of the open message
         self._scores: list[dict[str, Any]] = []  # logprobs of its tokens
         self._unsaid: list[dict[str, Any]] = []  # those of tokens that have shown no text yet
@@ -199,32 +190,3 @@ def _name(kind: str) -> str:
 
 def _text(text: str, scores: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
-
-
-def _given(body: ResponsesBody) -> dict[str, Any]:
-    """What a response repeats of its request: as it was understood, where it says nothing."""
-    form = body.text.format if body.text else None
-    tools = [{"description": None, "parameters": None, **tool.model_dump()} for tool in body.tools or ()]
-    choice = body.tool_choice or "auto"
-    return {
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
-        "background": False,
-        "store": False,  # whatever was asked: nothing is
-        "service_tier": "default",
-        "prompt_cache_key": body.prompt_cache_key,
-        "safety_identifier": body.safety_identifier,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "top_logprobs": body.top_logprobs or 0,
-        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": tools,
-        "truncation": "disabled",
-        "user": body.user,
-    }

@@ -218,3 +218,32 @@ def _tool(tool: ResponsesTool) -> Tool:
 
 def _named(name: str) -> NamedTool:
     return NamedTool(type="function", function=NamedFunction(name=name))
+
+
+def repeated(body: ResponsesBody) -> dict[str, Any]:
+    """What a response repeats of its request: as it was understood, where it says nothing."""
+    form = body.text.format if body.text else None
+    tools = [{"description": None, "parameters": None, **tool.model_dump()} for tool in body.tools or ()]
+    choice = body.tool_choice or "auto"
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "background": False,
+        "store": False,  # whatever was asked: nothing is
+        "service_tier": "default",
+        "prompt_cache_key": body.prompt_cache_key,
+        "safety_identifier": body.safety_identifier,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": tools,
+        "truncation": "disabled",
+        "user": body.user,
+    }

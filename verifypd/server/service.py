@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -17,20 +16,13 @@ from verifypd.server.calls import Call, CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.formats import check
 from verifypd.server.metrics import ServerMetrics
+from verifypd.server.reader import Readers
 from verifypd.server.render import Renderer
 from verifypd.server.schema import GenerationBody
-from verifypd.server.streams import EventStream, Sweeper, whole
+from verifypd.server.streams import ClientGoneError, EventStream, Sweeper, gone, whole
 from verifypd.server.tools import ToolFormat
+from verifypd.server.works import Desk, Done, do
 from verifypd.tokenizer import Tokenizer
-
-T = TypeVar("T")
-LONG_BODY = 1 << 14  # bytes from which a prompt is tokenised beside the event loop, not in it
-
-
-async def aside(request: Request, work: Callable[[], T]) -> T:
-    """The result of `work`: beside the event loop where the body is long, else at once."""
-    long = len(await request.body()) > LONG_BODY
-    return await asyncio.to_thread(work) if long else work()
 
 
 class Service:
@@ -48,6 +40,8 @@ class Service:
         self.tool_format = ToolFormat.of(tokenizer)
         self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
         self.sweeper = Sweeper(config.send_timeout)
+        folder = tokenizer.folder if tokenizer is not None else None
+        self.readers = Readers(folder, config.log_format, bridge.worker)
 
     @property
     def limits(self) -> Limits:
@@ -55,7 +49,33 @@ class Service:
         info = self.bridge.info
         if not info:
             raise unavailable("the model is still loading; try again soon", "starting", 5)
-        return Limits(info["max_model_len"], info["vocab"], self.config.max_output_tokens, self.config.max_choices)
+        return Limits(
+            max_model_len=info["max_model_len"],
+            vocab=info["vocab"],
+            max_output_tokens=self.config.max_output_tokens,
+            max_choices=self.config.max_choices,
+            special_in_content=self.config.special_tokens_in_content,
+        )
+
+    def desk(self, request: Request) -> Desk:
+        """What works on a body of this request need."""
+        return Desk(self.limits, self.tokenizer, self.tool_format, request.scope["state"]["key"])
+
+    async def read(self, request: Request, work: str) -> Done:
+        """The result of a work on a large body; nobody reads it for a client that has left."""
+        key = request.scope["state"]["key"]
+        reading = asyncio.ensure_future(self.readers.read(work, await request.body(), self.limits, key))
+        leaving = asyncio.ensure_future(gone(request.receive))
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ClientGoneError
+            done = reading.result()
+        finally:
+            reading.cancel()
+            leaving.cancel()
+        self.check_model(done.model)
+        return done
 
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not served."""
@@ -64,14 +84,21 @@ class Service:
                 404, f"no model {name!r} here; this server has {self.model!r}", code="model_not_found", param="model"
             )
 
-    async def run(
-        self, request: Request, body: GenerationBody, prepare: Callable[[], Prepared], renderer: Callable[..., Renderer]
-    ) -> Response:
-        """A call from body to answer. `renderer` takes the call, what was prepared, and what it needs of the model."""
+    async def run(self, request: Request, body: GenerationBody, work: str, renderer: type[Renderer]) -> Response:
+        """A call from body to answer."""
         self.check_model(body.model)
+        return await self._answer(request, body.request_id, do(work, body, self.desk(request)), renderer)
+
+    async def run_large(self, request: Request, work: str, renderer: type[Renderer]) -> Response:
+        """The same for a large body."""
+        done = await self.read(request, work)
+        return await self._answer(request, done.request_id, done.value, renderer)
+
+    async def _answer(
+        self, request: Request, request_id: str | None, prepared: Prepared, renderer: type[Renderer]
+    ) -> Response:
         state = request.scope["state"]
-        name = state["request_id"] = body.request_id or state["request_id"]
-        prepared = await aside(request, prepare)
+        name = state["request_id"] = request_id or state["request_id"]
         if prepared.ask.grammar is not None:
             check(prepared.ask.grammar)
         state["log"] = self._log_fields(prepared)

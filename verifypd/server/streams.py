@@ -28,15 +28,18 @@ class ClientGoneError(CallError):
         super().__init__(499, why, code="client_gone")
 
 
+async def gone(receive: Receive) -> None:
+    """Wait until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def watch(receive: Receive, call: Call) -> None:
     """Fail the call when its client leaves."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            if not call.done:
-                call.fail(ClientGoneError())
-            call.wake()
-            return
+    await gone(receive)
+    if not call.done:
+        call.fail(ClientGoneError())
+    call.wake()
 
 
 class Sweeper:

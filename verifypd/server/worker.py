@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 import uvicorn
 import zmq
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import is_ssl
 
 from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
@@ -49,6 +50,7 @@ LAST_WORDS = 2.0  # s open connections get when the server ends
 FLOOD = 64  # messages that are taken before what they brought is passed on and others have their turn
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 PIPELINED = 16  # requests of one connection that may wait behind another while it is read on
+LOOK = 0.25  # s between two looks whether a client that will say no more is still there
 SPARE_FILES = 256  # descriptors for anything but connections
 
 
@@ -93,9 +95,30 @@ class Wire:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+def unframed(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """The `send` of a cycle for a client of HTTP/1.0, which knows no chunks: the connection ends with the body."""
+    send, endless = cycle.send, False
+
+    async def sending(message: Any) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if endless:
+                cycle.chunked_encoding = False
+        elif endless:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return sending
+
+
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on what a connection may hold: a time and a size for every request's head, a
     number of them.
+
+    A client that ends its side of the connection after its requests still gets the answers. It may as well have left;
+    that shows when something is sent to it, so where no answer has begun it is sent a `100 Continue`, which clients
+    pass over.
 
     A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
     not keep its socket for ever. Beyond `max_connections` a client is told to come back later.
@@ -110,6 +133,8 @@ class Protocol(HttpToolsProtocol):
     _cycles: tuple[RequestResponseCycle, ...] = ()  # requests without a whole answer, oldest first
     _full = False
     _deaf = False  # it was turned away: nothing more is read
+    _ended = False  # the client will send no more
+    _asked = False  # and was sent something to see whether it is there
     _in_head = True  # what comes next belongs to the head of a request
     _begun = False  # a request began or ended in the data at hand
     _head_read = 0  # bytes of a head that were read, but for those that came with what was before it
@@ -172,6 +197,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = unframed(self.cycle)  # type: ignore[method-assign,assignment]
             self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
         if 0 < len(self.pipeline) <= PIPELINED:
             self.flow.resume_reading()  # who does not read does not see the client leave
@@ -180,6 +207,18 @@ class Protocol(HttpToolsProtocol):
         """Answered: from here uvicorn's own clock for idle connections runs, until the next byte."""
         self._stop_clock()
         super().on_response_complete()
+        if self._ended:
+            self._await_departure()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it
+        """The client has ended its side; whether the connection stays open for answers it is owed."""
+        if self._full or self._deaf or self.cycle is None or self.cycle.more_body or is_ssl(self.transport):
+            return False
+        if not self._ended:
+            self._ended = True
+            self._stop_clock()
+            self._await_departure()
+        return not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock, and tell every request that is not answered; uvicorn tells the newest alone."""
@@ -192,6 +231,27 @@ class Protocol(HttpToolsProtocol):
     def _await_head(self) -> None:
         if self._head is None:
             self._head = self.loop.call_later(self.header_timeout, self.transport.close)
+
+    def _await_departure(self) -> None:
+        """Until the last answer is out, look now and then whether there is anybody to read it."""
+        if not self._owed():
+            self.transport.close()
+        else:
+            self._head = self.loop.call_later(LOOK, self._look)
+
+    def _look(self) -> None:
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None and raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        first = self._owed()[0]
+        if not first.response_started and not self._asked and first.scope["http_version"] == "1.1":
+            self._asked = True
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._await_departure()
+
+    def _owed(self) -> list[RequestResponseCycle]:
+        return [cycle for cycle in self._cycles if not cycle.response_complete]
 
     def _stop_clock(self) -> None:
         if self._head is not None:

@@ -93,6 +93,6 @@ class ChatTemplate:
         values = {**self._variables, "tools": None, "documents": None, **kwargs}
         try:
             return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **values)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             text = " ".join(str(error).split())
             raise RequestError(f"the chat template refuses these messages: {text}", param="messages") from None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from verifypd.errors import TokenizerError
+from verifypd.tokenizer.bounds import LengthBound
 from verifypd.tokenizer.chat import ChatTemplate
+from verifypd.tokenizer.control import ChatText, ControlTokens
 from verifypd.tokenizer.detokenize import ByteStream, DetokenizeStream, Pieces, WindowStream, parse_decoder
 
 _NONE: frozenset[int] = frozenset()
@@ -21,7 +24,8 @@ class Tokenizer:
 
     `eos_ids` are all ids that end a text: those of generation_config.json (config.json where that has none) and the
     tokenizer's own. `encode` adds special tokens as the model's files say; a prompt made by `apply_chat_template`
-    already holds them and is encoded with `add_special_tokens=False`.
+    already holds them and is encoded with `add_special_tokens=False`. `chat_text` and `encode_chat` do the same for
+    conversations of people who must not write control tokens.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Tokenizer:
         chat_templates: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,  # bos_token, eos_token ... as text, for chat templates
         where: str = "the model",
+        folder: Path | None = None,  # where all this was read, for another process to read it again
     ) -> None:
         core.no_truncation()  # left in some tokenizer.json files by training scripts
         core.no_padding()
@@ -43,6 +48,7 @@ class Tokenizer:
         self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
         self.bos_id = bos_id
         self.eos_ids = eos_ids
+        self.folder = folder
         self.special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
         self.chat_template = ChatTemplate(chat_templates or {}, special_tokens or {}, where)
         decoder = parse_decoder(core.decoder)
@@ -64,6 +70,7 @@ class Tokenizer:
             chat_templates=_chat_templates(folder, config),
             special_tokens=special,
             where=str(folder),
+            folder=folder,
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -114,6 +121,37 @@ class Tokenizer:
     ) -> str:
         """Prompt text for a conversation; `tools` and any other variable of the template go in `kwargs`."""
         return self.chat_template.render(messages, add_generation_prompt, **kwargs)
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> ChatText:
+        """The same for `encode_chat`: control tokens spelt out in messages, tools or variables will be mere text."""
+
+        def render(messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+            return self.apply_chat_template(messages, add_generation_prompt, **values)
+
+        return self._control.render(render, messages, kwargs)
+
+    def encode_chat(self, chat: ChatText, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered conversation; those of `encode` where nobody spelt out a control token."""
+        if chat.mark is None:
+            return self.encode(chat.text, add_special_tokens)
+        ids = self._control.encode(chat, add_special_tokens)
+        if add_special_tokens and self._add_bos is not None and self.bos_id is not None:
+            ids = self._with_bos(self._control.shown(chat), ids)
+        return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """No encoding of the text has fewer tokens; 0 where its length says nothing."""
+        return self._bound.fewest(text) if self._bound is not None else 0
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        return ControlTokens(self._core, self.chat_template.sources.values())
+
+    @cached_property
+    def _bound(self) -> LengthBound | None:
+        return LengthBound.of(self._core, self._vocabulary)
 
     def difference(self, other: Tokenizer) -> str | None:
         """None if both have the same token at every id they share, else the first id where they differ.

@@ -1,0 +1,121 @@
+"""What is done with the body of a request, by name: from bytes to what the routes need. Knows bodies; no sockets.
+
+The same works are done in the API worker, for bodies FastAPI has read there, and in the reader's process, for large
+ones, which are read there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from verifypd.server import ask as asking
+from verifypd.server.calls import CallError, bad
+from verifypd.server.responses import ResponsesBody, chat_body, renamed, repeated
+from verifypd.server.schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from verifypd.server.tools import ToolFormat
+from verifypd.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a work needs beside the body."""
+
+    limits: asking.Limits
+    tokenizer: Tokenizer | None
+    tool_format: ToolFormat | None
+    key: int = 0  # which API key
+
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer, for works that are about nothing else."""
+        if self.tokenizer is None:
+            raise CallError(404, "this model has no tokenizer here", code="no_tokenizer")
+        return self.tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A work's result, and what its body says about itself."""
+
+    model: str | None
+    request_id: str | None
+    value: Any
+
+
+def completion(body: CompletionBody, desk: Desk) -> asking.Prepared:
+    """A call of `/v1/completions`."""
+    return asking.completion(body, desk.limits, desk.tokenizer, desk.key)
+
+
+def chat(body: ChatBody, desk: Desk) -> asking.Prepared:
+    """A call of `/v1/chat/completions`."""
+    return asking.chat(body, desk.limits, desk.tokenizer, desk.tool_format, desk.key)
+
+
+def responses(body: ResponsesBody, desk: Desk) -> asking.Prepared:
+    """A call of `/v1/responses`: the same call of chat, and what its answer repeats."""
+    try:
+        return replace(chat(chat_body(body), desk), given=repeated(body))
+    except CallError as error:
+        raise renamed(error) from None
+
+
+def tokenize(body: TokenizeBody, desk: Desk) -> bytes:
+    """The answer of `/tokenize`."""
+    if (body.prompt is None) == (not body.messages):
+        raise bad("give prompt or messages", "prompt")
+    words = desk.words
+    ids = asking.token_ids(body, words, desk.limits)
+    strings = [words.token(index) for index in ids] if body.return_token_strs else None
+    longest = desk.limits.max_model_len
+    return orjson.dumps({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
+
+
+def detokenize(body: DetokenizeBody, desk: Desk) -> bytes:
+    """The answer of `/detokenize`."""
+    words = desk.words
+    asking.check_tokens(body.tokens, desk.limits, "tokens")
+    return orjson.dumps({"prompt": words.decode(body.tokens, skip_special_tokens=False)})
+
+
+WORKS: dict[str, tuple[type[Body], Callable[[Any, Desk], Any]]] = {
+    "completion": (CompletionBody, completion),
+    "chat": (ChatBody, chat),
+    "responses": (ResponsesBody, responses),
+    "tokenize": (TokenizeBody, tokenize),
+    "detokenize": (DetokenizeBody, detokenize),
+}
+
+
+def do(work: str, body: Any, desk: Desk) -> Any:
+    """The result of a work on a body; raises CallError for what is wrong with it."""
+    return WORKS[work][1](body, desk)
+
+
+def read_and_do(work: str, data: bytes, desk: Desk) -> Done:
+    """The same for a body that nobody has looked at yet."""
+    try:
+        body: Any = WORKS[work][0].model_validate(orjson.loads(data))
+    except orjson.JSONDecodeError:
+        raise invalid([{"type": "json_invalid"}]) from None
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False, include_input=False, include_context=False)) from None
+    return Done(body.model, getattr(body, "request_id", None), do(work, body, desk))
+
+
+def invalid(errors: Sequence[Any]) -> CallError:
+    """400 for a body of the wrong form: the first thing that is wrong with it."""
+    first = errors[0]
+    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    field = place[0] if place else None
+    if first["type"] == "json_invalid":
+        return bad("the body is not valid JSON", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return bad(f"unknown field {'.'.join(place)[:200]!r}", field, "unknown_parameter")
+    what = f"{'.'.join(place)[:200]}: {first['msg']}" if place else f"the body: {first['msg']}"
+    return bad(what[:500], field)
