@@ -195,6 +195,24 @@ def test_masks_that_take_too_long_end_their_format_alone(compiler: GrammarCompil
     again.close()
 
 
+def test_many_heavy_formats_in_one_step_are_ended_together(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    [a] = tokenizer.encode("a", add_special_tokens=False)
+    specs = [GrammarSpec("lark", AMBIGUOUS + f'x{number}: "x"\n') for number in range(6)]
+    heavy = [compiler.start(spec, 1).result()[0] for spec in specs]
+    [light] = compiler.start(GrammarSpec("regex", "a*"), 1).result()
+    rows = np.zeros((7, 12), dtype=np.int32)
+    begun = time.monotonic()
+    for grammar in [*heavy, light]:
+        grammar.ask([a] * 300, [])
+    for grammar, row in zip([*heavy, light], rows, strict=True):
+        grammar.fill(row[None])
+    assert time.monotonic() - begun < 5, "each takes longer alone"
+    assert all(grammar.error for grammar in heavy) and not rows[:6].any()
+    assert light.error is None and rows[6].any()
+    for grammar in [*heavy, light]:
+        grammar.close()
+
+
 @pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 1 << 20}, "1 MB")])
 def test_a_format_too_large_to_compile_leaves_nothing(
     folders: tuple[Path, Path], tokenizer: Tokenizer, limits: dict[str, Any], reason: str
