@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import unicodedata
 
 import pytest
+import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from tests.tokenizer.kinds import CORES, core_of
 from verifypd.tokenizer import Tokenizer
 from verifypd.tokenizer.bounds import _COMPOSED
+from verifypd.tokenizer.detokenize import byte_alphabet
 
 LETTERS = [
     "h",
@@ -67,6 +70,15 @@ def test_a_text_far_too_long_is_known_to_be(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["metaspace", "word-piece"])
 def test_unknown_text_may_be_one_token(kind: str) -> None:
     assert Tokenizer(core_of(kind), bos_id=0).fewest_tokens("日" * 100_000) == 0
+
+
+def test_bytes_without_a_token_count_for_nothing() -> None:
+    """As in the built-in model's vocabulary, which lacks some control characters."""
+    state = json.loads(core_of("byte-level").to_str())
+    del state["model"]["vocab"][byte_alphabet()[4]]
+    words = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), bos_id=0)
+    assert words.encode("\x04" * 1000) == [] and words.fewest_tokens("\x04" * 1000) == 0
+    assert words.fewest_tokens("ab " * 1000 + "\x04" * 100_000) == words.fewest_tokens("ab " * 1000) > 400
 
 
 def test_text_may_be_dropped_between_tokens() -> None:

@@ -26,13 +26,15 @@ class LengthBound:
     longest: int  # bytes
     composed: bool = False  # text other than ASCII may become shorter first
     strips: bool = False  # some token takes the white space beside it along
+    dropped: bytes = b""  # bytes that have no token and count for nothing
 
     @classmethod
     def of(cls, core: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> LengthBound | None:
         """The bound of a tokenizer; None: its tokens may stand for any amount of text."""
         normalizers, splitters = _steps(core.normalizer), _steps(core.pre_tokenizer)
         by_bytes = any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters))
-        if not _covers_all_text(core.model, vocabulary, by_bytes):
+        dropped = _unknown_bytes(core.model, vocabulary, by_bytes)
+        if dropped is None:
             return None
         if not all(map(_keeps_length, normalizers)):
             return None
@@ -44,13 +46,14 @@ class LengthBound:
             longest=max([1, *sizes, *(len(token.content.encode()) for token in added)]),
             composed=any(step["type"] == "NFC" for step in normalizers),
             strips=any(token.lstrip or token.rstrip for token in added),
+            dropped=dropped,
         )
 
     def fewest(self, text: str) -> int:
         """No encoding of the text has fewer tokens."""
         if self.strips:
             text = "".join(text.split())
-        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        size = len(text.encode("utf-8", "replace").translate(None, self.dropped))
         shrink = _COMPOSED if self.composed and not text.isascii() else 1
         return -(-size // (self.longest * shrink))
 
@@ -67,13 +70,14 @@ def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for each in inner for step in _flat(each)]
 
 
-def _covers_all_text(model: Any, vocabulary: Mapping[str, int], by_bytes: bool) -> bool:
-    """Whether every byte has a token to fall back on; else unknown text is dropped, or one token for all of it."""
+def _unknown_bytes(model: Any, vocabulary: Mapping[str, int], by_bytes: bool) -> bytes | None:
+    """Bytes without a token to fall back on, which are dropped, or one token for many; None: any text may be that."""
     if not isinstance(model, tokenizers.models.BPE):
-        return False
+        return None
     if by_bytes:
-        return all(letter in vocabulary for letter in byte_alphabet().values())
-    return bool(model.byte_fallback) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+        return bytes(byte for byte, letter in byte_alphabet().items() if letter not in vocabulary)
+    whole = model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    return b"" if whole else None
 
 
 def _keeps_length(step: dict[str, Any]) -> bool:
