@@ -72,8 +72,7 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_downloaded_heads(kind: str, kernels: str, expected: list[list[int]]) -> None:
     """The checkpoints that are held against the reference, on the verifier they were made for."""
-    layers = "1,3,6" if kind == "speculators" else None
-    assert written(str(DATA / kind), kernels=kernels, attention=kernels, draft_layers=layers) == expected
+    assert written(str(DATA / kind), kernels=kernels, attention=kernels) == expected
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

@@ -210,6 +210,32 @@ def test_a_head_reads_each_chunk_behind_the_verifier(pair: tuple[Path, Path], la
             engine.step()
 
 
+def test_a_head_reads_no_prompt_while_nobody_drafts(pair: tuple[Path, Path], familiar: list[list[int]]) -> None:
+    """What it has not read it reads when drafting begins, and drafts as if it had all along."""
+    with make(pair, "unified", "head", **WHOLE) as llm:
+        drafts = listen(llm)
+        llm.generate(familiar[1:2], GREEDY)
+    with make(pair, "unified", "head", **WHOLE) as llm:
+        engine: Any = llm.engine
+        engine.architecture.controller.length = 0
+        llm._submit(familiar[:1], [GREEDY])
+        engine.step()
+        engine.step()
+        llm._submit(familiar[1:2], [GREEDY])
+        late = engine.waiting[-1]
+        for _ in range(4):
+            engine.step()
+        assert late.draft_lag >= len(familiar[1])
+        said = listen(llm)
+        engine.architecture.controller.length = 3
+        while engine.busy:
+            engine.step()
+    found = {at: tokens for (order, at), tokens in said.items() if order == late.order}
+    expected = {at: tokens for (_, at), tokens in drafts.items()}
+    same = found.keys() & expected.keys()
+    assert len(same) > 10 and all(found[at] == expected[at] for at in same)
+
+
 # -- the lag of its cache ----------------------------------------------------------------------------------------------
 
 

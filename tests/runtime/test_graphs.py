@@ -108,7 +108,7 @@ def test_heads_do_not_feel_the_padding(vocab: int, late: bool, tmp_path: Path) -
         SamplingParams(temperature=0.8, top_p=0.9, seed=3, acceptance="rejection", max_tokens=4, ignore_eos=True),
         SamplingParams(temperature=0.9, top_k=20, seed=4, max_tokens=4, ignore_eos=True),
     ]
-    expected, _ = generate(head, verifier, params)
+    expected, _ = generate(head, verifier, params, late_tickets=late)
     padded: dict[str, Any] = {"attention": "triton", "sampler": "triton", "graphs": "lazy", "late_tickets": late}
     found, kinds = generate(head, verifier, params, **padded)
     assert found == expected

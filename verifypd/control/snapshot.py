@@ -94,3 +94,8 @@ class Plan:
     def empty(self) -> bool:
         """Whether nothing runs."""
         return self.draft is None and self.verify is None and self.prefill is None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether anybody gets a token who has one already."""
+        return self.verify is not None and any(span.start is None for span in self.verify.spans)

@@ -226,9 +226,9 @@ class Engine:
                 timed.decode_wait = self._note_drafts(plan.draft)
                 self.stats.lanes["decode"].ran(len(slots))
             if plan.verify:
-                timed.timers["verify"] = self._launch_pass("verify", plan.verify)
+                timed.timers["verify"] = self._launch_pass("verify", plan.verify, plan)
             if plan.prefill:
-                timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill)
+                timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill, plan)
         except BaseException as error:
             self._fail(plan, error)
             raise
@@ -236,7 +236,7 @@ class Engine:
             self.timed.add(timed)
         self.residents.grow()
 
-    def _launch_pass(self, lane: str, batch: VerifyBatch) -> LaneTimer:
+    def _launch_pass(self, lane: str, batch: VerifyBatch, plan: Plan) -> LaneTimer:
         """One verifier pass, in the lane it belongs to."""
         requests = [self.running[span.slot] for span in batch.spans]
         if self.synthetic and self.synthetic.drifts:
@@ -248,7 +248,8 @@ class Engine:
             ticket = self.verify.launch(batch, replay=not apart)
             for request, span in zip(requests, batch.spans, strict=True):
                 self._note_launch(request, span)
-            self._follow(requests, batch.spans)
+            if plan.draft or not plan.decodes:  # while nobody drafts, a head may lag behind
+                self._follow(requests, batch.spans)
         ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
         ticket.launched = timer.started
         self.inflight.add(ticket)
@@ -274,7 +275,7 @@ class Engine:
     def _follow(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
         """A head reads the prompt chunks of a pass behind it: no first token waits for that."""
         drafter = self.drafter
-        if drafter is None or not drafter.follows or not self.verify.keeps or self.architecture.at_rest:
+        if drafter is None or not drafter.follows or not self.verify.keeps:
             return
         following = []
         for request, span in zip(requests, spans, strict=True):

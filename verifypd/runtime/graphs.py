@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from tqdm import tqdm
 
 from verifypd.kv.budget import show
+from verifypd.progress import bar
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,6 @@ def no_collection() -> Iterator[None]:
 
 def capture(graphs: Graphs, work: Sequence[Callable[[], object]]) -> None:
     """Run each piece once, so that it is captured; the largest come first and lend their memory to the others."""
-    for each in tqdm(work, desc="capturing graphs", disable=None):
+    for each in bar(work, desc="capturing graphs", unit="graphs"):
         each()
     log.info("captured %d graphs: %s", len(graphs), show(graphs.bytes))
