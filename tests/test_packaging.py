@@ -106,6 +106,7 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     assert {"verifypd/py.typed", "verifypd/kernels/native.c"} <= names
+    assert {f"verifypd/server/static/{name}" for name in ("dashboard.html", "dashboard.js", "uplot.js")} <= names
     draft = "verifypd/models/data/smollm2-draft"
     assert {f"{draft}/{name}" for name in ("config.json", "distil.json", "model.safetensors")} <= names
     assert zipfile.ZipFile(wheel).getinfo(f"{draft}/model.safetensors").file_size <= 16_000_000

@@ -70,6 +70,7 @@ class Server:
             raise AssertionError(f"the server did not start:\n{log.read_text()[-3000:]}")
         self.address = match.group()
         self.curl = self.process.stdout.readline()
+        self.watch = self.process.stdout.readline()
         self.port = int(self.address.rpartition(":")[2])
 
     @property

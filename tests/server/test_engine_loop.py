@@ -170,7 +170,7 @@ def test_who_leaves_is_out_before_the_next_step(loop: EngineLoop, sent: list[tup
 def test_changes_of_architecture_are_counted(loop: EngineLoop) -> None:
     loop.take(submit(1, max_tokens=100))
     for name in ("pd", "pd", "unified", "pd"):
-        loop.engine.architecture = SimpleNamespace(name="auto", ran=name)
+        loop.engine.architecture = SimpleNamespace(name="auto", ran=name, state=dict)
         loop.turn()
     assert loop.totals.switches == 2 and loop.totals.architecture_steps == {"pd": 3, "unified": 1}
 

@@ -103,6 +103,14 @@ class CostModel:
             total += self.verify_seconds(features[0], features[1], features[2], features[3] > 0)
         return total
 
+    def undrafted_seconds(self, timing: StepTiming) -> float:
+        """What the step would have taken had nothing been drafted in it or before it; 0 for a step that only drafts."""
+        riding = timing.chunk_rows if timing.prefill_seconds == 0.0 else 0
+        if not timing.verify_requests + timing.chunk_rows:
+            return 0.0
+        none = {"draft_requests": 0, "draft_steps": 0, "draft_rows": 0, "draft_context": 0.0}
+        return self.step_seconds(replace(timing, **none, verify_rows=timing.verify_requests + riding))
+
     def prices(self, requests: int, context: float) -> tuple[float, float]:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
         c, alone = self.coefficients, self.verify_seconds(max(1, requests), context)

@@ -11,6 +11,7 @@ the offsets of the kind are learnt so that what is foretold is what comes. Survi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import log, sqrt
 
 from verifypd.control.observe import Observation
@@ -130,6 +131,12 @@ class Survival:
     def mean(self, kind: Kind | None = None) -> float:
         """Mean conditional acceptance of a kind, or of everyone."""
         return (self._kinds.get(kind, self._everyone) if kind else self._everyone).mean
+
+    def typical(self, most: int = 8) -> list[float]:
+        """The mean curve of some requests that are known now; empty without any. Learns nothing."""
+        traces = [next(reversed(traces.values())) for traces in islice(self._requests.values(), most) if traces]
+        curves = [trace.curve or self._curve(trace) for trace in traces]
+        return [sum(values) / len(curves) for values in zip(*curves, strict=True)]
 
     @property
     def calibration_error(self) -> float:

@@ -314,11 +314,14 @@ class ThroughputController:
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float]:
-        """What it foretells, and how far its forecasts have been off."""
-        return {
+        """What it foretells, and how far its forecasts have been off; of the step it chose, tokens and ms."""
+        chosen = self.chosen
+        step = {} if chosen is None else {"step_tokens": chosen.tokens, "step_ms": 1e3 * chosen.seconds}
+        return step | {
             "draft_length": self._drafted if self.speculating else 0,
             "gain": self.gain,
             "margin": self.margin,
+            "stretch": self.stretch,
             "acceptance": self.survival.mean(),
             "calibration_error": self.survival.calibration_error,
             "cost_error": self.cost.error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -21,7 +22,7 @@ from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
-from verifypd.engine.timing import TimedPlan, TimedPlans
+from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
 from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
 from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
@@ -82,6 +83,8 @@ class Engine:
         self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()
+        self.recent: deque[PastStep] = deque(maxlen=RECENT)
+        self._launched: TimedPlan | None = None  # by this step
         self._begun = 0.0  # s, when this step began
         self._recorded: Any = None  # the last decision of the policy that was written
         self.residents = Residents(
@@ -196,6 +199,8 @@ class Engine:
         self.tell()
         if not self.busy:
             self.check()
+        if self._launched is not None:
+            self._launched.ended, self._launched = self.clock(), None
         return list(news.values())
 
     def _price(self) -> None:
@@ -234,6 +239,7 @@ class Engine:
             raise
         if self.verify.captured == captured:  # else the time is a capture's, and no pass's
             self.timed.add(timed)
+            self._launched = timed
         self.residents.grow()
 
     def _launch_pass(self, lane: str, batch: VerifyBatch, plan: Plan) -> LaneTimer:
@@ -356,8 +362,10 @@ class Engine:
         for timed in self.timed.finished():
             for lane, timer in timed.timers.items():
                 self.stats.lanes[lane].seconds += timer.seconds()
+            timing = timed.timing()
             if not timed.beside:  # what others took of the device meanwhile is no cost of this plan
-                self.architecture.observe_step(timed.timing())
+                self.architecture.observe_step(timing)
+            self.recent.append(PastStep(timed, timing))
             if self.recorder:
                 self.recorder.plan(timed, self.clock())
         if self.recorder:

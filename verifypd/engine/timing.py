@@ -9,6 +9,7 @@ from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan
 from verifypd.lanes.placement import LaneTimer
 
+RECENT = 48  # steps remembered for those who look on
 KINDS = {"decode": "draft_seconds", "verify": "verify_seconds", "prefill": "prefill_seconds"}
 
 
@@ -23,6 +24,7 @@ class TimedPlan:
     begun: float  # s, when the step began on the host
     timers: dict[str, LaneTimer] = field(default_factory=dict)
     beside: bool = False  # whether other work ran on the device at the same time
+    ended: float = 0.0  # s, when the step ended on the host; 0: it has not
     decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
 
     @property
@@ -66,6 +68,30 @@ class TimedPlan:
         ends = [timer.ended for timer in self.timers.values()]
         known = [end for end in ends if end is not None]
         return max(0.0, max(known) - self.begun) if known and len(known) == len(ends) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PastStep:
+    """A step that has run, and what was measured of it."""
+
+    timed: TimedPlan
+    timing: StepTiming
+
+    @property
+    def rest(self) -> float:
+        """s of the step on the host in which none of its own batches ran: planning, bookkeeping, waiting."""
+        return max(0.0, self.timed.ended - self.timed.begun - self.timing.device_seconds)
+
+    def slots(self) -> dict[str, set[int]]:
+        """Who was in it, by lane."""
+        plan = self.timed.plan
+        verify = plan.verify.spans if plan.verify else ()
+        chunks = [*(span for span in verify if span.start is not None), *(plan.prefill.spans if plan.prefill else ())]
+        return {
+            "prefill": {span.slot for span in chunks},
+            "decode": {span.slot for span in plan.draft.spans if span.drafts} if plan.draft else set(),
+            "verify": {span.slot for span in verify if span.start is None},
+        }
 
 
 class TimedPlans:

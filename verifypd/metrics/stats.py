@@ -12,10 +12,12 @@ RECENT = 1000  # waits a lane remembers
 
 def percentile(values: Iterable[float], share: float) -> float:
     """The value below which `share` (0..1) of the values lie, by nearest rank; 0 without any."""
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return rank(sorted(values), share)
+
+
+def rank(ordered: Sequence[float], share: float) -> float:
+    """The same of values in order."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class LaneStats:
 
     def summary(self) -> dict[str, float]:
         """The figures, waits in ms."""
+        waits = sorted(self.waits)
         return {
             "depth": self.depth,
             "deepest": self.deepest,
@@ -59,7 +62,7 @@ class LaneStats:
             "batches": self.batches,
             "largest": self.largest,
             "seconds": self.seconds,
-            **{f"wait_p{share}_ms": self.wait(share / 100) * 1e3 for share in (50, 95, 99)},
+            **{f"wait_p{share}_ms": rank(waits, share / 100) * 1e3 for share in (50, 95, 99)},
         }
 
 

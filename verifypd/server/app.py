@@ -20,6 +20,7 @@ from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
+from verifypd.server.dashboard import add_dashboard
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.reader import LARGE
 from verifypd.server.reference import page as reference_page
@@ -58,6 +59,7 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
 <a href="/tokenizer_info"><code>GET /tokenizer_info</code></a></li>
 <li><a href="/health"><code>/health</code></a>, <a href="/ready"><code>/ready</code></a>,
 <a href="/metrics"><code>/metrics</code></a>, <a href="/version"><code>/version</code></a></li>
+<li><a href="/dashboard">Dashboard</a>: what the server does, live</li>
 <li><a href="/docs">API documentation</a> (<a href="/openapi.json">OpenAPI</a>)</li></ul>
 """
 
@@ -144,6 +146,7 @@ def make_app(
     add_generation(app, service)
     add_tokens(app, service)
     add_state(app, service)
+    add_dashboard(app, service)
     if config.admin_key:
         add_admin(app, service)
     add_errors(app)

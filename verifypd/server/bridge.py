@@ -34,6 +34,7 @@ class Bridge:
         self.draining = False
         self.figures: dict[str, Any] = {}
         self.on_idle: Callable[[], None] = lambda: None
+        self.on_report: Callable[[], None] = lambda: None  # the engine's figures came, or it went or came back
         # a worker that is started again must not take what the engine had queued for the one before it
         self._numbers = itertools.count(secrets.randbits(40) << 20)
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
@@ -152,10 +153,13 @@ class Bridge:
                 self._answer(message)
         elif isinstance(message, Stats):
             self.figures = message.figures
+            self.on_report()
         elif isinstance(message, Up):
             self._came_up(message)
+            self.on_report()
         elif isinstance(message, Down):
             self._went_down(message)
+            self.on_report()
 
     def _outputs(self, outputs: Sequence[Output]) -> None:
         now = time.monotonic()

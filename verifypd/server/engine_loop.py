@@ -6,6 +6,7 @@ import heapq
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from verifypd.runtime.faults import out_of_memory
 from verifypd.sampling.grammar import GrammarState
 from verifypd.server.admission import Admission, LeaveRate, Load, Refusal
 from verifypd.server.joining import Compile, Joiner, Joining
+from verifypd.server.live import Lookout
 from verifypd.server.messages import (
     Abort,
     Answer,
@@ -37,6 +39,19 @@ PURGE = 64  # deadlines kept before those of requests that have ended are thrown
 
 
 @dataclass(slots=True)
+class Counted:
+    """Figures of a request's speculation when they were last looked at."""
+
+    passes: int = 0
+    emitted: int = 0
+    spans: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Track:
     """A request in the engine, and how much of it its worker has been told."""
 
@@ -45,8 +60,7 @@ class Track:
     call: int
     choice: int
     sent: int = 0  # output tokens
-    seen: tuple[int, int, int] = (0, 0, 0)  # spans, drafted and accepted tokens that are in the totals
-    positions: list[int] = field(default_factory=list)
+    counted: Counted = field(default_factory=lambda: Counted())  # what of it is in the totals
     prompt_sent: bool = False
 
 
@@ -78,6 +92,7 @@ class EngineLoop:
         self.interval = interval
         self.clock = clock
         self.totals = Totals()
+        self.lookout = Lookout()
         self.stopping = False
         self.tracks: dict[int, Track] = {}  # request order -> track
         self.calls: dict[tuple[int, int], dict[int, Track]] = {}  # (worker, call) -> its unfinished choices
@@ -132,8 +147,10 @@ class EngineLoop:
     def _switch(self, message: Switch) -> None:
         """Change the architecture, and tell the worker that asked for it."""
         answer = Answer(self.epoch, message.call)
+        before = self.engine.architecture.name
         try:
             self.engine.switch(message.architecture)
+            self.lookout.changed(self.clock(), before, message.architecture, "set by the operator")
         except ConfigError as error:
             answer = Answer(self.epoch, message.call, 400, str(error), "invalid_value", "architecture")
         self.send(message.worker, answer)
@@ -245,7 +262,8 @@ class EngineLoop:
         now = self.clock()
         if now - self._told >= self.interval:
             self._told = now
-            stats = Stats(self.epoch, figures(self.engine, self.totals, self.gpu()))
+            counted = figures(self.engine, self.totals, self.gpu())
+            stats = Stats(self.epoch, counted | {"live": self.lookout.look(self.engine, now)})
             for worker in self.workers:
                 self.send(worker, stats)
 
@@ -318,19 +336,35 @@ class EngineLoop:
 
     def _count(self, track: Track) -> None:
         """Add what a request's speculation did since it was last looked at."""
-        metrics, totals = track.request.metrics, self.totals
-        spans, drafted, accepted = track.seen
-        if metrics.spans == spans:
+        metrics, totals, before = track.request.metrics, self.totals, track.counted
+        totals.verdicts += metrics.passes - before.passes
+        totals.verdict_tokens += metrics.emitted - before.emitted
+        before.passes, before.emitted = metrics.passes, metrics.emitted
+        if metrics.spans == before.spans:
             return
-        totals.drafts += metrics.spans - spans
-        totals.draft_tokens += metrics.drafted - drafted
-        totals.accepted_tokens += metrics.accepted - accepted
-        totals.draft_lengths[round((metrics.drafted - drafted) / (metrics.spans - spans))] += metrics.spans - spans
-        before = track.positions
-        for position, count in enumerate(metrics.accepted_per_position):
-            totals.accepted_per_position[position] += count - (before[position] if position < len(before) else 0)
-        track.seen = (metrics.spans, metrics.drafted, metrics.accepted)
-        track.positions = list(metrics.accepted_per_position)
+        spans, drafted, accepted = (
+            metrics.spans - before.spans,
+            metrics.drafted - before.drafted,
+            metrics.accepted - before.accepted,
+        )
+        totals.drafts += spans
+        totals.draft_tokens += drafted
+        totals.accepted_tokens += accepted
+        totals.draft_lengths[round(drafted / spans)] += spans
+        context = 1 << (len(track.request.tokens) - 1).bit_length()
+        totals.drafted_by_context[context] += drafted
+        totals.accepted_by_context[context] += accepted
+        _add(totals.drafted_per_position, metrics.drafted_per_position, before.drafted_per_position)
+        _add(totals.accepted_per_position, metrics.accepted_per_position, before.accepted_per_position)
+        before.spans, before.drafted, before.accepted = metrics.spans, metrics.drafted, metrics.accepted
+        before.drafted_per_position = list(metrics.drafted_per_position)
+        before.accepted_per_position = list(metrics.accepted_per_position)
+
+
+def _add(totals: Counter[int], now: list[int], before: list[int]) -> None:
+    """Count by position what has come since."""
+    for position, count in enumerate(now):
+        totals[position] += count - (before[position] if position < len(before) else 0)
 
 
 def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:

@@ -20,7 +20,12 @@ from verifypd.server.logs import event
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico")
+DASHBOARD = "/dashboard"
+PAGE_FILES = ("dashboard.js", "dashboard.css", "uplot.js", "uplot.css")  # hold nothing; the figures need a key
+OPEN_PATHS = (
+    *("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico", DASHBOARD),
+    *(f"{DASHBOARD}/{name}" for name in PAGE_FILES),
+)
 ADMIN = "/v1/admin/"
 QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
 BODIES = 64  # times the largest body: bytes that may be arriving at one worker at a time
@@ -212,7 +217,7 @@ def _request_id(given: bytes) -> str:
 def _route(path: str) -> str:
     """A path for the metrics: never what a client made up."""
     known = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info")
-    ours = ("/v1/responses", ADMIN + "architecture")
+    ours = ("/v1/responses", ADMIN + "architecture", DASHBOARD + "/events")
     if path in known or path in ours or path in OPEN_PATHS:
         return path
     above = next((above for above in ("/v1/models/", "/v1/responses/") if path.startswith(above)), None)

@@ -85,14 +85,35 @@ class ServerMetrics:
         if first * 1e3 <= self.slo_ttft and per_token * 1e3 <= target:
             self.good.inc()
 
-    def text(self) -> bytes:
-        """Everything, in Prometheus's text format."""
+    def _registries(self) -> list[CollectorRegistry]:
+        """Where everything is read from, by /metrics and by the dashboard alike."""
         registry = CollectorRegistry()
         registry.register(EngineFigures(self.bridge, self._labels["model_name"]))
         if self.shared:
             MultiProcessCollector(registry)
-            return generate_latest(registry)
-        return generate_latest(registry) + generate_latest(self._own)
+            return [registry]
+        return [registry, self._own]
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        return b"".join(map(generate_latest, self._registries()))
+
+    def samples(self) -> dict[str, float]:
+        """Everything, by name and labels as /metrics writes them, less the labels that all have and times of birth."""
+        common = ("model_name", "engine")
+        return {
+            sample.name + _written({k: v for k, v in sample.labels.items() if k not in common}): sample.value
+            for registry in self._registries()
+            for family in registry.collect()
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+
+
+def _written(labels: dict[str, str]) -> str:
+    """Labels in order of their names."""
+    inside = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"{{{inside}}}" if inside else ""
 
 
 class EngineFigures:
@@ -125,6 +146,7 @@ class EngineFigures:
         yield self.counter("verifypd:engine_restarts", "times the engine died", ({}, bridge.restarts))
         if f:
             yield from self._vllm(f)
+            yield from self._speculation(f)
             yield from self._lanes(f)
             yield from self._own(f)
             yield from self._gpu(f.get("gpu", {}))
@@ -153,6 +175,20 @@ class EngineFigures:
             for position, count in sorted(f["accepted_per_position"].items(), key=lambda item: int(item[0]))
         ]
         yield self.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "by place in the draft", *positions)
+
+    def _speculation(self, f: dict[str, Any]) -> Iterable[Metric]:
+        def by(label: str, figure: str) -> Samples:
+            return [({label: key}, f[figure][key]) for key in sorted(f[figure], key=int)]
+
+        drafted = by("position", "drafted_per_position")
+        yield self.counter("verifypd:draft_tokens_per_pos", "draft tokens judged, by place in the draft", *drafted)
+        text = "by the request's length, at most so many tokens"
+        judged, stood = by("context", "drafted_by_context"), by("context", "accepted_by_context")
+        yield self.counter("verifypd:draft_tokens_by_context", f"draft tokens judged, {text}", *judged)
+        yield self.counter("verifypd:accepted_tokens_by_context", f"draft tokens that stood, {text}", *stood)
+        yield self.counter("verifypd:verdicts", "times a pass gave a request tokens", ({}, f["verdicts"]))
+        yield self.counter("verifypd:verdict_tokens", "tokens of those", ({}, f["verdict_tokens"]))
+        yield self.counter("verifypd:verifier_passes", "passes of the verifier", ({}, f["passes"]))
 
     def _lanes(self, f: dict[str, Any]) -> Iterable[Metric]:
         lanes = f["lanes"].items()
@@ -183,6 +219,7 @@ class EngineFigures:
             for state, count in pool.items()
         ]
         yield self.gauge("verifypd:kv_blocks", "KV blocks by pool and state", *blocks)
+        yield self.counter("verifypd:engine_cpu_seconds", "CPU time of the engine's process", ({}, f["cpu_seconds"]))
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])
         yield self._histogram(

@@ -42,12 +42,22 @@ async def watch(receive: Receive, call: Call) -> None:
     call.wake()
 
 
+class Sending(Protocol):
+    """A stream to a client that may stop reading."""
+
+    sending_since: float  # s of the monotonic clock; 0 while nothing waits to be read
+
+    def drop(self) -> None:
+        """End it."""
+        ...
+
+
 class Sweeper:
     """Finds streams whose client has not read for too long, and drops them."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self.streams: set[EventStream] = set()
+        self.streams: set[Sending] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

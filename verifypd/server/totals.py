@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Totals:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: Counter[int] = field(default_factory=Counter)
+    drafted_per_position: Counter[int] = field(default_factory=Counter)
+    drafted_by_context: Counter[int] = field(default_factory=Counter)  # context at most so many tokens: a power of 2
+    accepted_by_context: Counter[int] = field(default_factory=Counter)
+    verdicts: int = 0  # times a request got tokens from a verifier pass, after its prefill
+    verdict_tokens: int = 0
     draft_lengths: Counter[int] = field(default_factory=Counter)  # mean length of the spans of a step, rounded
     finished: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -69,7 +75,7 @@ class Totals:
 
 
 def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any]:
-    """Everything /metrics shows of the engine."""
+    """Everything /metrics shows of the engine; the dashboard reads the same."""
     stats = engine.stats
     pools = {"verifier": engine.memory.verifier, "draft": engine.memory.draft}
     return {
@@ -80,6 +86,13 @@ def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any
         "draft_tokens": totals.draft_tokens,
         "accepted_tokens": totals.accepted_tokens,
         "accepted_per_position": {str(k): v for k, v in totals.accepted_per_position.items()},
+        "drafted_per_position": {str(k): v for k, v in totals.drafted_per_position.items()},
+        "drafted_by_context": {str(k): v for k, v in totals.drafted_by_context.items()},
+        "accepted_by_context": {str(k): v for k, v in totals.accepted_by_context.items()},
+        "verdicts": totals.verdicts,
+        "verdict_tokens": totals.verdict_tokens,
+        "passes": stats.passes,
+        "cpu_seconds": time.process_time(),
         "draft_lengths": {str(k): v for k, v in totals.draft_lengths.items()},
         "finished": dict(totals.finished),
         "prompt_tokens": totals.prompt_tokens,

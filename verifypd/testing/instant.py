@@ -35,7 +35,9 @@ class InstantEngine:
         self.drafter = None
         self.forgiving = True
         self.stats = EngineStats()
-        self.architecture = SimpleNamespace(name="instant", ran="instant")
+        self.architecture = SimpleNamespace(name="instant", ran="instant", state=dict)
+        self.recent: tuple[Any, ...] = ()
+        self.cost = None
         self.memory = SimpleNamespace(verifier=_EmptyPool(), draft=None)
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
