@@ -125,3 +125,13 @@ def test_what_is_heard_over_a_long_rest_counts_for_no_more_than_is_remembered() 
     survival.overhear(0, KIND, 24, 24)
     assert survival.chance(0, KIND) > 0.7, "the last two dozen outweigh a thousand that were heard before"
     assert 0.4 < survival.mean(KIND) < 0.6, "but not in what is believed of everyone alike"
+
+
+def test_the_typical_curve_is_the_mean_of_those_known_and_teaches_nothing():
+    survival = Survival(4)
+    assert survival.typical() == []
+    feed(survival, 40, [0.9, 0.4])
+    curves = [survival.curve(order, KIND) for order in (0, 1)]
+    assert survival.typical() == pytest.approx([(a + b) / 2 for a, b in zip(*curves, strict=True)])
+    assert survival.typical(most=1) == pytest.approx(curves[0])
+    assert [survival.curve(order, KIND) for order in (0, 1)] == curves
