@@ -108,8 +108,8 @@ class CostModel:
         riding = timing.chunk_rows if timing.prefill_seconds == 0.0 else 0
         if not timing.verify_requests + timing.chunk_rows:
             return 0.0
-        none = {"draft_requests": 0, "draft_steps": 0, "draft_rows": 0, "draft_context": 0.0}
-        return self.step_seconds(replace(timing, **none, verify_rows=timing.verify_requests + riding))
+        rows = timing.verify_requests + riding
+        return self.step_seconds(replace(timing, draft_steps=0, draft_rows=0, draft_context=0.0, verify_rows=rows))
 
     def prices(self, requests: int, context: float) -> tuple[float, float]:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""

@@ -44,7 +44,7 @@ class Lookout:
             "steps": list(self._steps),
             "requests": _requests(engine, steps, now),
             "waiting": [[request.order, _ms(now - request.metrics.arrival_time)] for request in engine.waiting[:SHOWN]],
-            "price": _price(engine.cost, [past.timing for past in fresh[:PRICED]]),
+            "price": _price(engine.cost, [past.timing for past in fresh if not past.timing.chunk_rows][:PRICED]),
             "policy": engine.architecture.state(),
             "survival": _survival(engine.architecture),
             "changes": [list(change) for change in self.changes],
@@ -100,7 +100,10 @@ def _queue(state: str) -> int:
 
 
 def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
-    """Seconds of steps: measured, foretold, and foretold had nothing been drafted. None: nothing is known."""
+    """Seconds of steps: measured, foretold, and foretold had nothing been drafted. None: nothing is known.
+
+    Steps that carry prompts are left out: their time is paid whatever is drafted, and would hide what drafts cost.
+    """
     if cost is None or not cost.known or not timings:
         return None
     return {

@@ -56,6 +56,8 @@
     return value.toFixed(size >= 10 ? 1 : 2);
   }
 
+  /** The same without zeros at the end, for axes. */
+  const short = (value) => (number(value).includes(".") ? number(value).replace(/\.?0+(M?)$/, "$1") : number(value));
   const percent = (share) => (known(share) ? `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)} %` : "–");
 
   /** Milliseconds, or seconds where they are many. */
@@ -244,7 +246,7 @@
 
     build() {
       if (this.u) this.u.destroy();
-      const { unit, xUnit, splits, xLabels, range, height = 190, tick = (v) => number(v) } = this.options;
+      const { unit, xUnit, splits, xLabels, range, height = 190, tick = short } = this.options;
       const axis = { stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("line"), width: 1, size: 4 }, font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif", labelSize: 16, labelGap: 2 };
       const time = !splits;
       this.u = new uPlot({
@@ -280,6 +282,7 @@
       this.data = data;
       this.shown = shown || data.slice(1);
       this.u.setData(data);
+      if (this.options.splits) this.u.redraw(false, true); // the same places may have other names now
       const some = data.slice(1).some((column) => column.some(known));
       this.empty.hidden = some;
       this.box.dataset.points = data.slice(1).reduce((n, column) => n + column.filter(known).length, 0);
@@ -325,11 +328,12 @@
     ], { title: "Latency percentiles", unit: "ms", format: duration, empty: "no request has ended lately" });
     new Chart("c-spread", [{ name: "counted", hue: "blue", bars: 0.82, format: whole.format }], {
       title: "Latency histogram", unit: "count", xUnit: "ms, up to", splits: true, xLabels: () => spreadLabels, total: sum, height: 218,
-      tick: (v) => (Number.isInteger(v) ? number(v).replace(/\.00$/, "") : ""), empty: "no request has ended lately",
+      tick: (v) => (Number.isInteger(v) ? whole.format(v) : ""), empty: "no request has ended lately",
     });
     new Chart("c-steps", [
       { name: "rest (host, waiting)", hue: "grey", bars: 0.8 }, { name: "verify", hue: "green", bars: 0.8 },
-      { name: "draft", hue: "orange", bars: 0.8 }, { name: "prefill", hue: "blue", bars: 0.8 },
+      { name: "verify with prompts in it", hue: "pink", bars: 0.8 }, { name: "draft", hue: "orange", bars: 0.8 },
+      { name: "prefill", hue: "blue", bars: 0.8 },
     ], { title: "Time of the latest steps", unit: "ms", xUnit: "step", splits: true, xLabels: () => stepLabels, format: duration, total: (column) => (column.length ? sum(column) / column.length : null), empty: "no step yet" });
     new Chart("c-gain", [
       { name: "tokens per pass ÷ cost", hue: "green" }, { name: "foretold by the controller", hue: "orange", dash: "dash" },
@@ -463,13 +467,15 @@
     const steps = frame.live.steps || [];
     stepLabels = steps.map((step) => String(step[0]));
     const part = (i) => steps.map((step) => step[i] / 1e3);
-    const [prefill, draft, verify, rest] = [2, 3, 4, 5].map(part);
+    const [prefill, draft, passes, rest] = [2, 3, 4, 5].map(part);
+    const riding = steps.map((step) => step[9] > 0 && step[2] === 0); // prompt chunks in the verify pass
+    const verify = passes.map((ms, i) => (riding[i] ? 0 : ms)), mixed = passes.map((ms, i) => (riding[i] ? ms : 0));
     const upTo = (...columns) => steps.map((_, i) => sum(columns.map((column) => column[i])));
     charts["c-steps"].draw(
-      [steps.map((_, i) => i), upTo(prefill, draft, verify, rest), upTo(prefill, draft, verify), upTo(prefill, draft), prefill],
-      [rest, verify, draft, prefill],
+      [steps.map((_, i) => i), upTo(prefill, draft, passes, rest), upTo(prefill, draft, passes), upTo(prefill, draft, mixed), upTo(prefill, draft), prefill],
+      [rest, verify, mixed, draft, prefill],
     );
-    const mean = steps.length ? sum(steps.map((_, i) => prefill[i] + draft[i] + verify[i] + rest[i])) / steps.length : null;
+    const mean = steps.length ? sum(steps.map((_, i) => prefill[i] + draft[i] + passes[i] + rest[i])) / steps.length : null;
     say($("steps-note"), steps.length ? `The latest ${steps.length} steps of the engine, oldest left: ${duration(mean)} each on average. The key gives means; point at a step for its own times.` : "The engine has not run a step yet.");
   }
 
@@ -498,7 +504,7 @@
     const start = `Drafts of ${d.length.toFixed(1)} tokens, of which ${d.stood.toFixed(1)} stand: a pass gives a request ${d.perPass.toFixed(2)} tokens.`;
     if (!price || !known(d.stretch)) return `${start} No cost model has been fitted, so their price is not known.`;
     const each = (seconds) => duration(1e3 * seconds / price.steps);
-    return `${start} The cost model puts a step at ${each(price.foretold)} with its drafts and ${each(price.undrafted)} without (measured: ${each(price.measured)}): ${d.perPass.toFixed(2)} ÷ ${d.stretch.toFixed(2)} = ×${d.gain.toFixed(2)}.`;
+    return `${start} The cost model puts a step without prompts at ${each(price.foretold)} with its drafts and ${each(price.undrafted)} without them (measured: ${each(price.measured)}): ${d.perPass.toFixed(2)} ÷ ${d.stretch.toFixed(2)} = ×${d.gain.toFixed(2)}.`;
   }
 
   function drawAcceptance(frame) {
