@@ -82,6 +82,8 @@ def build(config: EngineConfig) -> Built:
     dtype = pick_dtype(config.dtype, device, kernels)
     aside = 0
     if attends == "flashinfer":
+        if head:
+            raise ConfigError("--attention flashinfer cannot draft with a head; use --attention triton")
         aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
     tokenizer = read_tokenizer(source)
     vocab_map = None

@@ -125,6 +125,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    cost.one_pass = any(drafter.one_pass for drafter in drafters.values())
     if graphs is not None and parts.replayed == "start":
         capture(graphs, work)
     choice = None
