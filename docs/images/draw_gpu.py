@@ -43,9 +43,19 @@ def _groups(
             x = place + (index - (len(arms) - 1) / 2) * (width + 0.02)
             height = value / highest[place]
             axes.bar(x, height, width, color=colour, alpha=0.85, label=label if not place else None)
-            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", color=theme.ink, fontsize=7)
+            turned = 90 if len(arms) > 3 else 0  # narrow bars: their numbers would touch
+            axes.text(
+                x,
+                height + 0.015,
+                f"{value:,.{digits}f}",
+                ha="center",
+                color=theme.ink,
+                fontsize=7,
+                rotation=turned,
+                va="bottom",
+            )
     axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.2 if len(arms) > 3 else 1.12)
 
 
 def h200(theme: Theme) -> None:
