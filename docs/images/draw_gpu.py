@@ -29,18 +29,33 @@ def _plain(axes: Axes, theme: Theme, title: str) -> None:
 
 
 def _groups(
-    axes: Axes, theme: Theme, names: tuple[str, ...], arms: dict[str, tuple[str, list[float]]], digits: int
+    axes: Axes,
+    theme: Theme,
+    names: tuple[str, ...],
+    arms: dict[str, tuple[str, list[float]]],
+    digits: int,
+    width: float = WIDTH,
 ) -> None:
     """Bars side by side, each group scaled to its highest: what matters is who is ahead in each."""
     highest = [max(values[place] for _, values in arms.values()) for place in range(len(names))]
     for index, (label, (colour, values)) in enumerate(arms.items()):
         for place, value in enumerate(values):
-            x = place + (index - (len(arms) - 1) / 2) * (WIDTH + 0.02)
+            x = place + (index - (len(arms) - 1) / 2) * (width + 0.02)
             height = value / highest[place]
-            axes.bar(x, height, WIDTH, color=colour, alpha=0.85, label=label if not place else None)
-            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", color=theme.ink, fontsize=7)
+            axes.bar(x, height, width, color=colour, alpha=0.85, label=label if not place else None)
+            turned = 90 if len(arms) > 3 else 0  # narrow bars: their numbers would touch
+            axes.text(
+                x,
+                height + 0.015,
+                f"{value:,.{digits}f}",
+                ha="center",
+                color=theme.ink,
+                fontsize=7,
+                rotation=turned,
+                va="bottom",
+            )
     axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.2 if len(arms) > 3 else 1.12)
 
 
 def h200(theme: Theme) -> None:
@@ -83,6 +98,41 @@ def h200(theme: Theme) -> None:
     save(axes[0], "h200", theme)
 
 
+def heads(theme: Theme) -> None:
+    """benchmarks/results/beside-vllm-{closed,mixed}.json: a head here and in vLLM, in one run."""
+    closed, mixed = _read("beside-vllm-closed.json")["cells"], _read("beside-vllm-mixed.json")["cells"]
+    figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
+    axes = grid.flatten()
+    colours = {
+        "ours, head": ("ours:head", theme.verify), "vLLM, head": ("vllm:eagle", theme.draft),
+        "ours, plain": ("ours:plain", theme.prefill), "vLLM, plain": ("vllm:plain", theme.gone),
+    }  # fmt: skip
+    arms = {
+        label: (colour, [closed[f"closed {level}"][arm]["figures"]["tok_s"] for level in LEVELS])
+        for label, (arm, colour) in colours.items()
+    }
+    _groups(axes[0], theme, LEVELS, arms, 0, 0.2)
+    _plain(axes[0], theme, "tokens/s by requests at once (more is better)")
+    for where, name, title in (
+        (axes[1], "tpot_ms_p95", "mixed traffic by requests/s: TPOT p95, ms (less is better)"),
+        (axes[2], "gap_ms_max", "mixed traffic by requests/s: longest gap, ms (less is better)"),
+        (axes[3], "ttft_ms_p95", "mixed traffic by requests/s: TTFT p95, ms (less is better)"),
+    ):
+        rates = ("8", "16", "20")
+        arms = {
+            label: (colour, [mixed[f"mixed {rate}"][arm]["figures"][name] for rate in rates])
+            for label, (arm, colour) in list(colours.items())[:2]
+        }
+        _groups(where, theme, rates, arms, 1 if name.startswith("tpot") else 0)
+        _plain(where, theme, title)
+    for where in axes:
+        where.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=4, frameon=False, fontsize=8, labelcolor=theme.ink
+        )
+    figure.tight_layout()
+    save(axes[0], "beside-vllm", theme)
+
+
 def protocols(theme: Theme) -> None:
     """benchmarks/results/protocols-h200.json: P95 of every architecture on every load, coloured against `plain`."""
     report = _read("protocols-h200.json")
@@ -116,4 +166,5 @@ def protocols(theme: Theme) -> None:
 if __name__ == "__main__":
     for style in (LIGHT, DARK):
         h200(style)
+        heads(style)
         protocols(style)

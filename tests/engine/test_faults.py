@@ -68,6 +68,39 @@ def test_nothing_is_remembered_of_a_request_aborted_while_it_waits(pair: tuple[P
         assert not engine.drafter._indexes  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_a_head_that_breaks_while_it_reads_a_prompt(pair: tuple[Path, Path], forgiving: bool) -> None:
+    """Requests end, or are computed again; none is left behind with a pass that nobody absorbs."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    head = str(pair[0].parent / "head")
+    with LLM(str(pair[0]), draft=head, **{**OPTIONS, "batch_size": 4}) as llm:
+        good = [output.outputs[0].token_ids for output in llm.generate([PROMPT, [*PROMPT, 9]], params)]
+        engine: Any = llm.engine
+        engine.forgiving = forgiving
+        follow, calls = engine.drafter.follow, []
+
+        def broken(spans: Any) -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                raise MemoryError("injected")
+            follow(spans)
+
+        engine.drafter.follow = broken
+        llm._submit([[*PROMPT, 4], [*PROMPT, 9]], [params] * 2)
+        requests = list(engine.waiting)
+        for _ in range(100):
+            if engine.busy:
+                try:
+                    engine.step()
+                except MemoryError:
+                    assert len(calls) == 1
+        assert not engine.busy and len(calls) > 0
+        engine.check()
+        assert [r.finish_reason for r in requests] == ["length" if forgiving else "error"] * 2
+        engine.drafter.follow = follow
+        assert [o.outputs[0].token_ids for o in llm.generate([PROMPT, [*PROMPT, 9]], params)] == good
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("where", ["forward", "draft"])
 def test_a_forgiving_engine_computes_again_what_ran_out_of_memory(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.engine.arms import make, prompts
+from tests.engine.heads import eagle3_for
 from tests.models.checkpoints import VOCAB
 from verifypd import LLM, SamplingParams
 from verifypd.request import Request
@@ -53,8 +54,8 @@ def test_a_stop_inside_accepted_drafts_is_no_rejection(pair: tuple[Path, Path]) 
     assert ends >= {0, 1, 2}, "stops at every place of a draft"
 
 
-def listen(llm: LLM) -> dict[tuple[int, int], list[int]]:
-    """What is drafted from now on, by request and position."""
+def listen(llm: LLM, any_length: bool = False) -> dict[tuple[int, int], list[int]]:
+    """What the head drafts from now on, by request and position: drafts of three, or of any length."""
     engine: Any = llm.engine
     head, said = engine.decode.drafters["head"], {}
     launch = head.launch
@@ -62,9 +63,9 @@ def listen(llm: LLM) -> dict[tuple[int, int], list[int]]:
     def note(batch: Any) -> None:
         launch(batch)
         for span in batch.spans:
-            if span.drafts == 3:
+            if span.drafts == 3 or (span.drafts and any_length and span.drafter in (None, "head")):
                 order, length = engine.running[span.slot].order, int(engine.slots.lengths[span.slot])
-                said[order, length] = engine.slots.drafts[span.slot, :3].tolist()
+                said[order, length] = engine.slots.drafts[span.slot, : span.drafts].tolist()
 
     head.launch = note
     return said
@@ -182,7 +183,6 @@ def test_features_are_not_kept_while_nobody_can_draft(pair: tuple[Path, Path], f
         [request] = engine.running.values()
         assert not kept() and request.unread and request.output_len
         engine.switch("unified")
-        head.reader.data.fill_(1e3)  # what was not kept, nobody may read
         while engine.busy:
             engine.step()
         assert request.metrics.drafted > 10, "the head begins where features are kept again"
@@ -192,8 +192,8 @@ def test_features_are_not_kept_while_nobody_can_draft(pair: tuple[Path, Path], f
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_head_reads_each_chunk_behind_the_verifier(pair: tuple[Path, Path], late: bool) -> None:
-    """When the first token leaves, the head has read the prompt, and no pass before it waited for that."""
+def test_a_head_reads_each_chunk_in_the_step_after_it(pair: tuple[Path, Path], late: bool) -> None:
+    """The first token leaves before the head has read the last chunk, and before that it has read all others."""
     with make(pair, "unified", "head", prefill_chunk=16, late_tickets=late) as llm:
         engine: Any = llm.engine
         drafter, calls = engine.decode.drafters["head"], []
@@ -204,10 +204,40 @@ def test_a_head_reads_each_chunk_behind_the_verifier(pair: tuple[Path, Path], la
         [request] = engine.waiting
         while not request.output_len:
             engine.step()
-        assert calls[:6] == ["pass", [(0, 16)], "pass", [(16, 16)], "pass", [(32, 16)]]
-        assert request.draft_lag <= 2 + 4 * late
+        expected = ["pass", [(0, 16)], "pass", [(16, 16)], "pass", [(32, 16)], "pass"]
+        assert calls[:7] == expected if late else calls == expected[:5]
+        engine.step()
+        assert calls[5] == [(32, 16)] and request.draft_lag <= 2 + 4 * late
         while engine.busy:
             engine.step()
+
+
+@pytest.mark.parametrize("back", ["unified", "pdv"])
+@pytest.mark.parametrize("kind", ["head", "eagle3", "both"])
+def test_what_was_not_kept_is_never_seen(pair: tuple[Path, Path], tmp_path: Path, kind: str, back: str) -> None:
+    """Whatever lies where no feature was kept and nothing was read, the drafts are the same."""
+    name = str(eagle3_for(pair[0], tmp_path / "eagle3")) if kind == "eagle3" else kind
+    heard: list[dict[tuple[int, int], list[int]]] = []
+    for poison in (1e3, -5.0):
+        with make(pair, "unified", name, late_tickets=back == "pdv") as llm:
+            engine: Any = llm.engine
+            head, said = engine.decode.drafters["head"], listen(llm, any_length=True)
+            llm._submit(prompts(6), [GREEDY] * 6)
+            for step in range(400):
+                if step == 2:
+                    engine.switch("plain")
+                if step == 7:
+                    engine.switch(back)
+                    unread = [r for r in engine.running.values() if r.unread]
+                    assert unread
+                    for block in {b for r in unread for b in engine.memory.draft.blocks.held[r.order]}:
+                        head.reader.data[block * 8 : block * 8 + 8] = poison
+                        head.runner.cache.data[:, :, block] = poison
+                if not engine.busy:
+                    break
+                engine.step()
+            heard.append(said)
+    assert heard[0] == heard[1] and len(heard[0]) > 30
 
 
 def test_a_head_reads_no_prompt_while_nobody_drafts(pair: tuple[Path, Path], familiar: list[list[int]]) -> None:

@@ -141,8 +141,8 @@ class HiddenReader:
     name = "head"
     has_cache = False
     point_mass = True
-    layers = ()
-    keeps_drafts = True
+    layers, output = (), True
+    keeps_drafts, one_pass, follows, routine = True, True, False, 0
 
     def __init__(self, llm: LLM) -> None:
         self.engine = llm.engine

@@ -29,7 +29,7 @@ def _nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(*_: Any) -> None:
         raise AssertionError("weights are allocated")
 
-    monkeypatch.setattr(loader, "_allocate", allocate)
+    monkeypatch.setattr(loader, "allocate", allocate)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def test_a_slot_forgets_its_last_request():
     assert state.bias_row[0] != state.bias_row[1]
     assert state.bias[state.bias_row[0]].tolist() == [0] * 3 + [1] + [0] * 6
     assert state.stop_ids[0].eq(-1).all()
-    assert state.bad_words[0].tolist() == [[-1, -1, 4]]
-    assert state.bad_words[1].tolist() == [[1, 2, 3]]
+    assert state.bad_words[0].tolist() == [[-1, -1, -1, 4]]
+    assert state.bad_words[1].tolist() == [[-1, 1, 2, 3]]
     assert state.alive.tolist() == [True, True, False]
 
 
@@ -105,13 +105,18 @@ def test_the_table_of_bad_words_goes_back_when_nobody_uses_it():
     plain = SamplingParams()
     for slot, words in ((0, [[1]] * 200), (1, [[1, 2, 3, 4]])):
         state.assign(slot, plain, seed=1, prompt_len=1, max_len=5, bad_words_ids=words)
-    assert state.bad_words.shape == (3, 200, 4)
+    assert state.bad_words.shape == (3, 256, 4)
     state.release(0)
     assert state.bad_words[1, 0].tolist() == [1, 2, 3, 4], "it is in use"
     state.release(1)
     assert state.bad_words.numel() == 0
     state.assign(2, plain, seed=1, prompt_len=1, max_len=5, bad_words_ids=[[4, 5]])
     assert state.bad_words.shape == (3, 1, 2) and state.bad_words[2].tolist() == [[4, 5]]
+    version = state.version
+    state.release(2)
+    state.assign(1, plain, seed=1, prompt_len=1, max_len=5, bad_words_ids=[[6, 7]])
+    assert state.version == version, "captured passes read the same table again"
+    assert state.bad_words[:, 0].tolist() == [[-1, -1], [6, 7], [-1, -1]]
 
 
 def test_eos_is_guarded_even_when_ignored():

@@ -212,7 +212,7 @@ def test_bodies_that_arrive_together_take_no_more_than_so_much_memory() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": (await receive())["body"]})
 
-        gate = Gate(app, Keys(()), max_body=10, body_timeout=20.0, count=lambda path, status: None)
+        gate = Gate(app, Keys(()), Keys(()), max_body=10, body_timeout=20.0, count=lambda path, status: None)
 
         async def ask() -> int:
             sent: list[Any] = []

@@ -198,7 +198,8 @@ def test_words_and_calls_the_model_writes_by_itself_and_the_way_back(client, str
         {"type": "function_call_output", "call_id": item.call_id, "output": "rain"} for item in got.output[1:]
     ]
     question: Any = [{"role": "user", "content": "is it wet?"}, *got.output, *results]
-    after = client.responses.create(model="tiny", input=question, max_output_tokens=5)
+    more: Any = {"extra_body": {"ignore_eos": True}}
+    after = client.responses.create(model="tiny", input=question, max_output_tokens=5, **more)
     assert after.usage.output_tokens == 5
 
 

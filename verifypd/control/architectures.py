@@ -38,6 +38,11 @@ class Architecture(Protocol):
         ...
 
     @property
+    def drafting(self) -> bool:
+        """Whether it drafts at present, and does not only try now and then whether it should."""
+        ...
+
+    @property
     def at_rest(self) -> bool:
         """Whether, while nobody prefills, its next plan is one token for each request and nothing else.
 
@@ -89,6 +94,11 @@ class Policy:
     def curious(self) -> bool:
         """As its controller is."""
         return self.controller.curious
+
+    @property
+    def drafting(self) -> bool:
+        """As its controller does."""
+        return self.controller.drafting
 
     def observe(self, observation: Observation) -> None:
         """A verdict was absorbed."""

@@ -99,6 +99,11 @@ class Auto:
         return self.controller.curious or ((self._steps + 1) % INTERVAL == 0 and not self._resting)
 
     @property
+    def drafting(self) -> bool:
+        """As its controller does."""
+        return self.controller.drafting
+
+    @property
     def at_rest(self) -> bool:
         """While nothing is drafted, no prompt was waiting, and its controller does not look."""
         return self._resting and not (self._pressed or self.controller.curious)

@@ -28,6 +28,11 @@ class Controller(Protocol):
         """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
         ...
 
+    @property
+    def drafting(self) -> bool:
+        """Whether it drafts at present, and does not only try now and then whether it should."""
+        ...
+
     def meet(self, views: Sequence[RequestView]) -> None:
         """Who decodes in a step for which it is not asked."""
         ...
@@ -75,6 +80,11 @@ class FixedController:
         """Unless it never drafts."""
         return self.length > 0
 
+    @property
+    def drafting(self) -> bool:
+        """Unless it never drafts."""
+        return self.length > 0
+
     def meet(self, views: Sequence[RequestView]) -> None:
         """Nobody is known by name."""
 
@@ -110,7 +120,7 @@ class ThresholdController:
     QUEUE_HIGH, QUEUE_LOW = 10, 1  # requests in the verify queue
     P95_HIGH, P95_LOW = 50e-3, 45e-3  # s
     RATE_LOW, RATE_HIGH = 0.35, 0.65
-    curious = True
+    curious = drafting = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = min(self.LONGEST, longest)

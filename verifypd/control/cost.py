@@ -65,6 +65,7 @@ class CostModel:
         self.coefficients = coefficients or Coefficients()
         self.known = coefficients is not None  # False: only the shape is believed, not the scale
         self._draft_known = self.known
+        self.one_pass = False  # whether a draft of any length takes one step
         self.overhead = 0.0  # s of a step outside its passes
         self.error = 0.0  # running mean of |measured / predicted − 1|
         self.verify_bias = 0.0  # running mean of measured / predicted − 1
@@ -94,7 +95,11 @@ class CostModel:
         c = self.coefficients
         if steps <= 0 and rows <= 0:
             return 0.0
-        return c.draft_start + max(steps, 1) * (c.draft_step + c.draft_context * context) + c.draft_row * rows
+        return c.draft_start + self._steps(steps) * (c.draft_step + c.draft_context * context) + c.draft_row * rows
+
+    def _steps(self, longest: int) -> int:
+        """Steps of the draft model for drafts of so many tokens."""
+        return 1 if self.one_pass else max(longest, 1)
 
     def step_seconds(self, timing: StepTiming) -> float:
         """The whole of a step as described, its lanes one after the other; the measured seconds in it are not read."""
@@ -115,7 +120,7 @@ class CostModel:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
         c, alone = self.coefficients, self.verify_seconds(max(1, requests), context)
         row = self.verify_seconds(2 * max(1, requests), context) - alone
-        return row / alone, (c.draft_step + c.draft_context * context) / alone
+        return row / alone, 0.0 if self.one_pass else (c.draft_step + c.draft_context * context) / alone
 
     @property
     def margin(self) -> float:
@@ -130,7 +135,7 @@ class CostModel:
         drafts: list[Cell] = []
         for timing in samples:
             passes += [Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _pass_samples(timing)]
-            drafts += [Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in _draft_samples(timing)]
+            drafts += [Cell(list(features), seconds, 0.0, 8, 0) for features, seconds in self._draft_samples(timing)]
             self._remember(timing)
         self._verify_factor = self._draft_factor = 1.0
         self._refit(passes, drafts, whole=True)
@@ -181,7 +186,7 @@ class CostModel:
             shape = (_level(features[0], 3), _level(features[1], 2), _level(features[2], 0.5), int(features[3]))
             self._store(self._passes, shape, features, seconds / self._verify_factor)
             found = True
-        for features, seconds in _draft_samples(timing):
+        for features, seconds in self._draft_samples(timing):
             expected = self.draft_seconds(timing.draft_steps, timing.draft_rows, timing.draft_context)
             if not self._draft_known and expected:
                 self.coefficients = self._shape = self._anchor = self.coefficients.scaled(1.0, seconds / expected)
@@ -193,6 +198,13 @@ class CostModel:
             found = True
         self.observations += found
         return found
+
+    def _draft_samples(self, timing: StepTiming) -> list[tuple[tuple[float, float, float, float], float]]:
+        """The draft loop of a step as ((launches, steps, steps × Σ context, caught-up rows), seconds)."""
+        if timing.draft_seconds <= 0 or not (timing.draft_steps or timing.draft_rows):
+            return []
+        steps = self._steps(timing.draft_steps)
+        return [((1.0, float(steps), steps * timing.draft_context, float(timing.draft_rows)), timing.draft_seconds)]
 
     def _score(self, bias: float, expected: float, seconds: float, rate: float) -> float:
         miss = max(-0.5, min(0.5, seconds / expected - 1.0)) if expected > 0 else 0.0
@@ -292,14 +304,6 @@ def _pass_samples(timing: StepTiming, measured: bool = True) -> list[tuple[tuple
         context = timing.chunk_context / timing.chunk_rows
         samples.append(((float(timing.chunk_rows), context, timing.chunk_context, 0.0), timing.prefill_seconds))
     return samples
-
-
-def _draft_samples(timing: StepTiming) -> list[tuple[tuple[float, float, float, float], float]]:
-    """The draft loop of a step as ((launches, steps, steps × Σ context, caught-up rows), seconds)."""
-    if timing.draft_seconds <= 0 or not (timing.draft_steps or timing.draft_rows):
-        return []
-    steps = max(timing.draft_steps, 1)
-    return [((1.0, float(steps), steps * timing.draft_context, float(timing.draft_rows)), timing.draft_seconds)]
 
 
 def _level(value: float, per_octave: float) -> int:

@@ -86,6 +86,11 @@ class ThroughputController:
         return self.speculating or self._look_due or self.prober.ready
 
     @property
+    def drafting(self) -> bool:
+        """While it believes that drafts pay."""
+        return self.speculating
+
+    @property
     def margin(self) -> float:
         """Gain that must be foretold before drafting is believed to pay: grows with the errors made lately."""
         doubt = 2.0 * math.sqrt(MISS_RATE / 2.0) * self._scatter  # two standard errors of a running mean

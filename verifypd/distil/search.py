@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from verifypd.distil.dense import DenseAttention, NoCache, Places, read_features
-from verifypd.distil.progress import bar
 from verifypd.distil.prompts import Prompt
 from verifypd.engine.llm import LLM
 from verifypd.errors import ConfigError
@@ -24,6 +23,7 @@ from verifypd.models.eagle import Eagle3Head
 from verifypd.models.eagle_config import default_states
 from verifypd.models.head_loader import load_head
 from verifypd.models.hub import resolve
+from verifypd.progress import bar
 from verifypd.request import SamplingParams
 
 States = tuple[int, ...]

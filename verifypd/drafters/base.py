@@ -24,6 +24,7 @@ class Drafter(Protocol):
     reader: Reader | None  # of the verifier's hidden states, for a drafter that needs them
     keeps_drafts: bool  # what its cache holds of a drafted token is as good as of a confirmed one
     routine: int  # tokens its cache lacks after a draft and its verdict, at most; 0 where it has none
+    one_pass: bool  # proposes all tokens of a draft in one pass, whatever their number; else it loops over them
     follows: bool  # reads each prompt chunk right behind the verifier, at a small part of its cost
 
     def launch(self, batch: DraftBatch) -> None:

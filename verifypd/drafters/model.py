@@ -27,6 +27,7 @@ class ModelDrafter:
     reader: Reader | None = None
     keeps_drafts = True
     routine = CAUGHT_UP
+    one_pass = False
     follows = False
 
     def __init__(

@@ -27,6 +27,7 @@ class NgramDrafter:
     reader: Reader | None = None
     keeps_drafts = True
     routine = 0
+    one_pass = False
     follows = False
 
     def __init__(self, slots: Slots, shortest: int, longest: int, max_draft: int, always: bool = False) -> None:

@@ -82,6 +82,8 @@ def build(config: EngineConfig) -> Built:
     dtype = pick_dtype(config.dtype, device, kernels)
     aside = 0
     if attends == "flashinfer":
+        if head:
+            raise ConfigError("--attention flashinfer cannot draft with a head; use --attention triton")
         aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
     tokenizer = read_tokenizer(source)
     vocab_map = None
@@ -195,7 +197,7 @@ def make_budget(
     if aside:
         parts.append(("attention", aside))
     if replayed:
-        parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None)))
+        parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None, isinstance(draft, DraftHead))))
     verifier_block = _block_bytes(model, config.block_size)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1

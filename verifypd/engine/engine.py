@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -17,6 +17,7 @@ from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.first_drafts import FirstDrafts
+from verifypd.engine.heads import HeadBooks
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
@@ -101,6 +102,7 @@ class Engine:
         )
         self.waiting, self.running = self.residents.waiting, self.residents.running
         self.free_slots = self.residents.free_slots
+        self.heads = HeadBooks(memory, config.draft_chunk)
 
     # -- requests in and out ------------------------------------------------------------------------------------------
 
@@ -184,6 +186,7 @@ class Engine:
         """One turn. Returns the requests that got tokens or ended."""
         news: dict[int, Request] = {}
         self._begun = self.clock()
+        self._read_prompts()
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
         admitted = self.residents.admit(unread=not self.verify.keeps)
@@ -235,12 +238,26 @@ class Engine:
             if plan.prefill:
                 timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill, plan)
         except BaseException as error:
-            self._fail(plan, error)
+            batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
+            self._fail({span.slot for spans in batches for span in spans}, error)
             raise
         if self.verify.captured == captured:  # else the time is a capture's, and no pass's
             self.timed.add(timed)
             self._launched = timed
         self.residents.grow()
+
+    def _read_prompts(self) -> None:
+        """A head reads the prompt chunks of the step before."""
+        spans = self.heads.due()
+        if not spans or self.drafter is None:
+            return
+        slots = {span.slot for span in spans}
+        try:
+            with self.placements.run("decode", slots):
+                self.drafter.follow(spans)
+        except BaseException as error:
+            self._fail(slots, error)
+            raise
 
     def _launch_pass(self, lane: str, batch: VerifyBatch, plan: Plan) -> LaneTimer:
         """One verifier pass, in the lane it belongs to."""
@@ -250,51 +267,20 @@ class Engine:
         apart = self.placements.apart(lane)
         with self.placements.run(lane, [span.slot for span in batch.spans]) as timer:
             if self.verify.keeps:
-                self._begin_heads(requests, batch.spans)
+                self.heads.begin(requests, batch.spans, self.slots.lengths)
             ticket = self.verify.launch(batch, replay=not apart)
-            for request, span in zip(requests, batch.spans, strict=True):
-                self._note_launch(request, span)
-            if plan.draft or not plan.decodes:  # while nobody drafts, a head may lag behind
-                self._follow(requests, batch.spans)
         ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
+        for request, span in zip(requests, batch.spans, strict=True):
+            self._note_launch(request, span)
         ticket.launched = timer.started
         self.inflight.add(ticket)
         self.stats.passes += 1
         self.stats.rows += batch.rows
         self.stats.lanes[lane].ran(len(batch.spans))
+        follows = self.drafter is not None and self.drafter.follows and self.verify.keeps
+        if follows and (self.architecture.drafting or not plan.decodes):  # while nobody drafts, a head may lag behind
+            self.heads.add(requests, batch.spans)
         return timer
-
-    def _begin_heads(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
-        """Requests of which some features were not kept: from this pass on they are, and a head reads from here."""
-        fresh = [(request, span) for request, span in zip(requests, spans, strict=True) if request.unread]
-        if not fresh or self.memory.head_origin is None:
-            return
-        for request, span in fresh:
-            request.unread, request.draft_lag = False, 0
-            request.counted = [0] * len(request.inflight)
-            if span.start is not None:
-                request.draft_lag = len(request.tokens) - self.memory.begin_head(request, span.slot, span.start)
-            else:
-                request.late_features = True
-        self.memory.begin_heads_at([s.slot for _, s in fresh if s.start is None], self.slots.lengths)
-
-    def _follow(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
-        """A head reads the prompt chunks of a pass behind it: no first token waits for that."""
-        drafter = self.drafter
-        if drafter is None or not drafter.follows or not self.verify.keeps:
-            return
-        following = []
-        for request, span in zip(requests, spans, strict=True):
-            if span.start is None or not request.params.speculation:
-                continue
-            known = len(request.tokens)
-            begin = known - request.draft_lag + (1 if span.emits else 0)
-            rows = min(request.computed - begin, max(span.rows, self.config.draft_chunk))
-            if rows > 0:
-                following.append(DraftSpan(span.slot, 0, rows, 0, begin + rows, start=begin))
-                request.draft_lag -= rows
-        if following:
-            drafter.follow(following)
 
     def _note_drafts(self, batch: DraftBatch) -> float:
         """The draft's cache catches up now; what is drafted waits for the verify lane. Returns the longest wait, s."""
@@ -312,15 +298,13 @@ class Engine:
                 request.served = self.stats.steps
         return longest
 
-    def _fail(self, plan: Plan, error: BaseException) -> None:
+    def _fail(self, slots: set[int], error: BaseException) -> None:
         """A launch broke off: what the device holds of its requests is unknown. Nobody else is harmed.
 
         They end; or, when memory ran out and the engine is forgiving, they are computed again, half as many at once.
         A request that does not fit alone ends.
         """
-        batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
-        slots = {span.slot for spans in batches for span in spans} & set(self.running)
-        touched = [self.running[slot] for slot in sorted(slots)]
+        touched = [self.running[slot] for slot in sorted(slots & set(self.running))]
         again = self.forgiving and len(touched) > 1 and out_of_memory(error)
         if again:
             self.residents.limit = max(1, len(touched) // 2)

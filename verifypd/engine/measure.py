@@ -172,7 +172,7 @@ class _Probe:
 
     name = ran = "measure"
     speculative = True
-    curious = at_rest = False  # it has its plan already
+    curious = drafting = at_rest = False  # it has its plan already
 
     def __init__(self) -> None:
         self.next = Plan()

@@ -73,6 +73,7 @@ def kv_bytes(config: EngineConfig, shapes: list[ModelConfig], dtype: torch.dtype
     """Bytes of KV blocks that will be allocated at least: what was asked for, or one request of the longest kind."""
     size = config.block_size
     each = sum(block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, dtype) for shape in shapes)
+    each += sum(size * shape.hidden_size * dtype.itemsize for shape in shapes if shape.is_head)  # its features
     tokens = min(config.max_model_len or DEFAULT_MAX_LEN, shapes[0].max_position) + config.max_draft + 2
     if asked is None:
         return each * (-(-tokens // size) + 1)

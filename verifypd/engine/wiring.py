@@ -33,7 +33,7 @@ from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
-from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
+from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses, loop_widths
 from verifypd.runtime.passes import CHUNKS, bucket, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
@@ -69,12 +69,16 @@ def chunk_rows(config: EngineConfig) -> int:
     return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
 
 
-def graph_count(config: EngineConfig, draft: bool) -> int:
-    """How many graphs are captured at start, about."""
+def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
+    """How many graphs there may be, about: those captured at start and those that are captured when they come, which
+    are draft loops with penalties and, with a head, verifier passes that keep no features."""
     spans, widest = _captured(config)
-    loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft if draft and may_draft(config) else 0
-    catching_up = len(reachable(0, widest, _catch_up_rows(config))) if loops else 0
-    return loops + catching_up + len(reachable(spans, widest, chunk_rows(config)))
+    passes = len(reachable(spans, widest, chunk_rows(config))) * (2 if head else 1)
+    if not (draft and may_draft(config)):
+        return passes
+    widths = loop_widths(config.max_draft + 1 if head else CAUGHT_UP)
+    loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft * len(widths)
+    return 2 * loops + len(reachable(0, widest, _catch_up_rows(config))) + passes
 
 
 def _catch_up_rows(config: EngineConfig) -> int:
@@ -125,6 +129,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    cost.one_pass = bool(drafters) and next(iter(drafters.values())).one_pass
     if graphs is not None and parts.replayed == "start":
         capture(graphs, work)
     choice = None

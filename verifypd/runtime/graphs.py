@@ -50,6 +50,7 @@ class Graphs:
         """Drop what was captured for these keys; later captures take its memory."""
         for key in keys:
             self._captured.pop(key, None)
+            self.keys.discard(key)
 
     def _capture(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         before = torch.cuda.mem_get_info(self.device)[0]

@@ -156,6 +156,7 @@ class SamplingState:
         self.stop_ids = self._filled(slots, 2)  # [S, K] ids that end the request, padded with -1
         self.guarded_ids = self._filled(slots, 2)  # [S, K] ids forbidden before min_len: those and EOS
         self.bad_words = self._filled(slots, 0, 0)  # [S, words, tokens], right-aligned, padded with -1
+        self._word_tables = {(0, 0): self.bad_words}  # by words and tokens; one that is left is not in use any more
         self.bias = torch.zeros(0, vocab, device=self.device)  # [rows in use, vocab]
         self._bias_rows: dict[int, int] = {}  # slot -> row of `bias`
         self._slots: list[SlotNeeds] = [SlotNeeds() for _ in range(slots)]
@@ -206,11 +207,10 @@ class SamplingState:
         had_words, self._slots[slot] = self._slots[slot].bad_words, SlotNeeds()
         if had_words:
             self.bad_words[slot].fill_(-1)
+            if not any(needs.bad_words for needs in self._slots):
+                self.bad_words = self._word_tables[0, 0]  # the next ones may be few and short
         self._bias_rows.pop(slot, None)
         self._drop_needs()
-        if had_words and not any(needs.bad_words for needs in self._slots):
-            self._retired.append(self.bad_words)
-            self.bad_words = self._filled(self.slots, 0, 0)  # the next ones may be few and short
 
     @property
     def version(self) -> tuple[tuple[int, ...], ...]:
@@ -329,9 +329,10 @@ class SamplingState:
         count = max(power_of_two(len(words)), self.bad_words.shape[1])  # few shapes: loops are captured for each
         width = max(power_of_two(max(map(len, words))), self.bad_words.shape[2])
         if (count, width) != tuple(self.bad_words.shape[1:]):
-            grown = self._filled(self.slots, count, width)
+            grown = self._word_tables.get((count, width))  # the same one again: captured passes read it
+            grown = self._filled(self.slots, count, width) if grown is None else grown.fill_(-1)
+            self._word_tables[count, width] = grown
             grown[:, : self.bad_words.shape[1], width - self.bad_words.shape[2] :] = self.bad_words
-            self._retired.append(self.bad_words)
             self.bad_words = grown
         table = [[-1] * (width - len(word)) + list(word) for word in words]
         table += [[-1] * width for _ in range(count - len(words))]

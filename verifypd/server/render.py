@@ -160,6 +160,11 @@ class Renderer:
             last = self._event([], usage=self.usage(), **self.metrics())
         return last + DONE
 
+    @staticmethod
+    def told(error: CallError) -> CallError:
+        """An error of the call in the words of this API."""
+        return error
+
     def failure(self, error: CallError) -> bytes:
         """What a stream ends with that fails."""
         return sse({**error.body(), "code": error.status}) + DONE

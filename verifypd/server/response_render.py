@@ -14,6 +14,7 @@ import orjson
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
 from verifypd.server.render import ChatRenderer
+from verifypd.server.responses import renamed
 from verifypd.server.tools import FoundCall
 from verifypd.tokenizer import Tokenizer
 
@@ -58,6 +59,11 @@ class ResponsesRenderer(ChatRenderer):
         """The whole response."""
         made = self._response()
         return self._emit(f"response.{made['status']}", response=made)
+
+    @staticmethod
+    def told(error: CallError) -> CallError:
+        """See Renderer.told: fields have other names here."""
+        return renamed(error)
 
     def failure(self, error: CallError) -> bytes:
         """The response ends here, with what it has."""

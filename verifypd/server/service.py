@@ -99,14 +99,14 @@ class Service:
     ) -> Response:
         state = request.scope["state"]
         name = state["request_id"] = request_id or state["request_id"]
-        if prepared.ask.grammar is not None:
-            check(prepared.ask.grammar)
         state["log"] = self._log_fields(prepared)
         try:
+            if prepared.ask.grammar is not None:
+                check(prepared.ask.grammar)
             call = await self.bridge.open(name, prepared.ask, state["arrival"])
         except CallError as error:
             self.metrics.refused.labels(error.code or str(error.status)).inc()
-            raise
+            raise renderer.told(error) from None
 
         def finished(call: Call, outcome: str) -> None:
             self.metrics.finished(call, outcome)

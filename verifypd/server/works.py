@@ -59,8 +59,9 @@ def chat(body: ChatBody, desk: Desk) -> asking.Prepared:
 
 def responses(body: ResponsesBody, desk: Desk) -> asking.Prepared:
     """A call of `/v1/responses`: the same call of chat, and what its answer repeats."""
+    asked = chat_body(body)
     try:
-        return replace(chat(chat_body(body), desk), given=repeated(body))
+        return replace(chat(asked, desk), given=repeated(body))
     except CallError as error:
         raise renamed(error) from None
 
