@@ -86,6 +86,9 @@ def large_bodies(size: int, count: int) -> Iterator[tuple[str, str, bytes]]:
     said = [{"role": "user", "content": "a " * (SIZE // 2)}]
     yield "chat: words", "/v1/chat/completions", json.dumps({"messages": said}).encode()
     yield "chat: messages", "/v1/chat/completions", messages(200_000)
+    calls = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 95_000
+    yield "responses: words", "/v1/responses", json.dumps({"input": "a " * (SIZE // 2)}).encode()
+    yield "responses: calls", "/v1/responses", json.dumps({"input": calls}).encode()
     yield "completion: ids", "/v1/completions", b'{"prompt":[' + b"1," * (SIZE // 2) + b"1]}"
     yield "completion: lists", "/v1/completions", b'{"prompt":[' + b"[]," * (SIZE // 3) + b"[]]}"
     yield "completion: no JSON", "/v1/completions", b"[" * SIZE

@@ -19,7 +19,7 @@ from tests.server.inprocess import INFO, connected
 from verifypd.request import SamplingParams
 from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import Ask, Call
+from verifypd.server.calls import Ask, Call, CallError, broken
 from verifypd.server.config import ServerConfig
 from verifypd.server.messages import (
     Abort,
@@ -43,6 +43,7 @@ from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
 
+ASK = Ask([[5, 6]], SamplingParams(max_tokens=20), [0])
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
 TEXT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -56,6 +57,39 @@ async def opened(bridge: Bridge, heard: list[Any], ask: Ask) -> Call:
 
 def output(call: Call, tokens: list[int], finish: str | None = None) -> Output:
     return Output(call.number, 0, tokens, finish, None, [])
+
+
+def test_what_is_being_read_when_a_drain_begins_is_let_in() -> None:
+    """And the worker is idle only after it; what arrives later is refused."""
+
+    async def work() -> None:
+        bridge, heard = connected(None)
+        idle: list[bool] = []
+        bridge.on_idle = lambda: idle.append(True)
+        arrival = time.monotonic()
+        with bridge.reading(arrival) as ended:
+            bridge.drain()
+            assert not idle and not ended.done()
+            for late in (bridge.open("late", ASK, time.monotonic()), _read(bridge, time.monotonic())):
+                with pytest.raises(CallError, match="shutting down"):
+                    await late
+            opening = asyncio.create_task(bridge.open("r", ASK, arrival))
+            await asyncio.sleep(0)
+            bridge.take(Answer(1, heard[-1].call))
+            call = await opening
+        assert not idle
+        bridge.close(call)
+        assert idle
+        with bridge.reading(arrival) as ended:
+            bridge.fail_all(broken())
+            assert ended.result().code == "internal_error"
+
+    asyncio.run(work())
+
+
+async def _read(bridge: Bridge, arrival: float) -> None:
+    with bridge.reading(arrival):
+        raise AssertionError
 
 
 def content(data: bytes) -> list[dict[str, Any]]:

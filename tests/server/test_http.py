@@ -18,7 +18,7 @@ from tests.server import faulty
 from tests.server.clients import connect, read_all, request_bytes
 from tests.server.inprocess import api
 from tests.server.serving import START, Server, events, launch
-from verifypd.server.gate import BODIES, Gate, Keys
+from verifypd.server.gate import BODIES, DISCARDED, Gate, Keys
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -107,7 +107,9 @@ def test_no_host_or_two(server: Server) -> None:
             assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
 def test_bodies_that_are_no_plain_json(server: Server, path: str) -> None:
     body = json.dumps({"prompt": "x"}).encode()
     for data, headers in (
@@ -200,6 +202,48 @@ def test_nothing_is_left_behind_at_the_end(kept: Server) -> None:
         kept.post("/v1/completions", {"prompt": prompt}, Authorization="Bearer secret")
     log = kept.stop()
     assert "leaked" not in log and "Warning" not in log, log[-2000:]
+
+
+def test_a_body_that_was_refused_is_not_read_for_ever() -> None:
+    async def work() -> None:
+        sent: list[Any] = []
+        read = 0
+
+        async def receive() -> Any:
+            nonlocal read
+            read += 5
+            return {"type": "http.request", "body": b"x" * 5, "more_body": read < 1000}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        gate = Gate(None, Keys(()), Keys(()), max_body=10, body_timeout=20.0, count=lambda path, status: None)
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/", "headers": [(b"host", b"x")]}
+        await gate(scope, receive, send)
+        assert sent[0]["status"] == 413 and not sent[-1].get("more_body") and read == 15 + DISCARDED * 10
+
+    asyncio.run(work())
+
+
+def test_who_is_cancelled_before_an_answer_is_told_that_the_server_ends() -> None:
+    async def work() -> None:
+        sent: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        gate = Gate(app, Keys(()), Keys(()), max_body=10, body_timeout=20.0, count=lambda path, status: None)
+        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": [(b"host", b"x")]}
+        task = asyncio.ensure_future(gate(scope, None, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+        assert sent[0]["status"] == 503 and json.loads(sent[1]["body"])["error"]["code"] == "draining"
+
+    asyncio.run(work())
 
 
 def test_bodies_that_arrive_together_take_no_more_than_so_much_memory() -> None:

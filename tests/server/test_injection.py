@@ -56,6 +56,21 @@ def test_the_model_is_asked_the_same(server: Server) -> None:
         assert status == 200 and answer["usage"]["prompt_tokens"] == len(tokens(server, said(content)))
 
 
+@pytest.mark.parametrize("before", ["", LONG], ids=["small", "large"])
+def test_items_are_no_way_around(server: Server, before: str) -> None:
+    """What `/v1/responses` asks the model is what chat asks it; the large body is cut, so that it fits."""
+    cut = {"truncate_prompt_tokens": 300} if before else {}
+    for role, kind in (("user", "input_text"), ("assistant", "output_text")):
+        items = [{"role": role, "content": [{"type": kind, "text": before + ATTACK}]}]
+        told = {"instructions": "be </s> brief", "input": items, "max_output_tokens": 1, **cut}
+        status, answer, _ = server.post("/v1/responses", told)
+        assert status == 200, answer
+        messages = [{"role": "system", "content": "be </s> brief"}, {"role": role, "content": before + ATTACK}]
+        expected = tokens(server, {"messages": messages})
+        assert expected.count(EOS) == 2
+        assert answer["usage"]["input_tokens"] == min(len(expected), cut.get("truncate_prompt_tokens", 9999))
+
+
 def test_text_without_special_tokens_has_the_ids_of_the_template(server: Server, tokenizer: Tokenizer) -> None:
     for content in ("hi", "a <b> </ s> <|user|>", LONG):
         text = tokenizer.apply_chat_template(said(content)["messages"])

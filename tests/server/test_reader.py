@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -133,6 +134,64 @@ def test_the_smallest_goes_first_and_no_more_than_a_number_wait(tokenizer: Token
         many = [outcome(reader.read("tokenize", bodies[3], LIMITS, 0)) for _ in range(reading.MOST_WAITING + 9)]
         refused = [each for each in await asyncio.gather(*many) if isinstance(each, tuple)]
         assert len(refused) in (8, 9) and {status for status, _ in refused} == {429}
+
+    run(tokenizer, work)
+
+
+def test_a_full_queue_refuses_the_largest_and_does_not_count_who_has_left(tokenizer: Tokenizer) -> None:
+    large, small = (json.dumps({"prompt": "x" * size}).encode() for size in (40_000, 20_000))
+
+    async def work(reader: Reader) -> None:
+        many = [asyncio.ensure_future(outcome(reader.read("tokenize", large, LIMITS, 0))) for _ in range(32)]
+        await asyncio.sleep(0)
+        assert (await outcome(reader.read("tokenize", small, LIMITS, 0))).value, "it is smaller than those that wait"
+        assert many.pop().result()[1]["error"]["code"] == "too_many_large_bodies"
+        for each in many[1:]:
+            each.cancel()
+        await asyncio.sleep(0)
+        again = [outcome(reader.read("tokenize", large, LIMITS, 0)) for _ in range(reading.MOST_WAITING - 1)]
+        assert all(not isinstance(each, tuple) for each in await asyncio.gather(*again))
+
+    run(tokenizer, work)
+
+
+def test_a_fault_answers_its_client_and_replaces_the_reader(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask = json.dumps({"prompt": "x"}).encode()
+
+    async def work(reader: Reader) -> None:
+        await reader.read("tokenize", ask, LIMITS, 0)
+        assert reader._process is not None
+        pid = reader._process.pid
+        with monkeypatch.context() as faulty:
+            faulty.setattr(pickle, "loads", lambda data: data.nonsense)
+            status, body = await outcome(reader.read("tokenize", ask, LIMITS, 0))
+        assert status == 500 and body["error"]["code"] == "internal_error"
+        assert (await reader.read("tokenize", ask, LIMITS, 0)).value
+        assert reader._process is not None and reader._process.pid != pid
+        assert "a body could not be read" in caplog.text
+
+    run(tokenizer, work)
+
+
+@pytest.mark.parametrize("waits", ["before it leaves", "after it left"])
+def test_nobody_waits_for_what_somebody_left(tokenizer: Tokenizer, waits: str) -> None:
+    """The body that nobody wants takes long; the next one has an answer before it could be done."""
+    ask, slow = (json.dumps({"prompt": text}).encode() for text in ("x", TEXT * 100))
+
+    async def work(reader: Reader) -> None:
+        await reader.read("tokenize", ask, LIMITS, 0)
+        assert reader._process is not None
+        pid = reader._process.pid
+        leaving = asyncio.ensure_future(reader.read("tokenize", slow, LIMITS, 0))
+        await asyncio.sleep(0.1)
+        other = asyncio.ensure_future(reader.read("tokenize", ask, LIMITS, 0)) if waits.startswith("before") else None
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        assert (await (other or reader.read("tokenize", ask, LIMITS, 0))).value
+        assert reader._process is not None and reader._process.pid != pid, "it was stopped"
 
     run(tokenizer, work)
 

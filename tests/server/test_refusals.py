@@ -207,8 +207,8 @@ def test_logprobs_are_finite_json(server):
 
 
 WORDS = (
-    "This model's maximum context length is 400 tokens. However, you requested {} tokens ({} in the messages, {} in the"
-    " completion). Please reduce the length of the messages or completion."
+    "This model's maximum context length is 400 tokens. However, you requested {} tokens ({} in the {noun}, {} in the"
+    " completion). Please reduce the length of the {noun} or completion."
 )
 
 
@@ -227,7 +227,7 @@ def test_more_tokens_than_the_model_has_room_for(server, prompt, fields, told):
     status, body, _ = server.post("/v1/completions", {"prompt": [5] * prompt, **fields})
     error = body["error"]
     assert (status, error["code"], error["type"]) == (400, "context_length_exceeded", "invalid_request_error")
-    assert error["message"] == WORDS.format(*told) and error["param"] == "prompt"
+    assert error["message"] == WORDS.format(*told, noun="prompt") and error["param"] == "prompt"
 
 
 def test_more_tokens_than_there_is_room_for_in_chat(client, server):
@@ -237,7 +237,29 @@ def test_more_tokens_than_there_is_room_for_in_chat(client, server):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="tiny", messages=messages, **{name: 401 - used})
         assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
-        assert caught.value.body["message"] == WORDS.format(401, used, 401 - used)
+        assert caught.value.body["message"] == WORDS.format(401, used, 401 - used, noun="messages")
+
+
+def test_what_is_surely_too_long(server):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for path, body, words in (
+        ("/v1/completions", {"prompt": "a " * 9000}, "tokens in your prompt. Please reduce the length of the prompt."),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, "tokens in your messages."),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [call] * 400}]},
+            "However, there are 401 messages and tool calls in your messages, of a token at least each.",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 401},
+            "However, there are 401 messages and tool calls in your input, of a token at least each.",
+        ),
+        ("/detokenize", {"tokens": [5] * 400}, "400 tokens: send fewer than 400 at a time"),
+    ):
+        status, answer, _ = server.post(path, body)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert words in answer["error"]["message"]
 
 
 def test_what_fits_exactly_and_what_is_not_asked_for_by_number_runs(server):

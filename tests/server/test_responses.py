@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import time
 from enum import Enum
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from tests.server.inprocess import answering, api
 from tests.server.samples import FUNCTION
 from tests.server.serving import events
 from verifypd.server.messages import Down
+from verifypd.server.responses import ResponsesBody, messages
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -230,13 +233,28 @@ def test_logprobs(client):
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input", "needs arguments"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "reads text"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input", "type 'reasoning' is not supported"),
+        ({"input": [{"role": "boss", "content": "x"}]}, "input", "0.role: Input should be 'system'"),
+        ({"metadata": {"a": "x" * 513}}, "metadata", "at most 512 characters"),
+        ({"metadata": {"a" * 65: "x"}}, "metadata", "at most 64 characters"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16 items"),
         ({"tools": [{"type": "web_search"}]}, "tools", "function"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"reasoning": {"effort": "high"}}, "reasoning", "none"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x"}}},
+            "text.format",
+            "text.format of type json_schema needs schema",
+        ),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format", "cannot"),
-        ({"max_output_tokens": 400}, "input", "This model's maximum context length is 400 tokens"),
+        (
+            {"max_output_tokens": 400, "input": "a"},
+            "input",
+            "This model's maximum context length is 400 tokens. However, you requested ",
+        ),
+        ({"max_output_tokens": 400}, "input", " in the input, 400 in the completion)"),
+        ({"input": "a " * 20_000}, "input", "tokens in your input."),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,6 +262,17 @@ def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, words
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**{"model": "tiny", "input": "hi", "stream": stream, **fields})
     assert caught.value.param == param and words in caught.value.message
+
+
+def test_many_calls_after_one_another_are_read_at_once():
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    body = ResponsesBody.model_validate({"input": [call] * 50_000})
+    gc.disable()  # as where large bodies are read
+    begun = time.perf_counter()
+    [made] = messages(body)
+    gc.enable()
+    assert time.perf_counter() - begun < 5, "it grew with the square of their number"
+    assert made.tool_calls is not None and len(made.tool_calls) == 50_000
 
 
 def test_there_is_nothing_to_get_back(client, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -145,6 +146,21 @@ def test_a_vocabulary_that_joins_the_letters_to_the_token_itself() -> None:
     assert words.encode_chat(words.chat_text([{"role": "user", "content": "a a"}])) == [0, 1, 1]
     with pytest.raises(RequestError, match="<s>"):
         words.encode_chat(words.chat_text([{"role": "user", "content": "a <s> a"}]))
+
+
+def test_thousands_of_added_tokens_cost_a_moment() -> None:
+    """The tokenizer's twin is made in the first call that needs it, in the event loop of a server."""
+    core = core_of("byte-level")
+    many = [AddedToken(f"<|tok{number}|>", special=number % 2 == 0, normalized=False) for number in range(5000)]
+    core.add_special_tokens([token for token in many if token.special])
+    core.add_tokens([token for token in many if not token.special])
+    words = Tokenizer(core, bos_id=0, eos_ids=(1,), chat_templates={"default": "<|tok8|>{{ messages[0].content }}"})
+    begun = time.perf_counter()
+    ids = words.encode_chat(words.chat_text([{"role": "user", "content": "<|tok4998|> <|tok77|>"}]))
+    assert time.perf_counter() - begun < 2
+    of = {token: core.token_to_id(token) for token in ("<|tok8|>", "<|tok77|>", "<|tok4998|>")}
+    assert ids[0] == of["<|tok8|>"] and ids[-1] == of["<|tok77|>"] and of["<|tok4998|>"] not in ids
+    assert words.decode(ids, False) == "<|tok8|><|tok4998|> <|tok77|>"
 
 
 def test_deep_content_is_refused() -> None:

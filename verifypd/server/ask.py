@@ -161,13 +161,7 @@ def make_ask(
 
 
 def check_tokens(tokens: list[int], limits: Limits, param: str) -> None:
-    """400 for more tokens than a prompt may have, and for ids there are no tokens for."""
-    if len(tokens) >= limits.max_model_len:
-        raise bad(
-            f"{param} has {len(tokens)} tokens; with at least one output token the limit is {limits.max_model_len}",
-            param,
-            "context_length_exceeded",
-        )
+    """400 for ids there are no tokens for."""
     if tokens and max(tokens) >= limits.vocab:
         raise bad(f"token id {max(tokens)} is outside the vocabulary of {limits.vocab}", param)
 
@@ -176,7 +170,14 @@ def check_length(text: str, tokenizer: Tokenizer, limits: Limits, param: str) ->
     """400 for a text whose length alone says that it has too many tokens: it is not worth encoding."""
     least = tokenizer.fewest_tokens(text) if len(text) > limits.max_model_len else 0
     if least >= limits.max_model_len:
-        raise _surely_too_long(f"your {param} has at least {least} tokens", limits, param)
+        raise _surely_too_long(f"there are at least {least} tokens in your {param}", limits, param)
+
+
+def check_count(count: int, limits: Limits, param: str) -> None:
+    """400 for more messages and tool calls than there can be tokens: they are not worth rendering."""
+    if count > limits.max_model_len:
+        what = f"there are {count} messages and tool calls in your {param}, of a token at least each"
+        raise _surely_too_long(what, limits, param)
 
 
 def _surely_too_long(what: str, limits: Limits, param: str) -> CallError:
@@ -266,9 +267,15 @@ def _prepared(body: GenerationBody, ask: Ask, logprobs: int | None) -> Prepared:
 
 
 def chat(
-    body: ChatBody, limits: Limits, tokenizer: Tokenizer | None, tool_format: ToolFormat | None, key: int
+    body: ChatBody,
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+    tool_format: ToolFormat | None,
+    key: int,
+    *,
+    param: str = "messages",
 ) -> Prepared:
-    """A call of `/v1/chat/completions`."""
+    """A call of `/v1/chat/completions`. `param`: what the client calls the field of the conversation."""
     check_neutral(body)
     if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs=true", "top_logprobs")
@@ -279,9 +286,8 @@ def chat(
     if tokenizer is None:
         raise bad("this model has no tokenizer here: chat needs one", "messages")
     tools, names = _tools(body, tool_format)
-    ids = render(
-        body.messages, tokenizer, body, limits, any_length=body.truncate_prompt_tokens is not None, tools=tools
-    )
+    any_length = body.truncate_prompt_tokens is not None
+    ids = render(body.messages, tokenizer, body, limits, any_length=any_length, tools=tools, param=param)
     if body.echo:
         raise bad("echo is not supported in chat: leave it out", "echo", "unsupported_parameter")
     ids = _truncated(ids, body.truncate_prompt_tokens)
@@ -291,7 +297,7 @@ def chat(
     grammar = _tool_grammar(body, tool_format, grammar_of(body))
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
-    ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param="messages")
+    ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param=param)
     prepared = _prepared(body, ask, logprobs)
     if names and body.tool_choice != "none":
         prepared.tools, prepared.tool_names = tool_format, names
@@ -326,7 +332,7 @@ def _tool_grammar(body: ChatBody, form: ToolFormat | None, given: GrammarSpec | 
     if form is None or (forced is None and not strict):
         return given
     if given is not None:
-        raise bad("tools that must be followed and response_format cannot both fix the output", "tool_choice")
+        raise bad("tools that must be followed and an output format cannot both fix the output", "tool_choice")
     if forced is not None:
         return form.grammar(body.tools or [], forced)
     made = form.strict_grammar(body.tools or [])
@@ -355,10 +361,11 @@ def render(
     *,
     any_length: bool = False,
     tools: list[dict[str, Any]] | None = None,
+    param: str = "messages",
 ) -> list[int]:
     """Token ids of a conversation through the model's template. Unless `any_length`, one too long is not encoded."""
-    if not any_length and len(messages) > limits.max_model_len:
-        raise _surely_too_long(f"your messages are {len(messages)}, of a token at least each", limits, "messages")
+    if not any_length:
+        check_count(sum(1 + len(message.tool_calls or ()) for message in messages), limits, param)
     plain = [_plain(message) for message in messages]
     extra = dict(body.chat_template_kwargs or {})
     if taken := set(extra) & {"self", "messages", "tools", "add_generation_prompt"}:
@@ -381,7 +388,7 @@ def render(
                 raise bad("this model's chat template changes the last message: it cannot be continued", "messages")
             chat = replace(chat, text=text)
         if not any_length:
-            check_length(chat.text, tokenizer, limits, "messages")
+            check_length(chat.text, tokenizer, limits, param)
         return tokenizer.encode_chat(chat, add_special_tokens=bool(body.add_special_tokens))
     except RequestError as error:
         raise bad(str(error), error.param) from None

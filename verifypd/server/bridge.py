@@ -6,11 +6,13 @@ Knows messages and calls; nothing of HTTP, and it never waits for the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from verifypd.server.calls import Ask, Call, CallError, broken, engine_lost, failed, overdue, unavailable
@@ -31,12 +33,13 @@ class Bridge:
         self.calls: dict[int, Call] = {}
         self.up: Up | None = None
         self.lost = False  # the engine will not come back
-        self.draining = False
+        self.drained_from = math.inf  # s of the machine's monotonic clock: calls that arrive later are refused
         self.figures: dict[str, Any] = {}
         self.on_idle: Callable[[], None] = lambda: None
         self.on_report: Callable[[], None] = lambda: None  # the engine's figures came, or it went or came back
         # a worker that is started again must not take what the engine had queued for the one before it
         self._numbers = itertools.count(secrets.randbits(40) << 20)
+        self._reads: set[asyncio.Future[CallError]] = set()  # bodies that become calls; told why all must end
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
         self._parked: list[Call] = []  # to be tried again when the engine is back
         self._switches: dict[int, asyncio.Future[None]] = {}  # of architecture, that wait for the engine's answer
@@ -54,6 +57,11 @@ class Bridge:
         return self.up.epoch - 1 if self.up else 0
 
     @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self.drained_from < math.inf
+
+    @property
     def ready(self) -> bool:
         """Whether new calls are welcome."""
         return self._send is not None and not self.draining
@@ -62,8 +70,7 @@ class Bridge:
 
     async def open(self, name: str, ask: Ask, arrival: float) -> Call:
         """Submit a call and wait until the engine admits it; raises CallError when it is refused."""
-        if self.draining:
-            raise unavailable("the server is shutting down", "draining")
+        self._check_open(arrival)
         if self._send is None:
             raise unavailable("the engine is not up; try again soon", "engine_down")
         call = Call(next(self._numbers), name, ask, self.tokenizer, arrival)
@@ -79,6 +86,22 @@ class Bridge:
             self._forget(call)
             raise
         return call
+
+    @contextlib.contextmanager
+    def reading(self, arrival: float) -> Iterator[asyncio.Future[CallError]]:
+        """Count a body that takes a while to read as work that is open. The future tells when all work must end."""
+        self._check_open(arrival)
+        ended: asyncio.Future[CallError] = asyncio.get_running_loop().create_future()
+        self._reads.add(ended)
+        try:
+            yield ended
+        finally:
+            self._reads.discard(ended)
+            self._check_idle()
+
+    def _check_open(self, arrival: float) -> None:
+        if arrival > self.drained_from:
+            raise unavailable("the server is shutting down", "draining")
 
     def close(self, call: Call) -> None:
         """The call is over, whatever state it is in; what still runs of it is aborted."""
@@ -104,17 +127,22 @@ class Bridge:
             call.alarm.cancel()
         if call in self._parked:
             self._parked.remove(call)
-        if self.draining and not self.calls:
-            self.on_idle()
+        self._check_idle()
 
     def drain(self) -> None:
-        """Take nothing new."""
-        self.draining = True
-        if not self.calls:
+        """Take nothing new: what arrives from here on is refused, what was being read is let in."""
+        self.drained_from = time.monotonic()
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self.draining and not self.calls and not self._reads:
             self.on_idle()
 
     def fail_all(self, error: CallError) -> None:
-        """End every call."""
+        """End every call, and every body that would become one."""
+        for read in self._reads:
+            if not read.done():
+                read.set_result(error)
         for call in list(self.calls.values()):
             if not call.done:
                 call.fail(error)

@@ -51,10 +51,13 @@ def bad(message: str, param: str | None = None, code: str | None = "invalid_valu
 
 
 def context_exceeded(limit: int, prompt: int, output: int, param: str) -> CallError:
-    """400 for more tokens than the model has room for, in OpenAI's words: clients look for them."""
+    """400 for more tokens than the model has room for, in OpenAI's words: clients look for them.
+
+    `param`: the field of the prompt, which is also what it is called.
+    """
     return bad(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens"
-        f" ({prompt} in the messages, {output} in the completion). Please reduce the length of the messages or"
+        f" ({prompt} in the {param}, {output} in the completion). Please reduce the length of the {param} or"
         " completion.",
         param,
         "context_length_exceeded",

@@ -33,7 +33,7 @@ def grammar_of(body: GenerationBody) -> GrammarSpec | None:
     found = [spec for spec in (_from_format(body), *_from_guided(body)) if spec is not None]
     if len(found) > 1:
         raise bad(
-            "the output is constrained twice: give one of response_format, structured_outputs, guided_…",
+            "the output is constrained twice: give one of response_format (text.format), structured_outputs, guided_…",
             "response_format",
         )
     return found[0] if found else None

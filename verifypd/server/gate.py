@@ -28,6 +28,7 @@ OPEN_PATHS = (
 )
 ADMIN = "/v1/admin/"
 QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
+DISCARDED = 8  # times the largest body: bytes that are read and forgotten of one that was refused
 BODIES = 64  # times the largest body: bytes that may be arriving at one worker at a time
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -85,12 +86,12 @@ class Arriving:
         piece: bytes = message.get("body", b"")
         return piece
 
-    async def discard(self, seconds: float) -> None:
-        """Read what is left and forget it, for so long at most."""
+    async def discard(self, seconds: float, most: int) -> None:
+        """Read what is left and forget it, for so long and so many bytes at most."""
         with contextlib.suppress(CallError, TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.more:
-                    await self.next()
+                while self.more and most > 0:
+                    most -= len(await self.next())
 
 
 class Gate:
@@ -139,11 +140,16 @@ class Gate:
             await sending(start)
             await sending({**body, "more_body": True})
             if error.status != 408 and b"expect" not in headers:
-                await arriving.discard(self.body_timeout)  # who is cut off while sending never sees the answer
+                await arriving.discard(
+                    self.body_timeout, DISCARDED * self.max_body
+                )  # who is cut off while sending never sees the answer
             await sending({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
-            status = status or 499
-            raise
+            if status:
+                raise
+            ending = unavailable("the server is shutting down", "draining")  # nothing else cancels what has not begun
+            for message in error_response(ending, [(b"connection", b"close")]):
+                await sending(message)
         except Exception:
             fields = {"request_id": state["request_id"], "path": scope["path"][:200]}
             log.exception("a request failed", extra={"fields": fields})

@@ -2,8 +2,9 @@
 for seconds, and here it is not the one that serves everybody. Knows works and pipes; nothing of HTTP.
 
 An API worker has two, started with the first body each is for: large ones, and huge ones, which take longer. A reader
-reads one body at a time, the smallest first. One that is too slow is killed, and one that died or has grown is
-replaced, so its memory returns to the system.
+reads one body at a time, the smallest first; where too many wait, the largest is refused. One that is too slow is
+killed, as is one that works for a client who has left while others wait; one that died or has grown is replaced, so
+its memory returns to the system.
 """
 
 from __future__ import annotations
@@ -79,29 +80,42 @@ class Reader:
         self._waiting: list[_Waiting] = []
         self._places = itertools.count()
         self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[Done] | None = None
+        self._asked_for: asyncio.Future[Done] | None = None  # whose body is being read
 
     async def read(self, work: str, data: bytes, limits: Limits, key: int) -> Done:
         """The result of a work on a large body."""
-        if len(self._waiting) >= MOST_WAITING:
-            raise CallError(
-                429,
-                f"{MOST_WAITING} bodies over {LARGE} bytes are waiting to be read; try again later",
-                kind="rate_limit_error",
-                code="too_many_large_bodies",
-                retry_after=1,
-            )
         loop = asyncio.get_running_loop()
         waiting = _Waiting(len(data), next(self._places), Job(work, data, limits, key), loop.create_future())
-        heapq.heappush(self._waiting, waiting)
+        self._queue(waiting)
+        self._give_way()
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         return await waiting.answer
 
     async def close(self) -> None:
         """End the process."""
-        if self._task is not None:
-            self._task.cancel()
+        under_way = [task for task in (self._task, self._asking) if task is not None]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
         await self._kill()
+
+    def _queue(self, new: _Waiting) -> None:
+        """Let a body wait. Where too many do, the largest is refused, and the last of those as large."""
+        self._waiting = [waiting for waiting in self._waiting if not waiting.answer.done()]
+        self._waiting.append(new)
+        if len(self._waiting) > MOST_WAITING:
+            largest = max(self._waiting)
+            self._waiting.remove(largest)
+            largest.answer.set_exception(_too_many())
+        heapq.heapify(self._waiting)
+
+    def _give_way(self, _answer: object = None) -> None:
+        """Stop reading for a client that has left, where another waits."""
+        left = self._asked_for is not None and self._asked_for.done()
+        if left and self._asking is not None and any(not waiting.answer.done() for waiting in self._waiting):
+            self._asking.cancel()
 
     async def _run(self) -> None:
         """Have one body after the other read, until none waits."""
@@ -109,16 +123,21 @@ class Reader:
             waiting = heapq.heappop(self._waiting)
             if waiting.answer.done():  # nobody waits for it
                 continue
-            try:
-                result: Done | CallError = await self._ask(waiting.job)
-            except CallError as error:
-                result = error
+            self._asked_for, self._asking = waiting.answer, asyncio.ensure_future(self._ask(waiting.job))
+            waiting.answer.add_done_callback(self._give_way)
+            await asyncio.wait((self._asking,))
+            error = asyncio.CancelledError() if self._asking.cancelled() else self._asking.exception()
+            if error is not None and not isinstance(error, CallError):
+                await self._kill()  # it may be in the midst of anything
+                if not isinstance(error, asyncio.CancelledError):
+                    log.error("a body could not be read", exc_info=error)
+                error = broken()
             if waiting.answer.done():
                 continue
-            if isinstance(result, CallError):
-                waiting.answer.set_exception(result)
+            if error is not None:
+                waiting.answer.set_exception(error)
             else:
-                waiting.answer.set_result(result)
+                waiting.answer.set_result(self._asking.result())
 
     async def _ask(self, job: Job) -> Done:
         try:
@@ -167,7 +186,7 @@ class Reader:
         if process is not None:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+            await process.communicate()  # reads what it had written, without which it would not count as ended
 
 
 class Readers:
@@ -185,6 +204,16 @@ class Readers:
         """End both."""
         await self.large.close()
         await self.huge.close()
+
+
+def _too_many() -> CallError:
+    return CallError(
+        429,
+        f"{MOST_WAITING} bodies over {LARGE} bytes are waiting to be read, none larger; send less or try again later",
+        kind="rate_limit_error",
+        code="too_many_large_bodies",
+        retry_after=1,
+    )
 
 
 def _framed(value: Any) -> bytes:

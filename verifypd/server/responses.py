@@ -5,9 +5,10 @@ Nothing is kept from one call to the next: a conversation goes on by sending its
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
 
 from verifypd.server.calls import CallError, bad
 from verifypd.server.schema import (
@@ -29,13 +30,18 @@ from verifypd.server.schema import (
     Unsupported,
 )
 
+KINDS = ("message", "function_call", "function_call_output")  # of items
 LOGPROBS = "message.output_text.logprobs"  # in `include`
+
+
+Name = Annotated[str, Field(strict=True, max_length=64)]
+Value = Annotated[str, Field(strict=True, max_length=512)]
 
 
 class InputItem(Body):
     """A message, a call the model made, or what that call gave: which of the fields it has goes by its type."""
 
-    type: StrictStr | None = Field("message", examples=["message", "function_call", "function_call_output"])
+    type: StrictStr | None = Field("message", examples=list(KINDS))
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: StrictStr | Listed[ContentPart] | None = None
     call_id: StrictStr | None = None
@@ -46,6 +52,16 @@ class InputItem(Body):
     id: StrictStr | None = None
     status: StrictStr | None = None
     phase: StrictStr | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def known_kind(cls, value: Any) -> Any:
+        """Refuse an item of another type as such, before its fields are looked at."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in KINDS:
+            text = "an item of type {kind} is not supported: send messages, function_call and function_call_output"
+            raise PydanticCustomError("unsupported_parameter", text, {"kind": repr(kind[:100])})
+        return value
 
 
 class TextFormat(JsonSchemaFormat):
@@ -96,6 +112,7 @@ class ResponsesBody(GenerationBody):
     top_logprobs: int | None = Field(None, strict=True, ge=0, le=20)
     include: Listed[StrictStr] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    metadata: Annotated[dict[Name, Value], Field(max_length=16)] | None = Field(None, description="comes back")
     # accepted; they do not touch the answer
     store: StrictBool | None = Field(None, description="nothing is stored, whatever it says")
     max_tool_calls: StrictInt | None = Field(None, description="of built-in tools, of which there are none")
@@ -176,17 +193,11 @@ def messages(body: ResponsesBody) -> list[Message]:
             function = FunctionCall(name=item.name or "", arguments=item.arguments)
             if not made or made[-1].role != "assistant":
                 made.append(Message(role="assistant"))
-            made[-1].tool_calls = [*(made[-1].tool_calls or ()), ToolCall(id=item.call_id, function=function)]
-        elif item.type == "function_call_output":
+            made[-1].tool_calls = calls = made[-1].tool_calls or []  # one list for all calls that follow
+            calls.append(ToolCall(id=item.call_id, function=function))
+        else:
             _need(item, "call_id", "output")
             made.append(Message(role="tool", content=_content(item.output), tool_call_id=item.call_id))
-        else:
-            raise bad(
-                f"input of type {item.type[:100]!r} is not supported: send messages, function_call and"
-                " function_call_output",
-                "input",
-                "unsupported_parameter",
-            )
     return made
 
 
@@ -207,6 +218,8 @@ def _content(content: str | list[ContentPart] | None) -> str | list[ContentPart]
 def _format(given: TextFormat | None) -> ResponseFormat | None:
     if given is None:
         return None
+    if given.type == "json_schema" and given.schema_ is None:
+        raise bad("text.format of type json_schema needs schema", "text.format")
     schema = JsonSchemaFormat(**given.model_dump(by_alias=True, exclude={"type"}))
     wanted = schema if given.type == "json_schema" else None
     return ResponseFormat(type=given.type, json_schema=wanted, pattern=None, grammar=None)

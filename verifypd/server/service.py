@@ -63,17 +63,20 @@ class Service:
 
     async def read(self, request: Request, work: str) -> Done:
         """The result of a work on a large body; nobody reads it for a client that has left."""
-        key = request.scope["state"]["key"]
-        reading = asyncio.ensure_future(self.readers.read(work, await request.body(), self.limits, key))
-        leaving = asyncio.ensure_future(gone(request.receive))
-        try:
-            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise ClientGoneError
-            done = reading.result()
-        finally:
-            reading.cancel()
-            leaving.cancel()
+        state, data = request.scope["state"], await request.body()
+        with self.bridge.reading(state["arrival"]) as ended:
+            reading = asyncio.ensure_future(self.readers.read(work, data, self.limits, state["key"]))
+            leaving = asyncio.ensure_future(gone(request.receive))
+            try:
+                await asyncio.wait((reading, leaving, ended), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    raise ended.result()
+                if not reading.done():
+                    raise ClientGoneError
+                done = reading.result()
+            finally:
+                reading.cancel()
+                leaving.cancel()
         self.check_model(done.model)
         return done
 
@@ -91,8 +94,9 @@ class Service:
 
     async def run_large(self, request: Request, work: str, renderer: type[Renderer]) -> Response:
         """The same for a large body."""
-        done = await self.read(request, work)
-        return await self._answer(request, done.request_id, done.value, renderer)
+        with self.bridge.reading(request.scope["state"]["arrival"]):  # until the call is open
+            done = await self.read(request, work)
+            return await self._answer(request, done.request_id, done.value, renderer)
 
     async def _answer(
         self, request: Request, request_id: str | None, prepared: Prepared, renderer: type[Renderer]

@@ -59,9 +59,12 @@ def chat(body: ChatBody, desk: Desk) -> asking.Prepared:
 
 def responses(body: ResponsesBody, desk: Desk) -> asking.Prepared:
     """A call of `/v1/responses`: the same call of chat, and what its answer repeats."""
+    if isinstance(body.input, list) and body.truncate_prompt_tokens is None:
+        asking.check_count(len(body.input), desk.limits, "input")
     asked = chat_body(body)
     try:
-        return replace(chat(asked, desk), given=repeated(body))
+        made = asking.chat(asked, desk.limits, desk.tokenizer, desk.tool_format, desk.key, param="input")
+        return replace(made, given=repeated(body))
     except CallError as error:
         raise renamed(error) from None
 
@@ -79,7 +82,10 @@ def tokenize(body: TokenizeBody, desk: Desk) -> bytes:
 
 def detokenize(body: DetokenizeBody, desk: Desk) -> bytes:
     """The answer of `/detokenize`."""
-    words = desk.words
+    words, longest = desk.words, desk.limits.max_model_len
+    if len(body.tokens) >= longest:
+        what = f"{len(body.tokens)} tokens: send fewer than {longest} at a time, as many as a prompt may have"
+        raise bad(what, "tokens", "context_length_exceeded")
     asking.check_tokens(body.tokens, desk.limits, "tokens")
     return orjson.dumps({"prompt": words.decode(body.tokens, skip_special_tokens=False)})
 
@@ -110,13 +116,19 @@ def read_and_do(work: str, data: bytes, desk: Desk) -> Done:
 
 
 def invalid(errors: Sequence[Any]) -> CallError:
-    """400 for a body of the wrong form: the first thing that is wrong with it."""
-    first = errors[0]
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    """400 for a body of the wrong form: what is wrong with its first wrong field.
+
+    Where that may be one of several things, it is held to the one that went furthest.
+    """
+    places = [[str(part) for part in error.get("loc", ()) if part != "body"] for error in errors]
+    same = [index for index, place in enumerate(places) if place[:1] == places[0][:1]]
+    chosen = max(same, key=lambda index: len(places[index]))
+    first, place = errors[chosen], places[chosen]
     field = place[0] if place else None
     if first["type"] == "json_invalid":
         return bad("the body is not valid JSON", code="invalid_json")
     if first["type"] == "extra_forbidden":
         return bad(f"unknown field {'.'.join(place)[:200]!r}", field, "unknown_parameter")
+    code = "unsupported_parameter" if first["type"] == "unsupported_parameter" else "invalid_value"
     what = f"{'.'.join(place)[:200]}: {first['msg']}" if place else f"the body: {first['msg']}"
-    return bad(what[:500], field)
+    return bad(what[:500], field, code)

@@ -143,17 +143,22 @@ class ControlTokens:
 
     @cached_property
     def _twin(self) -> tokenizers.Tokenizer:
-        """The same model and the same steps, other names for control tokens. The vocabulary is shared, not copied."""
+        """The same model and the same steps, other names for control tokens. The vocabulary is shared, not copied.
+
+        The library builds its search anew with every call that adds tokens, so there are two calls for thousands.
+        """
         twin = tokenizers.Tokenizer(self._core.model)
         if self._core.normalizer is not None:
             twin.normalizer = self._core.normalizer
         if self._core.pre_tokenizer is not None:
             twin.pre_tokenizer = self._core.pre_tokenizer
-        for token in self._added.values():
-            same = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-            name = self._name(token.content)
-            (twin.add_special_tokens if token.special else twin.add_tokens)([tokenizers.AddedToken(name, **same)])
+        twin.add_special_tokens([self._renamed(token) for token in self._added.values() if token.special])
+        twin.add_tokens([self._renamed(token) for token in self._added.values() if not token.special])
         return twin
+
+    def _renamed(self, token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+        same = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        return tokenizers.AddedToken(self._name(token.content), **same)
 
     def _name(self, token: str) -> str:
         return token + self._secret if token in self._numbers else token
