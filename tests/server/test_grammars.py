@@ -419,7 +419,18 @@ NODE = {
 PAIR = '{"colour": "red", "next": {"colour": "blue", "next": null}}'
 
 
-@pytest.mark.parametrize("draft", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}, {"$id": "urn:mine"}])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+        {"$schema": "http://json-schema.org/draft-04/schema#"},
+        {"$id": "urn:mine"},
+        {"$id": None},
+        {"$id": "#foo"},
+        {"$id": "http://[::1"},
+    ],
+)
 @pytest.mark.parametrize("name", ["", "node"])
 @pytest.mark.parametrize("form", [HERMES, MISTRAL, ToolFormat("", "", "parameters")])
 def test_references_in_parameters_mean_the_parameters(
@@ -438,6 +449,55 @@ def test_references_in_parameters_mean_the_parameters(
         ids = tokenizer.encode(form.begin + (f"[{call}]" if form.many else call) + form.end, add_special_tokens=False)
         for spec in specs:
             assert (fitting(matcher_of(library, spec), ids) == len(ids)) == fits, (spec, arguments)
+
+
+INNER = {"$id": "colour.json", "enum": ["red"]}
+COLOUR = {"type": "object", "required": ["colour"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$defs": {"Colour": INNER}, "properties": {"colour": {"$ref": "#/$defs/Colour"}}},
+        {"$defs": {"Colour": INNER}, "properties": {"colour": {"$ref": "colour.json"}}},
+        {
+            "$id": "https://example.com/mine.json",
+            "$defs": {"Colour": INNER},
+            "properties": {"colour": {"$ref": "https://example.com/mine.json#/$defs/Colour"}},
+        },
+    ],
+    ids=["inner", "by name", "absolute"],
+)
+def test_names_within_parameters_are_found(
+    library: LLTokenizer, tokenizer: Tokenizer, parameters: dict[str, Any]
+) -> None:
+    tool = Tool(type="function", function=FunctionDefinition(name="node", parameters={**COLOUR, **parameters}))
+    for colour, fits in (("red", True), ("pink", False)):
+        text = f'<tool_call>{{"name": "node", "arguments": {{"colour": "{colour}"}}}}</tool_call>'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (fitting(matcher_of(library, HERMES.grammar([tool], "node")), ids) == len(ids)) == fits
+
+
+def test_two_functions_of_one_name_of_schema_keep_their_own(library: LLTokenizer, tokenizer: Tokenizer) -> None:
+    tools = [
+        Tool(
+            type="function",
+            function=FunctionDefinition(
+                name=colour,
+                parameters={
+                    **COLOUR,
+                    "$id": "https://example.com/mine.json",
+                    "$defs": {"C": {"enum": [colour]}},
+                    "properties": {"colour": {"$ref": "#/$defs/C"}},
+                },
+            ),
+        )
+        for colour in ("red", "blue")
+    ]
+    for name, colour in (("red", "red"), ("blue", "blue"), ("blue", "red")):
+        text = f'<tool_call>{{"name": "{name}", "arguments": {{"colour": "{colour}"}}}}</tool_call>'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (fitting(matcher_of(library, HERMES.grammar(tools, "")), ids) == len(ids)) == (name == colour)
 
 
 def test_calls_that_nothing_marks_cannot_be_strict() -> None:
