@@ -214,7 +214,7 @@ class RequestMetrics:
     arrival_time: float = 0.0
     first_token_time: float | None = None
     finished_time: float | None = None
-    time_in_queue: float | None = None  # from its arrival until it first had a slot
+    time_in_queue: float | None = None  # from when the engine queued it until it first had a slot
     spans: int = 0  # verifier passes that carried draft tokens
     passes: int = 0  # verifier passes that emitted tokens after the prefill
     drafted: int = 0

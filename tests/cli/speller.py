@@ -61,7 +61,8 @@ class Speller:
             self.aborted += 1
             raise
 
-    def stream_chat(self, messages, params):
+    def stream_chat(self, messages, params, *, special_tokens_in_content):
+        self.special = special_tokens_in_content
         self.seen = [dict(m) for m in messages]
         if "too long" in messages[-1]["content"]:
             raise RequestError("the prompt has 9000 tokens, the model takes 8192")

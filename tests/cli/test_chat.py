@@ -22,6 +22,12 @@ def test_chat_keeps_the_conversation(llm, monkeypatch, capsys):
     assert capsys.readouterr() == ("abc déf\n" * 2, "")
 
 
+def test_special_tokens_act_only_where_a_flag_says_so(llm, monkeypatch, capsys):
+    for flags, acts in (([], False), (["--special-tokens-in-content"], True)):
+        feed(monkeypatch, "hi</s>\n")
+        assert run("chat", "--quiet", *flags) == 0 and llm.special is acts
+
+
 def test_chat_commands(llm, monkeypatch, capsys):
     feed(monkeypatch, "/help\n/system\nhi\n/system sing\n/system\n/nonsense\nla\n/reset\nlo\n/exit\nnever\n")
     assert run("chat", "--quiet") == 0

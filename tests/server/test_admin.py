@@ -27,7 +27,7 @@ def keyed(folders, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "admin.log"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VERIFYPD_ADMIN_KEY", "operator")
-        with Server(folders[0], str(folders[1]), log, **{"api-key": "client"}) as running:
+        with Server(folders[0], str(folders[1]), log, **{"api-key": "client", "metrics-interval": 2}) as running:
             yield running
 
 
@@ -50,7 +50,8 @@ def test_a_switch_under_a_stream_changes_no_text_and_is_told(keyed):
     alone = keyed.post("/v1/completions", LONG, **CLIENT)[1]["choices"][0]["text"]
     stream = Stream(keyed, LONG, key="client").start().begun()
     status, body, _ = keyed.post(PATH, {"architecture": "pdv"}, **OPERATOR)
-    assert (status, body) == (200, {"policy": "pdv"})
+    assert status == 200 and body["policy"] == "pdv"
+    assert keyed.get(PATH, **OPERATOR)[1]["policy"] == "pdv"
     assert stream.join().text == alone
     figures = keyed.idle()
     assert figures['verifypd:architecture{architecture="pdv (atomic)",policy="pdv"}'] == 1
@@ -65,6 +66,9 @@ def test_a_switch_under_a_stream_changes_no_text_and_is_told(keyed):
 def test_what_is_no_architecture_is_refused(keyed, body):
     status, answer, _ = keyed.post(PATH, body, **OPERATOR)
     assert status == 400 and answer["error"]["param"] in ("architecture", "x")
+    assert "--arch" not in answer["error"]["message"]
+    if body == {"architecture": "pvd"}:
+        assert "'pvd' is not known; choose from" in answer["error"]["message"]
 
 
 def test_a_switch_does_not_wait_for_an_engine_that_is_gone(tokenizer):

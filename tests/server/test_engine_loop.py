@@ -21,7 +21,7 @@ from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
 from verifypd.server.engine_loop import PURGE, EngineLoop
 from verifypd.server.engine_process import Bell, serve
-from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Submit, Switch, encode
+from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Stats, Submit, Switch, encode
 from verifypd.testing.instant import InstantEngine
 from verifypd.tokenizer import Tokenizer
 
@@ -253,11 +253,24 @@ def test_a_compiled_grammar_wakes_the_loop(loop: EngineLoop, compiler: Compiler,
     context.destroy(linger=0)
 
 
+def test_the_wait_for_a_slot_begins_in_the_engine(loop: EngineLoop, compiler: Compiler) -> None:
+    """Neither reading a body nor compiling a format is part of it; a deadline counts both."""
+    begun = time.monotonic()
+    late = msgspec.structs.replace(submit(1), arrival=begun - 5)
+    loop.take(late)
+    loop.take(msgspec.structs.replace(submit(2, grammar=GrammarSpec("regex", "a")), arrival=begun - 5))
+    joined(loop, compiler)
+    assert all(track.request.entered >= begun for track in loop.tracks.values()) and len(loop.tracks) == 2
+    assert all(track.request.metrics.arrival_time == begun - 5 for track in loop.tracks.values())
+
+
 def test_a_switch_is_answered(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
     made: list[str] = []
     loop.engine.switch = made.append
     loop.take(Switch(0, 7, "pdv"))
-    assert made == ["pdv"] and sent[-1] == (0, Answer(1, 7))
+    (first, stats), last = sent[-2:]
+    assert made == ["pdv"] and last == (0, Answer(1, 7))
+    assert first == 0 and isinstance(stats, Stats) and stats.figures["policy"] == loop.engine.architecture.name
     del loop.engine.switch
     loop.take(Switch(0, 8, "pdv"))
     assert sent[-1][1].call == 8 and sent[-1][1].status == 400 and "'pdv'" in sent[-1][1].message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,10 @@ from tests.server.clients import together
 from tests.server.serving import Server
 from verifypd.errors import RequestError
 from verifypd.sampling.grammar import GrammarState
+from verifypd.server import grammar as grammar_module
 from verifypd.server.engine_process import grammar_compiler
 from verifypd.server.formats import check
-from verifypd.server.grammar import FormatLimits, GrammarCompiler, HostedGrammar
+from verifypd.server.grammar import FormatLimits, GrammarCompiler, Host, HostedGrammar
 from verifypd.server.grammar_host import Matcher, compile_format, load_tokenizer
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import FunctionDefinition, Tool
@@ -255,6 +258,119 @@ def test_a_nursery_that_dies_is_replaced(folders: tuple[Path, Path], tokenizer: 
     compiler.close()
 
 
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def children(process: int) -> set[int]:
+    """Of a process, those that have ended left out."""
+    found = map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
+    return {child for child in found if state(child) not in "ZX"}
+
+
+def state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_format(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests share the format: neither is told that it is too large, and the next one is served."""
+    compiler, spec, births = compiler_with(folders, tokenizer), GrammarSpec("regex", "a*"), []
+    real = compiler.bear
+
+    def bear() -> Any:
+        host = compiler._hosts[spec]
+        births.append(host)
+        if len(births) == 1:
+            until(lambda: host.users == 2)
+            raise OSError("no process")
+        until(lambda: not host.alive)
+        return real()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "bear", bear)
+        both = [compiler.start(spec, 1) for _ in range(2)]
+        assert [type(each.exception(20)) for each in both] == [OSError, OSError]
+    assert not children(compiler._nursery._process.pid)
+    [grammar] = compiler.start(spec, 1).result(20)
+    grammar.close()
+    compiler.close()
+
+
+def test_only_what_was_measured_is_remembered(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """A process that ends without a word may have been killed by anybody."""
+    compiler, spec = compiler_with(folders, tokenizer), GrammarSpec("regex", "a*b")
+    nursery, line, child = compiler.bear()
+
+    def bear() -> Any:
+        os.kill(child, signal.SIGKILL)
+        return nursery, line, child
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "bear", bear)
+        with pytest.raises(RequestError, match="takes more than"):
+            compiler.start(spec, 1).result(20)
+    [grammar] = compiler.start(spec, 1).result(20)
+    grammar.close()
+    compiler.close()
+
+
+def test_a_reason_is_heard_though_its_process_is_buried(compiler: GrammarCompiler) -> None:
+    host = Host(GrammarSpec("regex", "[0-9"), compiler.limits, compiler._step)
+    host._nursery, host._line, host.pid = compiler.bear()
+    host._send(host.spec)
+
+    def buried() -> bool:
+        nursery, _, other = compiler.bear()  # which buries the dead first
+        nursery.kill(other)
+        return not Path(f"/proc/{host.pid}").exists()
+
+    until(buried)
+    answer = host._answer(1)
+    assert answer is not None and b"unclosed" in answer
+
+
+def test_a_nursery_that_is_silent_is_replaced(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "BIRTH", 0.2)
+    compiler = compiler_with(folders, tokenizer)
+    silent = compiler._nursery._process
+    os.kill(silent.pid, signal.SIGSTOP)
+    with pytest.raises(OSError, match="timed out"):
+        compiler.start(GrammarSpec("regex", "a*"), 1).result(10)
+    assert silent.poll() is not None
+    monkeypatch.setattr(grammar_module, "BIRTH", 10)
+    [grammar] = compiler.start(GrammarSpec("regex", "a*"), 1).result(20)
+    grammar.close()
+    compiler.close()
+
+
+def test_orders_to_a_silent_nursery_wait_for_nothing(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    compiler = compiler_with(folders, tokenizer)
+    nursery = compiler._nursery
+    os.kill(nursery._process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    while nursery.alive:
+        nursery.kill(1)
+        assert time.monotonic() < begun + 5, "no more orders fit, and it is still there"
+    compiler.close()
+
+
+def test_a_tokenizer_that_is_never_read_is_not_waited_for(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "LOADING", 0.01)
+    before = children(os.getpid())
+    with pytest.raises(OSError, match="timed out"):
+        compiler_with(folders, tokenizer)
+    assert children(os.getpid()) <= before
+
+
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 WEATHER = {"type": "object", "properties": {"town": {"enum": ["Ulm", "Bonn"]}}, "required": ["town"]}
@@ -303,7 +419,18 @@ NODE = {
 PAIR = '{"colour": "red", "next": {"colour": "blue", "next": null}}'
 
 
-@pytest.mark.parametrize("draft", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}, {"$id": "urn:mine"}])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+        {"$schema": "http://json-schema.org/draft-04/schema#"},
+        {"$id": "urn:mine"},
+        {"$id": None},
+        {"$id": "#foo"},
+        {"$id": "http://[::1"},
+    ],
+)
 @pytest.mark.parametrize("name", ["", "node"])
 @pytest.mark.parametrize("form", [HERMES, MISTRAL, ToolFormat("", "", "parameters")])
 def test_references_in_parameters_mean_the_parameters(
@@ -322,6 +449,55 @@ def test_references_in_parameters_mean_the_parameters(
         ids = tokenizer.encode(form.begin + (f"[{call}]" if form.many else call) + form.end, add_special_tokens=False)
         for spec in specs:
             assert (fitting(matcher_of(library, spec), ids) == len(ids)) == fits, (spec, arguments)
+
+
+INNER = {"$id": "colour.json", "enum": ["red"]}
+COLOUR = {"type": "object", "required": ["colour"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$defs": {"Colour": INNER}, "properties": {"colour": {"$ref": "#/$defs/Colour"}}},
+        {"$defs": {"Colour": INNER}, "properties": {"colour": {"$ref": "colour.json"}}},
+        {
+            "$id": "https://example.com/mine.json",
+            "$defs": {"Colour": INNER},
+            "properties": {"colour": {"$ref": "https://example.com/mine.json#/$defs/Colour"}},
+        },
+    ],
+    ids=["inner", "by name", "absolute"],
+)
+def test_names_within_parameters_are_found(
+    library: LLTokenizer, tokenizer: Tokenizer, parameters: dict[str, Any]
+) -> None:
+    tool = Tool(type="function", function=FunctionDefinition(name="node", parameters={**COLOUR, **parameters}))
+    for colour, fits in (("red", True), ("pink", False)):
+        text = f'<tool_call>{{"name": "node", "arguments": {{"colour": "{colour}"}}}}</tool_call>'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (fitting(matcher_of(library, HERMES.grammar([tool], "node")), ids) == len(ids)) == fits
+
+
+def test_two_functions_of_one_name_of_schema_keep_their_own(library: LLTokenizer, tokenizer: Tokenizer) -> None:
+    tools = [
+        Tool(
+            type="function",
+            function=FunctionDefinition(
+                name=colour,
+                parameters={
+                    **COLOUR,
+                    "$id": "https://example.com/mine.json",
+                    "$defs": {"C": {"enum": [colour]}},
+                    "properties": {"colour": {"$ref": "#/$defs/C"}},
+                },
+            ),
+        )
+        for colour in ("red", "blue")
+    ]
+    for name, colour in (("red", "red"), ("blue", "blue"), ("blue", "red")):
+        text = f'<tool_call>{{"name": "{name}", "arguments": {{"colour": "{colour}"}}}}</tool_call>'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (fitting(matcher_of(library, HERMES.grammar(tools, "")), ids) == len(ids)) == (name == colour)
 
 
 def test_calls_that_nothing_marks_cannot_be_strict() -> None:

@@ -35,6 +35,11 @@ def register(command: Command) -> None:
     """Add the command."""
     parser = command("chat", "talk to a model at the terminal", run, "%(prog)s [OPTION …]")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--special-tokens-in-content",
+        action="store_true",
+        help="let special tokens in what you write act as such; by default they are text",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no summary after an answer")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what the engine does at start")
     add_engine_flags(parser)
@@ -44,8 +49,12 @@ def register(command: Command) -> None:
 class Chat:
     """A conversation at the terminal."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, quiet: bool) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, *, quiet: bool, special: bool = False
+    ) -> None:
+        """`special`: special tokens that are spelt out act as such."""
         self.llm = llm
+        self.special = special
         self.params = params
         self.system = system
         self.quiet = quiet
@@ -82,7 +91,8 @@ class Chat:
         begin = time.perf_counter()
         try:
             with stoppable() as stop:
-                final = print_stream(self.llm.stream_chat(self.messages, self.params), stop=stop)
+                stream = self.llm.stream_chat(self.messages, self.params, special_tokens_in_content=self.special)
+                final = print_stream(stream, stop=stop)
         except RequestError as error:
             self.messages.pop()
             say(f"error: {error}; /reset starts over")
@@ -127,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # gives input() history and editing
     with running.load(engine_settings(args)) as llm:
-        chat = Chat(llm, params, args.system, quiet=args.quiet)
+        chat = Chat(llm, params, args.system, quiet=args.quiet, special=args.special_tokens_in_content)
         if interactive:
             say("Type a message, or /help.")
         while True:

@@ -10,7 +10,8 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -42,10 +43,14 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput]:
-        """The output so far, each time it has grown; the last one is finished. Leaving the loop aborts the request."""
-        if isinstance(prompt, str):  # a long text must hold up neither the event loop nor the engine
-            ids = await asyncio.to_thread(self.get_tokenizer().encode, prompt)
-            prompt = {"prompt": prompt, "prompt_token_ids": ids}
+        """The output so far, each time it has grown; the last one is finished. Leaving the loop aborts the request.
+
+        A text is encoded beside the event loop and the engine. One that cannot fit is refused by its length, so nobody
+        encodes for longer than the longest prompt takes.
+        """
+        if isinstance(prompt, str | Mapping):
+            text, ids = await asyncio.to_thread(self._engine.llm._encode, prompt)
+            prompt = {"prompt": text, "prompt_token_ids": ids}
         call = _Call(prompt, sampling_params or SamplingParams(), _Mailbox())
         self._engine.order(call)
         finished = False
@@ -59,10 +64,20 @@ class AsyncLLM:
                 self._engine.order(_Abort(call))
 
     async def chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        special_tokens_in_content: bool = False,
+        **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """As `generate`, for a conversation through the model's chat template."""
-        ids = await asyncio.to_thread(self._engine.llm.render, messages, True, **template_arguments)
+        """As `generate`, for a conversation through the model's chat template.
+
+        Special tokens spelt out in messages, tools and template variables are text, unless special_tokens_in_content.
+        """
+        ids = await asyncio.to_thread(
+            self._engine.llm._chat_ids, messages, True, special_tokens_in_content, **template_arguments
+        )
         async with aclosing(self.generate(ids, sampling_params)) as outputs:
             async for output in outputs:
                 yield output
@@ -70,6 +85,13 @@ class AsyncLLM:
     def get_tokenizer(self) -> Tokenizer:
         """The verifier's tokenizer."""
         return self._engine.llm.get_tokenizer()
+
+    async def switch_architecture(self, name: str) -> None:
+        """Run under another architecture from the next step on, as `LLM.switch_architecture`; returns when it is so."""
+        order = _Switch(name)
+        self._engine.order(order)
+        await asyncio.wrap_future(order.done)
+        self.config = self.config.switched(name)
 
     def shutdown(self) -> None:
         """Abort what runs and free everything; waits for the step that is under way. A second call does nothing."""
@@ -129,12 +151,34 @@ class _Abort:
         self.call = call
 
 
+class _Switch:
+    """An order to change the architecture, and whether that was done."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.done: Future[None] = Future()
+
+    def obey(self, llm: LLM) -> None:
+        if self.done.set_running_or_notify_cancel():
+            try:
+                llm.switch_architecture(self.name)
+            except Exception as error:  # noqa: BLE001  # whoever ordered it hears of it
+                self.done.set_exception(error)
+            else:
+                self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nobody is left to obey."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
 class _EngineThread:
     """Runs an engine: takes orders between steps, and tells each call how far it is."""
 
     def __init__(self, make: Callable[[], LLM]) -> None:
         """Returns when the engine is there; raises what kept it from being made."""
-        self._orders: deque[_Call | _Abort] = deque()
+        self._orders: deque[_Call | _Abort | _Switch] = deque()
         self._awake = threading.Condition()
         self._stopping = False
         self._calls: list[_Call] = []
@@ -147,7 +191,7 @@ class _EngineThread:
             self._thread.join()
             raise self._failure
 
-    def order(self, order: _Call | _Abort) -> None:
+    def order(self, order: _Call | _Abort | _Switch) -> None:
         """Leave an order. Raises ConfigError for a call after the end."""
         with self._awake:
             if self._stopping:
@@ -184,6 +228,9 @@ class _EngineThread:
                 self._stopping = True
             for call in [*self._calls, *(order for order in self._orders if isinstance(order, _Call))]:
                 call.mailbox.put(EngineError("the engine was shut down before the request ended"))
+            for order in self._orders:
+                if isinstance(order, _Switch):
+                    order.fail(EngineError("the engine was shut down before the architecture was changed"))
 
     def _take_orders(self) -> bool:
         """Wait until there is something to do, and do what was ordered; False: it is time to stop."""
@@ -196,6 +243,8 @@ class _EngineThread:
         for order in orders:
             if isinstance(order, _Call):
                 self._begin(order)
+            elif isinstance(order, _Switch):
+                order.obey(self.llm)
             elif order.call in self._calls:
                 self._calls.remove(order.call)
                 assert order.call.job is not None

@@ -13,7 +13,7 @@ from verifypd.engine.build import build
 from verifypd.engine.output import TextOutput
 from verifypd.errors import ConfigError, RequestError
 from verifypd.request import Logprob, Request, RequestMetrics, RequestOutput, SamplingParams, check_bad_words
-from verifypd.tokenizer import Tokenizer
+from verifypd.tokenizer import ChatText, Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -88,27 +88,48 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
+        special_tokens_in_content: bool = False,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template."""
+        """Answer one conversation or several, through the model's chat template.
+
+        Special tokens spelt out in messages, tools and template variables are text: who is quoted there cannot end a
+        turn. special_tokens_in_content: they act as such.
+        """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
-        prompts = [self.render(c, add_generation_prompt, **template_arguments) for c in conversations]
+        prompts = [
+            self._chat_ids(c, add_generation_prompt, special_tokens_in_content, **template_arguments)
+            for c in conversations
+        ]
         return self.generate(prompts, sampling_params)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        special_tokens_in_content: bool = False,
+        **template_arguments: Any,
     ) -> Iterator[RequestOutput]:
-        """As `stream`, for a conversation."""
-        yield from self.stream(self.render(messages, True, **template_arguments), sampling_params)
+        """As `stream`, for a conversation; its special tokens are text, as for `chat`."""
+        ids = self._chat_ids(messages, True, special_tokens_in_content, **template_arguments)
+        yield from self.stream(ids, sampling_params)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **arguments: Any) -> list[int]:
-        """Token ids of a conversation. The template writes its own special tokens, so none are added."""
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=add_generation_prompt, **arguments
-        )
-        return tokenizer.encode(text, add_special_tokens=False)
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        special_tokens_in_content: bool = False,
+        **arguments: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, of any length. The template writes its own special tokens, so none are added.
+
+        Special tokens spelt out in messages, tools and template variables are text, unless special_tokens_in_content.
+        """
+        chat = self._chat_text(messages, add_generation_prompt, special_tokens_in_content, **arguments)
+        return self.get_tokenizer().encode_chat(chat)
 
     def get_tokenizer(self) -> Tokenizer:
         """The verifier's tokenizer."""
@@ -197,8 +218,32 @@ class LLM:
         if params.stop_strings and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids", param="stop")
 
+    def _chat_ids(self, messages: Sequence[Message], generate: bool, special: bool, **arguments: Any) -> list[int]:
+        """A conversation as a prompt; RequestError before it is encoded where it cannot fit."""
+        chat = self._chat_text(messages, generate, special, **arguments)
+        self._check_length(chat.text, "messages")
+        return self.get_tokenizer().encode_chat(chat)
+
+    def _chat_text(self, messages: Sequence[Message], generate: bool, special: bool, **arguments: Any) -> ChatText:
+        tokenizer, plain = self.get_tokenizer(), [dict(message) for message in messages]
+        if special:
+            return ChatText(tokenizer.apply_chat_template(plain, generate, **arguments))
+        return tokenizer.chat_text(plain, generate, **arguments)
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuse a text whose length alone says that it has too many tokens: it is not worth encoding."""
+        limit = self.engine.max_model_len
+        least = self.get_tokenizer().fewest_tokens(text) if len(text) > limit else 0
+        if least >= limit:
+            raise RequestError(
+                f"the prompt has at least {least} tokens; with at least one output token the limit is {limit}"
+                " (--max-model-len)",
+                param=param,
+            )
+
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
+            self._check_length(prompt, "prompt")
             return prompt, self.get_tokenizer().encode(prompt)
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}

@@ -43,7 +43,7 @@ def check_memory(
     free = free_bytes(device, GPU_SHARE if asked is None else 1.0)
     if asked is not None and asked > free:
         raise MemoryBudgetError(
-            f"--kv-memory {show(asked)} is more than the {show(free)} that are free here: ask for less"
+            f"--kv-memory {config.kv_memory} is more than the {show(free)} that are free here: ask for less"
         )
     own = weight_bytes(source.config, weights, int8)
     if own > free:

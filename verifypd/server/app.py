@@ -335,8 +335,8 @@ def add_admin(app: FastAPI, service: Service) -> None:
     @app.post("/v1/admin/architecture", responses=ERRORS, response_class=Response, tags=["admin"])
     async def switch_architecture(body: ArchitectureBody) -> Response:
         """Run under another architecture from the next step on; requests go on, and their texts stay the same."""
-        await service.bridge.switch(body.architecture)
-        return answer({"policy": body.architecture})
+        await service.bridge.switch(body.architecture)  # the engine's figures come before its answer
+        return state()
 
 
 def add_errors(app: FastAPI) -> None:

@@ -145,7 +145,7 @@ class EngineLoop:
             self._enter(message, requests)
 
     def _switch(self, message: Switch) -> None:
-        """Change the architecture, and tell the worker that asked for it."""
+        """Change the architecture, and tell every worker, the one that asked for it last."""
         answer = Answer(self.epoch, message.call)
         before = self.engine.architecture.name
         try:
@@ -153,13 +153,16 @@ class EngineLoop:
             self.lookout.changed(self.clock(), before, message.architecture, "set by the operator")
         except ConfigError as error:
             answer = Answer(self.epoch, message.call, 400, str(error), "invalid_value", "architecture")
+        else:
+            self._report()
         self.send(message.worker, answer)
 
     def _enter(self, message: Submit, requests: list[Request]) -> None:
-        """Queue a call's requests in the engine, and tell its worker."""
+        """Queue a call's requests in the engine, and tell its worker. The wait for a slot begins here."""
         call = self.calls[message.worker, message.call] = {}
         deadline = message.params.get("deadline_ms")
         for choice, request in enumerate(requests):
+            request.entered = self.clock()
             self.engine.add(request)
             track = Track(request, message.worker, message.call, choice)
             call[choice] = self.tracks[request.order] = track
@@ -259,13 +262,16 @@ class EngineLoop:
         for worker, outputs in self._pending.items():
             self.send(worker, Outputs(self.epoch, outputs))
         self._pending = {}
-        now = self.clock()
-        if now - self._told >= self.interval:
-            self._told = now
-            counted = figures(self.engine, self.totals, self.gpu())
-            stats = Stats(self.epoch, counted | {"live": self.lookout.look(self.engine, now)})
-            for worker in self.workers:
-                self.send(worker, stats)
+        if self.clock() - self._told >= self.interval:
+            self._report()
+
+    def _report(self) -> None:
+        """Send the figures to every worker."""
+        now = self._told = self.clock()
+        counted = figures(self.engine, self.totals, self.gpu())
+        stats = Stats(self.epoch, counted | {"live": self.lookout.look(self.engine, now)})
+        for worker in self.workers:
+            self.send(worker, stats)
 
     def _stop_overdue(self) -> None:
         now = self.clock()

@@ -6,7 +6,6 @@ those processes (grammar_host) and bit masks; nothing of the languages of format
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -48,6 +47,8 @@ STANDARD = FormatLimits()
 REASONS = 256  # refusals remembered
 PATIENCE = 60  # s by the clock for each that a format may take to compile
 PROCESS = 1 << 20  # bytes a process costs at least
+LOADING = 120.0  # s by the clock in which the tokenizer's process must have read it
+BIRTH = 10.0  # s by the clock in which it must have started a process
 PLAIN = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}  # one thread, one heap: memory can be counted
 
 
@@ -69,7 +70,7 @@ class GrammarCompiler:
     """All output formats of an engine. Makes grammars beside the loop; the loop asks them for masks."""
 
     def __init__(self, folder: str, vocab: int, eos_ids: Sequence[int], limits: FormatLimits = STANDARD) -> None:
-        """Raises ValueError for a tokenizer that llguidance cannot read."""
+        """Raises ValueError for a tokenizer that llguidance cannot read, OSError where that cannot be tried."""
         self.limits = limits
         self._setting = (folder, vocab, list(eos_ids), limits.memory)
         self._nursery = Nursery(*self._setting)
@@ -108,7 +109,10 @@ class GrammarCompiler:
         with self._births:
             if not self._nursery.alive:
                 self._nursery.close()
-                self._nursery = Nursery(*self._setting)
+                try:
+                    self._nursery = Nursery(*self._setting)
+                except ValueError as error:  # no fault of the format's: the tokenizer could be read before
+                    raise OSError(f"the process that compiles output formats cannot be started: {error}") from None
             return self._nursery, *self._nursery.bear()
 
     def _grammars(self, spec: GrammarSpec, count: int) -> Sequence[HostedGrammar]:
@@ -123,7 +127,7 @@ class GrammarCompiler:
         try:
             host.compile(self.bear)
         except ValueError as error:
-            self._forget(host, str(error))
+            self._forget(host, str(error) if host.certain else None)
             raise _refusal(str(error)) from None
         except OSError:
             self._forget(host)
@@ -168,8 +172,14 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **PLAIN, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self._line.sendall(encode([folder, vocab, eos_ids, memory, os.getpid()]))
-        answer = self._line.recv(1 << 12).decode()
+        self._line.settimeout(LOADING)
+        try:
+            self._line.sendall(encode([folder, vocab, eos_ids, memory, os.getpid()]))
+            answer = self._line.recv(1 << 12).decode()
+        except OSError:
+            self.close()
+            raise
+        self._line.settimeout(BIRTH)
         if answer != "ready":
             self.close()
             raise ValueError(answer.removeprefix("no: ") or "its process ended")
@@ -185,20 +195,29 @@ class Nursery:
         return _resident(self._process.pid)
 
     def bear(self) -> tuple[Connection, int]:
-        """A new process: a line to it and its number. OSError where there can be none."""
+        """A new process: a line to it and its number. OSError where there can be none; who is silent is ended."""
         ours, theirs = Pipe()
-        with theirs:
-            socket.send_fds(self._line, [b"bear"], [theirs.fileno()])
-            child = int.from_bytes(self._line.recv(8), "little")
+        try:
+            with theirs:
+                socket.send_fds(self._line, [b"bear"], [theirs.fileno()])
+                child = int.from_bytes(self._line.recv(8), "little")
+        except OSError:  # its answer, should it still come, would be taken for that of the next birth
+            ours.close()
+            self.close()
+            raise
         if not child:
             ours.close()
             raise OSError("no process can be started for an output format")
         return ours, child
 
     def kill(self, child: int) -> None:
-        """End a child, whatever it does."""
-        with contextlib.suppress(OSError):
-            self._line.sendall(child.to_bytes(8, "little"))
+        """End a child, whatever it does. Waits for nothing: where no more orders can be left, all are ended."""
+        try:
+            os.write(self._line.fileno(), child.to_bytes(8, "little"))  # a socket with a timeout does not block here
+        except BlockingIOError:
+            self._process.kill()
+        except OSError:  # it has ended, and its children with it
+            pass
 
     def close(self) -> None:
         """End it; its children end with it."""
@@ -221,6 +240,7 @@ class Host:
         self._lock = threading.Lock()  # of compiling
         self._compiled = False
         self._failure: str | None = None
+        self.certain = True  # whether the failure was reported or measured, not only guessed
         self._nursery: Nursery | None = None  # there is none before it is compiled, and no line
         self._line: Connection | None = None
         self.pid = 0
@@ -228,17 +248,24 @@ class Host:
         self._account = limits.compile_seconds
         self._savings = 0.0  # what was on it when the step began
         self._spent = 0.0  # CPU time at its last answer
+        self._overdrawn = False  # it was ended because it took too much time
         self._awaited = 0  # answers
         self.users = 0
         self.idle_size = 0  # bytes, when its last user left
         self.alive = True
 
     def compile(self, bear: Callable[[], tuple[Nursery, Connection, int]]) -> None:
-        """Start the process and compile the format, once. ValueError says why it cannot be."""
+        """Start the process and compile the format, once. ValueError says why it cannot be, OSError why not now."""
         with self._lock:
             if not self._compiled:
-                self._nursery, self._line, self.pid = bear()
-                self._failure = self._compile(self._nursery)
+                if not self.alive:  # whoever was here first had no process
+                    raise OSError("no process could be started for this output format")
+                try:
+                    self._nursery, self._line, self.pid = bear()
+                    self._failure = self._compile(self._nursery)
+                except OSError:
+                    self.kill()
+                    raise
                 self._compiled = True
                 self._account = self._limits.burst
         if self._failure is not None:
@@ -252,6 +279,7 @@ class Host:
         if answer is None and not nursery.alive:
             raise OSError("the process that compiles output formats has ended")
         if answer is None:
+            self.certain = self._overdrawn
             return f"it takes more than {seconds:g} s or {self._limits.memory >> 20} MB to compile; make it simpler"
         (error,) = msgspec.msgpack.decode(answer, type=tuple[str | None])
         return error
@@ -313,19 +341,24 @@ class Host:
         try:
             while self.alive and self._line is not None:
                 ready = self._line.poll(max(0.005, min(self._account, late - time.monotonic())))
+                answer = self._line.recv_bytes() if ready else None  # also of one that has ended since
                 self._pay()
                 now, drawn = time.monotonic(), self._savings - self._account
                 if self._account < 0 or (not ready and now > end) or (now > late and drawn > self._limits.burst / 4):
+                    self._overdrawn = True
                     self.kill()
-                elif ready:
-                    return self._line.recv_bytes()
+                elif answer is not None:
+                    return answer
         except (EOFError, OSError):
             self.kill()
         return None
 
     def _pay(self) -> None:
         """Take what it has computed since from its account. Linux reads the clock of any process of the same user."""
-        spent = time.clock_gettime((~self.pid << 3) | 2)
+        try:
+            spent = time.clock_gettime((~self.pid << 3) | 2)
+        except OSError:  # it has ended: there is nothing more to charge
+            return
         self._account -= spent - self._spent
         self._spent = spent
 

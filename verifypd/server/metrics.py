@@ -223,7 +223,7 @@ class EngineFigures:
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])
         yield self._histogram(
-            "verifypd:request_queue_time_seconds", "slot given − request in", f["queued"], f["queued_seconds"]
+            "verifypd:request_queue_time_seconds", "slot given − queued in the engine", f["queued"], f["queued_seconds"]
         )
         lengths = {int(length): count for length, count in f["draft_lengths"].items()}
         counts = {str(float(k)): sum(c for length, c in lengths.items() if length == k) for k in range(1, 17)}

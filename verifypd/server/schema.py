@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -285,10 +286,18 @@ class DetokenizeBody(Body):
     tokens: Listed[TokenId]
 
 
+def _architecture(name: str) -> str:
+    if name not in ARCHITECTURES:
+        raise ValueError(f"{name!r} is not known; choose from {', '.join(ARCHITECTURES)}")
+    return name
+
+
 class ArchitectureBody(Body):
     """`POST /v1/admin/architecture`."""
 
-    architecture: StrictStr = Field(json_schema_extra={"enum": list(ARCHITECTURES)})
+    architecture: Annotated[StrictStr, AfterValidator(_architecture)] = Field(
+        json_schema_extra={"enum": list(ARCHITECTURES)}
+    )
 
 
 class ErrorFields(BaseModel):

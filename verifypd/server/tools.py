@@ -9,6 +9,7 @@ import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 from verifypd.server.messages import GrammarSpec
 from verifypd.tokenizer import Tokenizer
@@ -82,12 +83,13 @@ class ToolFormat:
 
     def _schema(self, functions: Sequence[Any], strict: Container[str]) -> dict[str, Any]:
         """Of the JSON of a call; arguments of functions that are not strict may be any object."""
+        taken: set[str] = set()  # names of schemas
         calls = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": function.name},
-                    self.arguments: _own(function, index) if function.name in strict else {"type": "object"},
+                    self.arguments: _own(function, index, taken) if function.name in strict else {"type": "object"},
                 },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
@@ -117,9 +119,22 @@ class ToolFormat:
         return found or None
 
 
-def _own(function: Any, index: int) -> dict[str, Any]:
-    """The schema of a function's arguments as a document of its own: `#` in its references stays the schema itself."""
-    return {"$id": f"urn:function:{index}", **(function.parameters or {"type": "object"})}
+def _own(function: Any, index: int, taken: set[str]) -> dict[str, Any]:
+    """The schema of a function's arguments as a document of its own: `#` in its references stays the schema itself.
+
+    It keeps its own name, made absolute, unless another function's has it or it is none. `$schema` goes: a version
+    that does not know `$id` would undo all this.
+    """
+    schema = dict(function.parameters or {"type": "object"})
+    schema.pop("$schema", None)
+    base, given = f"https://function.invalid/{index}/", schema.get("$id")
+    try:
+        name = urljoin(base, urldefrag(given).url) if isinstance(given, str) else base
+    except ValueError:
+        name = base
+    schema["$id"] = base if name in taken else name
+    taken.add(name)
+    return schema
 
 
 def _json(value: Any) -> str:
