@@ -179,7 +179,7 @@ def test_a_fault_answers_its_client_and_replaces_the_reader(
 @pytest.mark.parametrize("waits", ["before it leaves", "after it left"])
 def test_nobody_waits_for_what_somebody_left(tokenizer: Tokenizer, waits: str) -> None:
     """The body that nobody wants takes long; the next one has an answer before it could be done."""
-    ask, slow = (json.dumps({"prompt": text}).encode() for text in ("x", TEXT * 300))
+    ask, slow = (json.dumps({"prompt": text}).encode() for text in ("x", TEXT * 800))
 
     async def work(reader: Reader) -> None:
         await reader.read("tokenize", ask, LIMITS, 0)
@@ -191,7 +191,7 @@ def test_nobody_waits_for_what_somebody_left(tokenizer: Tokenizer, waits: str) -
         leaving.cancel()
         await asyncio.sleep(0)
         assert (await (other or reader.read("tokenize", ask, LIMITS, 0))).value
-        assert time.monotonic() - begun < 10, "it takes half a minute"
+        assert time.monotonic() - begun < 10, "what nobody wants takes longer"
 
     run(tokenizer, work)
 
