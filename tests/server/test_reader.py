@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -178,12 +179,11 @@ def test_a_fault_answers_its_client_and_replaces_the_reader(
 @pytest.mark.parametrize("waits", ["before it leaves", "after it left"])
 def test_nobody_waits_for_what_somebody_left(tokenizer: Tokenizer, waits: str) -> None:
     """The body that nobody wants takes long; the next one has an answer before it could be done."""
-    ask, slow = (json.dumps({"prompt": text}).encode() for text in ("x", TEXT * 100))
+    ask, slow = (json.dumps({"prompt": text}).encode() for text in ("x", TEXT * 800))
 
     async def work(reader: Reader) -> None:
         await reader.read("tokenize", ask, LIMITS, 0)
-        assert reader._process is not None
-        pid = reader._process.pid
+        begun = time.monotonic()
         leaving = asyncio.ensure_future(reader.read("tokenize", slow, LIMITS, 0))
         await asyncio.sleep(0.1)
         other = asyncio.ensure_future(reader.read("tokenize", ask, LIMITS, 0)) if waits.startswith("before") else None
@@ -191,7 +191,7 @@ def test_nobody_waits_for_what_somebody_left(tokenizer: Tokenizer, waits: str) -
         leaving.cancel()
         await asyncio.sleep(0)
         assert (await (other or reader.read("tokenize", ask, LIMITS, 0))).value
-        assert reader._process is not None and reader._process.pid != pid, "it was stopped"
+        assert time.monotonic() - begun < 10, "what nobody wants takes longer"
 
     run(tokenizer, work)
 
