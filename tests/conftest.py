@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUP = re.compile(r'^pytestmark = .*xdist_group\("([\w-]+)"\)', re.MULTILINE)
+GROUP = re.compile(r'^pytestmark = (?:\[\s*)?.*xdist_group\("([\w-]+)"\)', re.MULTILINE)
 GROUP_BY = re.compile(r'^GROUP_BY = r"([^"]+)"', re.MULTILINE)
 
 

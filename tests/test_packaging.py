@@ -24,6 +24,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 DISTRIBUTION = {
     "flashinfer": "flashinfer-python",
     "huggingface_hub": "huggingface-hub",
+    "pydantic_core": "pydantic",
     "pynvml": "nvidia-ml-py",
     "yaml": "pyyaml",
     "zmq": "pyzmq",

@@ -78,7 +78,7 @@ class Restless:
     """
 
     name = "restless"
-    curious = True
+    curious = drafting = True
 
     def meet(self, views: Any) -> None: ...
 
@@ -252,7 +252,7 @@ class Listener:
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.curious, self.speculative = inner, inner.name, True, True
-        self.at_rest, self.ran = False, inner.name
+        self.at_rest, self.drafting, self.ran = False, True, inner.name
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []
