@@ -33,7 +33,7 @@ from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
-from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses, loop_widths
+from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import CHUNKS, bucket, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
@@ -76,8 +76,7 @@ def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
     passes = len(reachable(spans, widest, chunk_rows(config))) * (2 if head else 1)
     if not (draft and may_draft(config)):
         return passes
-    widths = loop_widths(config.max_draft + 1 if head else CAUGHT_UP)
-    loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft * len(widths)
+    loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft
     return 2 * loops + len(reachable(0, widest, _catch_up_rows(config))) + passes
 
 

@@ -25,7 +25,6 @@ from verifypd.sampling.sampler import widen
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import Rows, clean, shape_
 
-WIDE = 6  # rows of a routine from which on there are loops with half of them, too
 VERSIONS = 4  # of the tensors that such loops read: as they grow, what was captured for the oldest is dropped
 SHORT_TEXT = 512  # tokens of the shortest text that loops with penalties look through
 
@@ -156,7 +155,6 @@ class DraftLoops(PaddedPasses):
         super().__init__(graphs, runner, slots, widest, most_rows)
         self.runner = runner
         self.routine = routine  # rows a span reads before it drafts: what its cache lacks after a verdict, at most
-        self.widths = loop_widths(routine)
         self.drawing = drawing
         self._shaped: dict[Hashable, set[Hashable]] = {}  # by version of the tensors read, the latest last: keys
 
@@ -185,25 +183,19 @@ class DraftLoops(PaddedPasses):
     def draft(self, spans: Sequence[DraftSpan]) -> None:
         """Draft as many tokens as the longest span asks for; what others have beyond theirs is unread.
 
-        Every span reads as many of its last tokens as the one that lacks most: what its cache lacks, or has already and
-        then gets again.
+        Every span reads its last `routine` tokens: what its cache lacks, or has already and then gets again.
         """
         count, longest = len(spans), max(span.drafts for span in spans)
         needs = self.drawing.sampling.needs([span.slot for span in spans if span.drafts])
-        lag = max(span.lag for span in spans)
-        width = next(width for width in self.widths if width >= min(lag, self.routine))
-        inputs = self.inputs("draft", self._key(count, width))
-        inputs.fill([width] * count, [span.slot for span in spans], [width] * count, False)
+        inputs = self.inputs("draft", self._key(count))
+        inputs.fill([self.routine] * count, [span.slot for span in spans], [self.routine] * count, False)
         self._draft(inputs, longest, 0 if needs.plain else self._text(max(span.context for span in spans)))
 
     def work(self, spans: int, chunk_rows: int) -> list[Callable[[], object]]:
         """One call for every pass and loop there may be, on void rows; loops with penalties come when they come."""
         counts = sorted({bucket(n) for n in range(1, spans + 1)}, reverse=True)
         most = self.slots.drafts.shape[1]
-        loops = [
-            (self._key(count, width), length)
-            for count in counts for width in reversed(self.widths) for length in range(most, 0, -1)
-        ]  # fmt: skip
+        loops = [(self._key(count), length) for count in counts for length in range(most, 0, -1)]
         found: list[Callable[[], object]] = [
             partial(self._catch_up_void, key) for key in reachable(0, self.widest, chunk_rows)
         ]
@@ -211,8 +203,8 @@ class DraftLoops(PaddedPasses):
             found += [partial(self._draft_void, key, length) for key, length in loops]
         return found
 
-    def _key(self, spans: int, width: int) -> PassKey:
-        return PassKey(bucket(spans), width * bucket(spans), width)
+    def _key(self, spans: int) -> PassKey:
+        return PassKey(bucket(spans), self.routine * bucket(spans), self.routine)
 
     def _text(self, context: int) -> int:
         """Tokens of a text that penalties look through: a bucket."""
@@ -244,8 +236,7 @@ class DraftLoops(PaddedPasses):
         sampling, temperatures = self.drawing.sampling, self.drawing.temperatures
 
         def work() -> None:
-            slots, layout, width = self.slots, inputs.layout(*self.where), inputs.key.widest
-            last = slice(width - 1, None, width)
+            slots, layout, last = self.slots, inputs.layout(*self.where), slice(self.routine - 1, None, self.routine)
             ids = slots.tokens[layout.slots[layout.row_span], layout.positions]
             hidden, carried = self.runner.catch_up(ids, layout, self.prepared("draft", inputs))
             hidden, carried = hidden[last], carried[last]
@@ -270,8 +261,3 @@ class DraftLoops(PaddedPasses):
             self.graphs.forget(self._shaped.pop(next(iter(self._shaped))))
         keys.add(key := (id(self), "shaped draft", inputs.key, longest, text, version))
         self.graphs.run(key, work)
-
-
-def loop_widths(routine: int) -> tuple[int, ...]:
-    """Rows that the spans of a draft loop read first: as many as they may lack, or half of that where it is much."""
-    return (routine,) if routine < WIDE else ((routine + 1) // 2, routine)
