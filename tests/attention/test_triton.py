@@ -224,14 +224,14 @@ def test_rotating_on_the_way(heads: int, kv_heads: int, width: int, half: int) -
     assert torch.equal(case.cache.v[1:], twin.cache.v[1:])
 
 
-def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert available_backends("cuda") == ["triton", "torch"]
     assert backend("triton", DEVICE).name == "triton"
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="does not run on cpu here"):
         backend("triton", "cpu")
     with pytest.raises(ConfigError, match="--sampler triton does not run on cpu here"):
-        LLM("smollm2", device="cpu", sampler="triton")
+        LLM(str(tiny("llama", tmp_path / "model")), device="cpu", sampler="triton")
 
 
 def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:

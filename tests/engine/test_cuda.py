@@ -119,6 +119,7 @@ def test_costs_are_measured_on_the_device(placement: str, tmp_path: Path) -> Non
     check_costs(placement, tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("arch", ["plain", "unified", "auto"])
 def test_nothing_waits_for_the_device_but_the_ticket(arch: str, tmp_path: Path) -> None:
     """Steps with drafts, verdicts and prompt chunks never make the host wait; torch itself raises where one does.

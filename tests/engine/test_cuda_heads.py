@@ -80,6 +80,7 @@ def test_eagle_shapes(draft: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device_but_the_ticket(pair: tuple[Path, Path]) -> None:
     """Passes that a head reads, prompts it reads behind them, and its drafts: one copy a step, and no other wait."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)

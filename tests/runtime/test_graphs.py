@@ -94,7 +94,11 @@ SHAPED = [
 
 @pytest.mark.parametrize("draft", ["model", "head"])
 def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
-    """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing."""
+    """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing.
+
+    On a GPU a verdict may reach the host a step later, and a request then drafts at other places: those that both runs
+    drafted at are compared.
+    """
     verifier = tiny("llama", tmp_path / "verifier")
     small = head_for(verifier, tmp_path / "head", taught=False)
     small = small if draft == "head" else noisy_copy(verifier, tmp_path / "draft", 0.05)
@@ -108,7 +112,10 @@ def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
             said.append((drafts, texts))
             padded = llm.engine.verify.padded
             assert padded is None or "shaped draft" in {key[1] for key in padded.graphs.keys}
-    assert said[0] == said[1] and len(said[0][0]) >= 3
+    (drafts, texts), (other_drafts, other_texts) = said
+    shared = drafts.keys() & other_drafts.keys()
+    assert texts == other_texts and len(shared) >= 3
+    assert {at: drafts[at] for at in shared} == {at: other_drafts[at] for at in shared}
 
 
 @pytest.mark.parametrize(("kind", "late"), [("ours", False), ("eagle3", True)])
