@@ -66,10 +66,11 @@ def test_equal_contexts_fill_the_device_and_no_more(spans: int) -> None:
     assert set(shares(cut(LLAMA, spans, 5, 8192), [4000] * spans)) == {expected}
 
 
-def test_a_long_context_is_shared_in_any_company() -> None:
+def test_a_long_context_is_shared_among_short_ones() -> None:
     assert shares(cut(LLAMA, 12, 5, 8192), [4000] + [300] * 11) == [8] + [1] * 11
     assert shares(cut(LLAMA, 24, 3, 8192), [4000] * 2 + [300] * 22) == [4] * 2 + [1] * 22
-    assert shares(cut(LLAMA, 128, 5, 8192), [8000] + [300] * 127) == [2] + [1] * 127
+    assert shares(cut(LLAMA, 64, 5, 8192), [8000] + [300] * 63) == [4] + [1] * 63
+    assert cut(LLAMA, 128, 5, 8192).splits == 1  # a crowd
 
 
 def test_chunks_of_a_padded_pass_are_shared_where_their_tiles_are_few() -> None:

@@ -20,6 +20,7 @@ LEAST_CHUNK_SPLIT = 512  # the same for prompt chunks, whose partial results are
 MOST_SPLITS = 64
 PROGRAMS_A_PROCESSOR = 2  # what fills the device
 FINER = 2  # times that many, where the batch fills the device by itself: programs that start last are to be short
+CROWDED = 8  # times what fills the device: nothing is split, for a long context is little beside the whole pass
 WORKSPACE_ELEMENTS = 1 << 24  # of partial results of one launch, float32: 64 MiB
 
 
@@ -113,6 +114,8 @@ def _workers(tiles: int, kv_heads: int, processors: int, long: bool) -> int:
     among ten short ones held up each layer by 95 us, where all of them together need 30.
     """
     filled = PROGRAMS_A_PROCESSOR * processors
+    if tiles * kv_heads > CROWDED * filled:
+        return 1
     finer = FINER if tiles * kv_heads > filled and not long else 1
     return max(1, finer * filled // kv_heads)
 
