@@ -277,7 +277,7 @@ def by_bounds(**bounds: Any) -> tiling.Tiling:
         cut,
         splits=splits,
         pairs=programs * splits if splits > 1 else 0,
-        merged_rows=programs * cut.tile_rows if splits > 1 else 0,
+        shared_tiles=programs if splits > 1 else 0,
         workers=1 << 30,
         least=tiling.LEAST_SPLIT,
     )

@@ -14,6 +14,9 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[1]
 
 COMPILE = """
+import subprocess
+import tempfile
+
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -21,36 +24,47 @@ from verifypd.attention import triton_kernels as kernels
 from verifypd.attention.tiling import tiling
 from verifypd.kernels.tiles import power_of_two
 
-def build(kernel, types, constants, **options):
+def build(kernel, types, constants, aligned=(), **options):
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    known = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, values, known)
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert done.metadata.shared <= 227 * 1024, done.metadata.shared
-    return done.asm["ptx"]
+    return done
 
-rows = {"partial": "*fp32", "summary": "*fp32", "merges": "*i32", "out": "*bf16", "first_head": "i32", "held": "i32"}
+def in_registers(done):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(done.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return " STACK:0 " in used and " LOCAL:0 " in used
+
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "slots": "*i64", "starts": "*i64",
     "block_table": "*i32", "q_row": "i32", "table_row": "i32", "splits": "i32", "pairs": "*i32", "members": "*i32",
-    "row_offsets": "*i64", "scale": "fp32", "cap": "fp32", **rows}
-plan = {"pairs": "*i32", "merges": "*i32", "members": "*i32", "row_offsets": "*i64", "slots": "*i64", "starts": "*i64",
-    "begins": "*i64", "count": "i32", "pair_count": "i32", "splits": "i32", "workers": "i32", "least": "i32",
-    "tile_rows": "i32", "merged_rows": "i32", "first_merged": "i32", "first_partial": "i32"}
-shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
+    "row_offsets": "*i64", "scale": "fp32", "cap": "fp32", "partial": "*fp32", "summary": "*fp32", "counters": "*i32",
+    "out": "*bf16", "first_head": "i32", "held": "i32", "tile_rows": "i32"}
+aligned = ["q", "q_row", "cache_k", "cache_v", "out", "partial", "summary", "pairs", "counters", "block_table"]
+plan = {"pairs": "*i32", "counters": "*i32", "members": "*i32", "row_offsets": "*i64", "slots": "*i64",
+    "starts": "*i64", "begins": "*i64", "count": "i32", "pair_count": "i32", "counter_count": "i32", "splits": "i32",
+    "workers": "i32", "least": "i32"}
+shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (32, 32, 128, 8, 5, None, False, "mma.sync"),
+    (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
 for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     cut = tiling(spans=spans, rows=count, own_rows=spans * count, pass_rows=spans * count, context=2048, heads=heads,
         kv_heads=kv_heads, width=width, itemsize=2, window=window, processors=132)
-    shared = {"HEADS": heads, "WIDTH": width}
-    constants = {**shared, "BLOCK_D": power_of_two(width), "LISTED": True, "KV_HEADS": kv_heads, "BLOCK_SIZE": 16,
+    constants = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True,
+        "KV_HEADS": kv_heads, "BLOCK_SIZE": 16,
         "PAIRED": cut.pairs > 0, "SPLIT": cut.splits > 1, "UNMASKED": count > 16 and not window, "BEGINS": False,
         "WINDOW": window or 0, "CAPPED": capped,
         "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
         "SPLIT_TOKENS": cut.split_tokens}
-    ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)
-    assert instruction in ptx, (heads, kv_heads, width, spans, count)
-    build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "BLOCK_ROWS": power_of_two(cut.block_q), "LISTED": True,
+    done = build(kernels.attend_tile, attend, constants, aligned, num_warps=cut.warps, num_stages=cut.stages)
+    assert instruction in done.asm["ptx"] and in_registers(done), (heads, kv_heads, width, spans, count)
+    build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "LISTED": True,
         "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens},
         num_warps=8)
-build(kernels.merge_splits, rows, {**shared, "COLUMNS": 1024}, num_warps=8)
 pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
 build(kernels.rotate_and_write, {**pair, "v_row": "i32", "q": "*bf16", "q_row": "i32", "positions": "*i64",
@@ -64,8 +78,9 @@ build(layer.norm_rows, {**rows, "x_group": "i32"}, {"GROUP": 1, "WIDTH": 4096, "
 build(layer.add_norm_rows, {**rows, "residual": "*bf16", "total": "*bf16"},
     {"WIDTH": 4096, "BLOCK": 4096, "UNIT": True}, num_warps=8)
 build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 11008, "BLOCK": 1024, "SILU": True})
-assert "wgmma" in build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
+done = build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
     {"DEPTH": 4096, "BIASED": True, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128}, num_stages=4)
+assert "wgmma" in done.asm["ptx"]
 
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 

@@ -130,7 +130,7 @@ def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatc
     monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 8)
     assert (
         max(check(make_case([(150, 3)], heads=2, kv_heads=1, width=64), window, softcap)) > 8
-    )  # two rounds of merging, empty splits
+    )  # several rounds of merging, empty splits
     assert (
         min(check(make_case([(100, 3), (0, 1), (40, 17), (-2, 3)], heads=2, kv_heads=1, width=64), window, softcap)) > 1
     )
@@ -147,36 +147,40 @@ def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[module.Plan]:
-    """The plans that were made; memory that is not written holds garbage."""
-    found, empty, plan = [], torch.empty, module._plan
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[module.Plans]:
+    """The plans that were made, of all classes of a pass; memory that is not written holds garbage."""
+    found, empty, plan = [], torch.empty, module.Prepared.plan
     monkeypatch.setattr(module, "_processors", lambda device: module.INTERPRETED_PROCESSORS)
 
     def poisoned(*shape: int, **options: Any) -> Tensor:
         made = empty(*shape, **options)
         return made.fill_(torch.nan if made.is_floating_point() else 77)
 
-    def remembered(*args: Any) -> module.Plan:
-        found.append(plan(*args))
-        return found[-1]
+    def remembered(*args: Any) -> module.Plans:
+        made = plan(*args)
+        if not any(made is other for other in found):
+            found.append(made)
+        return made
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(module, "_plan", remembered)
+    monkeypatch.setattr(module.Prepared, "plan", remembered)
     return found
 
 
-def shares_of(plan: module.Plan, rows: int) -> list[int]:
-    """Splits of each row of a pass; all programs are there, each one once."""
+def shares_of(plans: module.Plans, rows: int) -> list[int]:
+    """Splits of each row of a pass; all programs are there, each one once, and counters are back at zero."""
     found = [1] * rows
-    for pairs in plan.pairs:
-        if pairs is None:
+    for plan in plans:
+        if plan is None:
             continue
-        real = [tuple(pair) for pair in pairs.tolist() if pair[6]]
+        real = [tuple(pair) for pair in plan.pairs.tolist() if pair[6]]
         assert len({(pair[0], pair[5]) for pair in real}) == len(real) == sum(p[6] for p in real if not p[5])
         for first, count, *_, shares, _ in real:
             found[first : first + count] = [shares] * count
-    merged = [] if plan.merges is None else [row for row in plan.merges.tolist() if row[1] > 1]
-    assert sorted((row, n) for row, n, _ in merged) == [(row, n) for row, n in enumerate(found) if n > 1]
+        places = {(pair[0], pair[7]) for pair in real if pair[6] > 1}
+        assert len({first for first, _ in places}) == len({place for _, place in places}) == len(places)
+        assert all(place < len(plan.counters) for _, place in places)
+        assert not plan.counters.any()
     return found
 
 
@@ -195,7 +199,7 @@ LONG_AMONG_SHORT = [(30, 3), (5, 1), (700, 5), (0, 2), (60, 4), (-2, 5), (31, 1)
     ],
 )
 def test_a_long_context_is_split_in_a_full_batch(
-    window: int | None, softcap: float | None, firsts: list[int] | None, expected: int, plans: list[module.Plan]
+    window: int | None, softcap: float | None, firsts: list[int] | None, expected: int, plans: list[module.Plans]
 ) -> None:
     """Ten spans fill the device that the interpreter passes for; the one that is long is shared, and no other."""
     case = make_case(LONG_AMONG_SHORT, **SMALL, firsts=firsts)
@@ -204,8 +208,11 @@ def test_a_long_context_is_split_in_a_full_batch(
     assert shares == [expected if int(span) == 2 else 1 for span in case.layout.row_span]
 
 
-def test_layers_of_a_pass_share_a_plan(plans: list[module.Plan]) -> None:
-    """Layers with another window have their own; the next pass follows the lengths it finds, prepared once."""
+def test_layers_of_a_pass_share_a_plan(plans: list[module.Plans]) -> None:
+    """Layers with another window have their own; the next pass follows the lengths it finds, prepared once.
+
+    Each layer finds counters at zero, as the one before it left them: its output is whole.
+    """
     case = on_device(make_case(LONG_AMONG_SHORT, **SMALL))
     chosen = TritonAttention()
     prepared = chosen.prepare(case.layout)
@@ -215,6 +222,8 @@ def test_layers_of_a_pass_share_a_plan(plans: list[module.Plan]) -> None:
             case.q, case.k, case.v, case.cache, case.layout, prepared, scale=0.125, window=window, softcap=None
         )
         outs.append(out.cpu())
+        for row, expected in dense(case, 0.125, window, None).items():
+            assert_close(outs[-1][row], expected.to("cpu"), rtol=1e-4, atol=1e-5)
     assert [max(shares_of(plan, case.layout.rows)) for plan in plans] == [6, 3]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3])
     case.layout.starts[2] = 7  # the long one
@@ -225,14 +234,55 @@ def test_layers_of_a_pass_share_a_plan(plans: list[module.Plan]) -> None:
     assert max(shares_of(plans[2], case.layout.rows)) == 1
 
 
-def test_no_plan_where_nothing_can_be_split(plans: list[module.Plan]) -> None:
+@pytest.mark.parametrize("fixed", [False, True])
+def test_whoever_is_done_last_merges_alike(fixed: bool, plans: list[module.Plans]) -> None:
+    """Programs in another order give the same bits."""
+    case = on_device(make_case(LONG_AMONG_SHORT, **SMALL))
+    chosen = TritonAttention(batch_invariant=fixed)
+    prepared = chosen.prepare(case.layout)
+    outs = []
+    for _ in range(2):
+        outs.append(
+            chosen.attend(
+                case.q, case.k, case.v, case.cache, case.layout, prepared, scale=0.125, window=None, softcap=None
+            )
+        )
+        assert max(shares_of(plans[0], case.layout.rows)) > 1
+        for plan in plans[0]:
+            if plan is not None:
+                plan.pairs.copy_(plan.pairs.flip(0))
+    assert len(plans) == 1
+    assert torch.equal(*outs)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are called through the interpreter")
+def test_a_layer_is_one_launch_for_each_kind_of_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    for name, kernel in [(name, kernel) for name, kernel in vars(module).items() if hasattr(kernel, "run")]:
+
+        def counted(*args: Any, name: str = name, run: Any = kernel.run, **options: Any) -> Any:
+            launched.append(name)
+            return run(*args, **options)
+
+        monkeypatch.setattr(kernel, "run", counted)
+    case = make_case([(30, 3), (700, 5), (60, 17)], heads=2, kv_heads=1, width=64)
+    chosen = TritonAttention()
+    prepared = chosen.prepare(case.layout)
+    for _ in range(2):
+        chosen.attend(case.q, case.k, case.v, case.cache, case.layout, prepared, scale=1.0, window=None, softcap=None)
+    assert splits(prepared) == [6, 1]
+    layer = ["write_cache", "attend_tile", "attend_tile"]
+    assert launched == [layer[0], "plan_pairs", *layer[1:], *layer]
+
+
+def test_no_plan_where_nothing_can_be_split(plans: list[module.Plans]) -> None:
     check(make_case([(60, 2), (0, 20), (7, 1)], **SMALL))
-    assert plans == [module.Plan([None, None], None)]
+    assert plans == [[None, None]]
 
 
-def test_equal_contexts_that_fill_the_device_are_not_split(plans: list[module.Plan]) -> None:
+def test_equal_contexts_that_fill_the_device_are_not_split(plans: list[module.Plans]) -> None:
     check(make_case([(150, 2)] * 10, **SMALL))
-    assert plans[0].merges is not None
+    assert plans[0][0] is not None
     assert set(shares_of(plans[0], 20)) == {1}
 
 
@@ -256,7 +306,7 @@ def padded(case: Case, widest: int) -> tuple[Case, PassInputs]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (400, 20.0)])
 def test_a_padded_launch_follows_lengths_that_grow(
-    window: int | None, softcap: float | None, plans: list[module.Plan], monkeypatch: pytest.MonkeyPatch
+    window: int | None, softcap: float | None, plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch, prepared once: short contexts beside a chunk behind a long one, then a long one among the short."""
     monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 128)
@@ -284,7 +334,7 @@ def test_a_padded_launch_follows_lengths_that_grow(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
-def test_more_spans_than_are_read_at_once(plans: list[module.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "SCANNED", triton_kernels.tl.constexpr(4))
     check(make_case(LONG_AMONG_SHORT, heads=2, kv_heads=1, width=64))
     assert max(shares_of(plans[0], 30)) == 6
@@ -350,7 +400,7 @@ def test_batch_invariant(
     spans: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
-    plans: list[module.Plan],
+    plans: list[module.Plans],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each row alone, with a bound of its own, equals itself in company to the bit, over several splits."""

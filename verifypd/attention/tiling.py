@@ -38,14 +38,14 @@ class Tiling:
     least: int  # tokens of a split
     split_tokens: int  # tokens of a split, fixed; 0: the context of each tile is divided evenly
     tile_rows: int  # query rows that a tile has at most
-    merged_rows: int  # that may have several splits; a tile with several takes `tile_rows` of them
+    shared_tiles: int  # that may have several splits
     warps: int
     stages: int  # reads of the context under way at once
 
     @property
     def partials(self) -> int:
         """Partial results of a head, one for each row and split."""
-        return self.merged_rows * self.splits
+        return self.shared_tiles * self.tile_rows * self.splits
 
 
 def tiling(
@@ -103,7 +103,7 @@ def tiling(
         least=least,
         split_tokens=SPLIT_TOKENS if fixed else 0,
         tile_rows=tile_rows,
-        merged_rows=shared_tiles * tile_rows if splits > 1 else 0,
+        shared_tiles=shared_tiles if splits > 1 else 0,
         warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
         stages=2 if wide or full or (long and not fixed) else 3,
     )

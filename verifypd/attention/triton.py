@@ -2,9 +2,9 @@
 
 One kernel serves plain tokens, verify spans and prompt chunks. The query heads that share a key head are packed into
 the rows of a tile, so that even one row fills matrix instructions. A context that is long beside the others of the
-pass is shared by several programs, and a second kernel merges what they found; which programs do is planned once a
-pass, for all layers. Lengths, starts and block tables are read on the device and grids follow from the host's bounds:
-nothing waits, and a captured launch stays right.
+pass is shared by several programs, and the last of them to be done merges what they found; which programs do is
+planned once a pass, for all layers. Lengths, starts and block tables are read on the device and grids follow from the
+host's bounds: nothing waits, and a captured launch stays right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from verifypd.attention.triton_kernels import (
     PAIR,
     PLANNED,
     attend_tile,
-    merge_splits,
     plan_pairs,
     rotate_and_write,
     write_cache,
@@ -34,7 +33,6 @@ from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
 ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
-MERGED_ELEMENTS = 1024  # of a row one program of merge_splits merges
 INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
@@ -52,10 +50,13 @@ class SpanClass:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the programs of a pass do: see `plan_pairs`."""
+    """What the programs of one class of spans do: see `attend_tile`."""
 
-    pairs: list[Tensor | None]  # of each class; None: programs follow from the grid
-    merges: Tensor | None  # of all classes; None: nothing may be split
+    pairs: Tensor
+    counters: Tensor  # [tiles that may have several splits, key heads]
+
+
+Plans = list[Plan | None]  # of each class; None: programs follow from the grid
 
 
 Shape = tuple[int, int, int, int | None]  # heads, key heads, width, window: layers may differ
@@ -67,10 +68,10 @@ class Prepared:
 
     classes: list[SpanClass]
     cuts: dict[Shape, list[Tiling]] = field(default_factory=dict)
-    plans: dict[Shape, Plan] = field(default_factory=dict)
+    plans: dict[Shape, Plans] = field(default_factory=dict)
     planned: weakref.ref[PassLayout] | None = None  # the pass that plans are of
 
-    def plan(self, layout: PassLayout, shape: Shape) -> Plan:
+    def plan(self, layout: PassLayout, shape: Shape) -> Plans:
         """The plan of a pass: made on the device for its first layer of a shape, read by the others.
 
         Each pass has a layout of its own; one that is captured makes its plan in every replay.
@@ -79,7 +80,8 @@ class Prepared:
             self.plans.clear()
             self.planned = weakref.ref(layout)
         if shape not in self.plans:
-            self.plans[shape] = _plan(layout, self.classes, self.cuts[shape], shape[3])
+            pairs = zip(self.classes, self.cuts[shape], strict=True)
+            self.plans[shape] = [_plan(layout, spans, cut, shape) if cut.pairs else None for spans, cut in pairs]
         return self.plans[shape]
 
 
@@ -139,8 +141,8 @@ class TritonAttention:
         shape = (heads, k.shape[1], width, window)
         if shape not in prepared.cuts:
             prepared.cuts[shape] = [self._tiling(spans, shape, q) for spans in prepared.classes]
-        plan = prepared.plan(layout, shape)
-        _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plan, out, scale, window, softcap)
+        plans = prepared.plan(layout, shape)
+        _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plans, out, scale, window, softcap)
         return out
 
     def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor) -> Tiling:
@@ -227,43 +229,31 @@ def _scales(scale: float, softcap: float | None) -> tuple[float, float]:
     return 2 * scale / softcap * math.log2(math.e), softcap * math.log2(math.e)
 
 
-def _plan(layout: PassLayout, classes: list[SpanClass], cuts: list[Tiling], window: int | None) -> Plan:
-    """Have the device write down what programs do, for classes whose programs do not follow from the grid."""
+def _plan(layout: PassLayout, spans: SpanClass, cut: Tiling, shape: Shape) -> Plan:
+    """Have the device write down what programs do, where it does not follow from the grid."""
+    _, kv_heads, _, window = shape
     device = layout.starts.device
-    merged = sum(cut.merged_rows for cut in cuts)
-    merges = torch.empty(merged, 3, dtype=torch.int32, device=device) if merged else None
-    plan = Plan([], merges)
-    first_merged = first_partial = 0
-    for spans, cut in zip(classes, cuts, strict=True):
-        if not cut.pairs:
-            plan.pairs.append(None)
-            continue
-        plan.pairs.append(pairs := torch.empty(cut.pairs, PAIR.value, dtype=torch.int32, device=device))
-        plan_pairs[(-(-cut.pairs // PLANNED.value),)](
-            pairs,
-            pairs if merges is None else merges,
-            *_where(layout, spans),
-            spans.spans,
-            cut.pairs,
-            cut.splits,
-            cut.workers,
-            cut.least,
-            cut.tile_rows,
-            cut.merged_rows,
-            first_merged,
-            first_partial,
-            BLOCK_Q=cut.block_q,
-            BLOCK_ROWS=power_of_two(cut.block_q),
-            WINDOW=window or 0,
-            BEGINS=layout.first is not None,
-            LISTED=spans.members is not None,
-            SPLIT=cut.splits > 1,
-            SPLIT_TOKENS=cut.split_tokens,
-            num_warps=8,
-        )
-        first_merged += cut.merged_rows
-        first_partial += cut.partials
-    return plan
+    pairs = torch.empty(cut.pairs, PAIR.value, dtype=torch.int32, device=device)
+    counters = torch.empty(cut.shared_tiles, kv_heads, dtype=torch.int32, device=device)
+    plan_pairs[(-(-cut.pairs // PLANNED.value),)](
+        pairs,
+        counters,
+        *_where(layout, spans),
+        spans.spans,
+        cut.pairs,
+        counters.numel(),
+        cut.splits,
+        cut.workers,
+        cut.least,
+        BLOCK_Q=cut.block_q,
+        WINDOW=window or 0,
+        BEGINS=layout.first is not None,
+        LISTED=spans.members is not None,
+        SPLIT=cut.splits > 1,
+        SPLIT_TOKENS=cut.split_tokens,
+        num_warps=8,
+    )
+    return Plan(pairs, counters)
 
 
 def _where(layout: PassLayout, spans: SpanClass) -> tuple[Tensor, ...]:
@@ -279,42 +269,28 @@ def _launch(
     layout: PassLayout,
     classes: list[SpanClass],
     cuts: list[Tiling],
-    plan: Plan,
+    plans: Plans,
     out: Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """All classes of spans, then one merge for all; a range of heads at a time, where partial results are too large."""
+    """One class of spans after the other; a range of heads at a time, where partial results are too large."""
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     shared = heads // kv_heads
-    partials = sum(cut.partials for cut in cuts)
+    partials = max(cut.partials for cut in cuts)  # classes use the same room in turn
     partial = summary = out  # not written
     slices = head_slices(kv_heads, partials * shared * width)
     if partials:
-        room = (partials, slices[0][1] * shared)
-        partial = torch.empty(*room, width, dtype=torch.float32, device=q.device)
-        summary = torch.empty(*room, 2, dtype=torch.float32, device=q.device)
+        room = partials * slices[0][1] * shared
+        partial = torch.empty(room, width, dtype=torch.float32, device=q.device)
+        summary = torch.empty(room, 2, dtype=torch.float32, device=q.device)
     for first_head, count in slices:
-        for spans, cut, pairs in zip(classes, cuts, plan.pairs, strict=True):
+        for spans, cut, plan in zip(classes, cuts, plans, strict=True):
             _attend(
-                q, cache, layout, spans, cut, pairs, out, partial, summary, scale, window, softcap, first_head, count
+                q, cache, layout, spans, cut, plan, out, partial, summary, scale, window, softcap, first_head, count
             )  # fmt: skip
-        if plan.merges is not None:
-            columns = count * shared * width
-            merge_splits[(len(plan.merges), -(-columns // MERGED_ELEMENTS))](
-                partial,
-                summary,
-                plan.merges,
-                out,
-                first_head * shared,
-                count * shared,
-                HEADS=heads,
-                WIDTH=width,
-                COLUMNS=MERGED_ELEMENTS,
-                num_warps=8,
-            )
 
 
 def _attend(
@@ -323,7 +299,7 @@ def _attend(
     layout: PassLayout,
     spans: SpanClass,
     cut: Tiling,
-    pairs: Tensor | None,
+    plan: Plan | None,
     out: Tensor,
     partial: Tensor,
     summary: Tensor,
@@ -337,7 +313,7 @@ def _attend(
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     before, cap = _scales(scale, softcap)
-    grid = (cut.tiles, head_count, spans.spans) if pairs is None else (cut.pairs, head_count)
+    grid = (cut.tiles, head_count, spans.spans) if plan is None else (cut.pairs * head_count,)
     attend_tile[grid](
         q,
         cache.k,
@@ -345,14 +321,16 @@ def _attend(
         out,
         partial,
         summary,
-        layout.row_offsets if pairs is None else pairs,
+        layout.row_offsets if plan is None else plan.pairs,
+        layout.row_offsets if plan is None else plan.counters,
         *_where(layout, spans),
         layout.block_table,
         q.stride(0),
         layout.block_table.stride(0),
         first_head,
-        head_count * (heads // kv_heads),
+        head_count,
         cut.splits,
+        cut.tile_rows,
         before,
         cap,
         HEADS=heads,
@@ -363,14 +341,14 @@ def _attend(
         WINDOW=window or 0,
         BEGINS=layout.first is not None,
         CAPPED=softcap is not None,
-        LISTED=spans.members is not None and pairs is None,
+        LISTED=spans.members is not None and plan is None,
         # with another code for some blocks a row's sums would depend on where its chunk begins
         UNMASKED=window is None and layout.first is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
         WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
         BLOCK_M=cut.block_m,
         BLOCK_Q=cut.block_q,
         BLOCK_N=cut.block_n,
-        PAIRED=pairs is not None,
+        PAIRED=plan is not None,
         SPLIT=cut.splits > 1,
         SPLIT_TOKENS=cut.split_tokens if cut.splits > 1 else 0,
         num_warps=cut.warps,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
-MERGED: tl.constexpr = tl.constexpr(8)  # splits merged at once: a fixed number, so that sums have one order
+MERGED_ELEMENTS: tl.constexpr = tl.constexpr(4096)  # of partial results, merged at once
 SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once
 PLANNED: tl.constexpr = tl.constexpr(128)  # pairs that one program of plan_pairs writes
 PAIR: tl.constexpr = tl.constexpr(8)  # numbers of a pair
@@ -182,19 +182,21 @@ def shares_of(
     start,  # of a span
     rows,
     lowest,  # key that may be seen
-    average,  # tokens of the pass's context for each worker
+    total,  # tokens of context that all tiles of the launch have
+    workers,  # among which it is shared out
     splits,  # most there may be
     least,  # tokens of a split
     BLOCK_Q: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Programs that share the context of each tile of a span: as many as it has times the average."""
+    """Programs that share the context of each tile of a span: as many as it has times the share of a worker."""
     if SPLIT_TOKENS > 0:
         wanted = tl.cdiv(tl.maximum(start + rows, 1), SPLIT_TOKENS)
     else:
         reach = reach_of(start, rows, lowest, BLOCK_Q, WINDOW)
-        wanted = tl.maximum(tl.minimum(tl.cdiv(reach, least), reach // average), 1)
+        even = (reach.to(tl.int64) * workers // total).to(tl.int32)
+        wanted = tl.maximum(tl.minimum(tl.cdiv(reach, least), even), 1)
     return tl.minimum(wanted, splits)
 
 
@@ -227,26 +229,26 @@ def _extents(
 
 
 @triton.jit
-def _average(
-    count, workers, members, row_offsets, slots, starts, begins,
+def _total(
+    count, members, row_offsets, slots, starts, begins,
     BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr, BEGINS: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Tokens of context that all tiles of the launch have for each worker."""
+    """Tokens of context that all tiles of the launch have."""
     total = 0
     for begin in range(0, count, SCANNED):
         start, rows, lowest = _extents(begin, count, members, row_offsets, slots, starts, begins, BEGINS, LISTED)
         total += tl.sum(tl.cdiv(rows, BLOCK_Q) * reach_of(start, rows, lowest, BLOCK_Q, WINDOW), 0)
-    return tl.maximum(tl.cdiv(total, workers), 1)
+    return tl.maximum(total, 1)
 
 
 @triton.jit
 def _find(
-    item, count, average, splits, least, members, row_offsets, slots, starts, begins,
+    item, count, total, workers, splits, least, members, row_offsets, slots, starts, begins,
     BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr, BEGINS: tl.constexpr, LISTED: tl.constexpr, SPLIT: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The member that holds each item (`count` or more: none), the items before that member's, the tiles with several
-    splits before it, and all of those."""
+    """The member that holds each item (`count` or more: none), the items before that member's, and the tiles with
+    several splits before it."""
     member = tl.zeros_like(item)
     passed = tl.zeros_like(item)
     shared = tl.zeros_like(item)
@@ -258,7 +260,7 @@ def _find(
         items = tiles
         several = tl.zeros_like(tiles)
         if SPLIT:
-            shares = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
+            shares = shares_of(start, rows, lowest, total, workers, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
             items = tiles * shares
             several = tl.where(shares > 1, tiles, 0)
         ends = all_items + tl.cumsum(items, 0)
@@ -269,19 +271,16 @@ def _find(
         shared = tl.maximum(shared, tl.max(tl.where(before, shared_ends[None, :], 0), 1))
         all_items += tl.sum(items, 0)
         all_shared += tl.sum(several, 0)
-    return member, passed, shared, all_shared
+    return member, passed, shared
 
 
 @triton.jit(
-    do_not_specialize=[
-        "count", "pair_count", "splits", "workers", "least", "tile_rows", "merged_rows", "first_merged",
-        "first_partial",
-    ],
+    do_not_specialize=["count", "pair_count", "counter_count", "splits", "workers", "least"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
-)  # fmt: skip
+)
 def plan_pairs(
     pairs,  # int32 [pair_count, PAIR]: see `attend_tile`
-    merges,  # int32 [rows that may be merged, 3]: see `merge_splits`
+    counters,  # int32 [counter_count]: likewise
     members,  # [count] int32, spans of this launch; not read unless LISTED
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
@@ -289,30 +288,24 @@ def plan_pairs(
     begins,  # [S] int64, first position of a slot that holds a key; not read unless BEGINS
     count,  # members
     pair_count,
+    counter_count,
     splits,  # most that share a context
     workers,  # programs of a key head among which the context of the pass is shared out
     least,  # tokens of a split
-    tile_rows,  # that a tile has at most
-    merged_rows,  # of this launch in `merges`, from first_merged on
-    first_merged,
-    first_partial,  # of this launch
     BLOCK_Q: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,  # BLOCK_Q padded to a power of two
     WINDOW: tl.constexpr,
     BEGINS: tl.constexpr,
     LISTED: tl.constexpr,
     SPLIT: tl.constexpr,  # whether splits > 1
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """What `attend_tile` and `merge_splits` do in all layers of a pass. Grid: pairs, PLANNED for each program."""
-    average = 1
+    """What programs of `attend_tile` do in all layers of a pass. Grid: pairs, PLANNED for each program."""
+    total = 1
     if SPLIT and SPLIT_TOKENS == 0:
-        average = _average(
-            count, workers, members, row_offsets, slots, starts, begins, BLOCK_Q, WINDOW, BEGINS, LISTED
-        )  # fmt: skip
+        total = _total(count, members, row_offsets, slots, starts, begins, BLOCK_Q, WINDOW, BEGINS, LISTED)
     item = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
-    member, passed, shared, all_shared = _find(
-        item, count, average, splits, least, members, row_offsets, slots, starts, begins,
+    member, passed, shared = _find(
+        item, count, total, workers, splits, least, members, row_offsets, slots, starts, begins,
         BLOCK_Q, WINDOW, BEGINS, LISTED, SPLIT, SPLIT_TOKENS,
     )  # fmt: skip
     there = member < count
@@ -331,15 +324,13 @@ def plan_pairs(
     split = (item - passed) // tiles
     tile_row = tile * BLOCK_Q
     held = tl.minimum(rows - tile_row, BLOCK_Q)
-    of_span = tl.full([PLANNED], 1, tl.int32)
+    shares = tl.full([PLANNED], 1, tl.int32)
     if SPLIT:
-        of_span = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
-    shares = of_span
+        shares = shares_of(start, rows, lowest, total, workers, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
     if SPLIT and SPLIT_TOKENS > 0:  # the span's last tile may have more than others
         shares = tl.cdiv(tl.maximum(start + tile_row + held, 1), SPLIT_TOKENS)
         shares = tl.where(split < shares, shares, 0)
     shares = tl.where(there, shares, 0)
-    place = (shared + tile) * tile_rows  # of the tile's rows among those of this launch that may be merged
 
     known = item < pair_count
     pair = pairs + item * PAIR
@@ -350,34 +341,61 @@ def plan_pairs(
     tl.store(pair + 4, lowest, mask=known)
     tl.store(pair + 5, split, mask=known)
     tl.store(pair + 6, shares, mask=known)
-    tl.store(pair + 7, first_partial + place * splits, mask=known)
+    tl.store(pair + 7, shared + tile, mask=known)
     if SPLIT:
-        row = tl.arange(0, BLOCK_ROWS)
-        told = (there & (split == 0) & (of_span > 1))[:, None] & (row < tile_rows)[None, :]
-        at = place[:, None] + row[None, :]
-        merge = merges + (first_merged + at) * 3
-        tl.store(merge, (first_row + tile_row)[:, None] + row[None, :], mask=told)
-        tl.store(merge + 1, tl.where(row[None, :] < held[:, None], shares[:, None], 0), mask=told)
-        tl.store(merge + 2, first_partial + at * splits, mask=told)
-        if tl.program_id(0) == 0:
-            for begin in range(all_shared * tile_rows, merged_rows, PLANNED):
-                unused = begin + tl.arange(0, PLANNED)
-                nothing = tl.zeros_like(unused)
-                tl.store(merges + (first_merged + unused) * 3 + 1, nothing, mask=unused < merged_rows)
+        for begin in range(tl.program_id(0) * PLANNED, counter_count, tl.num_programs(0) * PLANNED):
+            counter = begin + tl.arange(0, PLANNED)
+            tl.store(counters + counter, tl.zeros_like(counter), mask=counter < counter_count)
+
+
+@triton.jit
+def _merge(
+    partial, summary, first, step, shares, real,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """What a tile's splits found together, whoever merges them: they are read anew, in order, past what L1 holds.
+
+    first: partial result of the tile's first row in split 0; those of the next split lie `step` further on.
+    """
+    MERGED: tl.constexpr = min(8, max(1, MERGED_ELEMENTS // (BLOCK_M * BLOCK_D)))  # splits at once
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    best = tl.full([BLOCK_M], FLOOR, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for begin in range(0, shares, MERGED):
+        split = begin + tl.arange(0, MERGED)
+        there = (split < shares)[:, None] & real[None, :]
+        at = first + (split * step)[:, None] + m[None, :]
+        kept = there[:, :, None] & (d < WIDTH)[None, None, :]
+        parts = tl.load(
+            partial + at[:, :, None] * WIDTH + d[None, None, :], mask=kept, other=0.0, cache_modifier=".cg"
+        )  # fmt: skip
+        top = tl.load(summary + at * 2, mask=there, other=FLOOR, cache_modifier=".cg")
+        sums = tl.load(summary + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(best, tl.max(top, 0))
+        fade = tl.exp2(best - higher)
+        weight = tl.exp2(top - higher[None, :])
+        total = total * fade + tl.sum(sums * weight, 0)
+        mixed = mixed * fade[:, None] + tl.sum(parts * weight[:, :, None], 0)
+        best = higher
+    return mixed / tl.maximum(total, 1e-30)[:, None]
 
 
 @triton.jit(
-    do_not_specialize=["first_head", "held", "splits"],
+    do_not_specialize=["first_head", "held", "splits", "tile_rows"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
 )
 def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
-    out,  # [N, HEADS, WIDTH]; written where a tile has one split
-    partial,  # float32 [partial results, held, WIDTH]: not normalised; those of a row's splits in a run
-    summary,  # float32 [partial results, held, 2]: highest score and sum of weights
-    pairs,  # int32 [pairs, PAIR]: first row of a tile, its rows, start, slot, lowest key, split, shares, first partial
+    out,  # [N, HEADS, WIDTH]
+    partial,  # float32 [tiles with several splits, splits, held, tile_rows * SHARED, WIDTH]: not normalised
+    summary,  # float32, the same with 2 instead of WIDTH: highest score and sum of weights
+    pairs,  # int32 [pairs, PAIR]: first row of a tile, its rows, start, slot, lowest key, split, shares, and which of
+    # the tiles with several splits it is
+    counters,  # int32 [tiles with several splits, KV_HEADS]: programs that are done; 0 before a launch and behind it
     members,  # [members] int32, spans of this launch; not read unless LISTED
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
@@ -387,8 +405,9 @@ def attend_tile(
     q_row,
     table_row,
     first_head,  # key head, of the launch
-    held,  # query heads of the launch
+    held,  # key heads of the launch
     splits,  # most that share a context: a number, not a constant, for each constant is compiled
+    tile_rows,  # query rows that a tile has at most
     scale,  # of the scores, in base 2; without the cap where there is one
     cap,  # of the scores, in base 2
     HEADS: tl.constexpr,
@@ -409,14 +428,23 @@ def attend_tile(
     SPLIT: tl.constexpr,  # whether splits > 1; PAIRED then
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Attention of one tile over one split of its context. Grid: pairs, key heads; or tiles, key heads, members."""
+    """Attention of one tile over one split of its context; the program that is done last merges the tile's splits.
+
+    Grid: pairs times key heads where PAIRED, else tiles, key heads, members. All heads of a pair come before the next
+    pair: programs without work then come last. Among the others they would leave some processors more work than others.
+    """
     SHARED: tl.constexpr = HEADS // KV_HEADS
-    head = first_head + tl.program_id(1)
+    if PAIRED:
+        number = tl.program_id(0) // held
+        head = first_head + tl.program_id(0) % held
+    else:
+        number = tl.program_id(0)
+        head = first_head + tl.program_id(1)
     split = 0
     shares = 1
     lowest = 0
+    pair = pairs + number * PAIR
     if PAIRED:
-        pair = pairs + tl.program_id(0) * PAIR
         first_row = tl.load(pair).to(tl.int64)
         rows = tl.load(pair + 1)
         start = tl.load(pair + 2)
@@ -434,7 +462,7 @@ def attend_tile(
         if LISTED:
             span = tl.load(members + span)
         first_row = tl.load(row_offsets + span)
-        tile_row = tl.program_id(0) * BLOCK_Q
+        tile_row = number * BLOCK_Q
         rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32) - tile_row  # from the tile's first on
         if rows <= 0:
             return
@@ -490,59 +518,25 @@ def attend_tile(
         )  # fmt: skip
 
     kept = real[:, None] & inside[None, :]
-    first_partial = 0
     if SPLIT:  # read again: kept through the loop they cost 32 registers, and a quarter of the programs at a time
         split = tl.load(pair + 5, cache_modifier=".ca")
         shares = tl.load(pair + 6, cache_modifier=".ca")
-        first_partial = tl.load(pair + 7)
     if shares > 1:
-        at = ((first_partial + row * splits + split) * held + query_head - first_head * SHARED).to(tl.int64)
+        tile = tl.load(pair + 7)
+        step = held * tile_rows * SHARED
+        first = (tile * splits * step + (head - first_head) * tile_rows * SHARED).to(tl.int64)
+        at = first + split * step + m
         tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=kept)
         tl.store(summary + at * 2, top, mask=real)
         tl.store(summary + at * 2 + 1, total, mask=real)
+        tl.debug_barrier()  # all of the program's stores come before its count
+        counter = counters + tile * KV_HEADS + head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1:
+            o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
+            merged = _merge(partial, summary, first, step, shares, real, WIDTH, BLOCK_D, BLOCK_M)
+            tl.store(out + o_place, merged.to(out.dtype.element_ty), mask=kept)
+            tl.store(counter, 0)  # for the next layer
     else:
         o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
         result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
         tl.store(out + o_place, result.to(out.dtype.element_ty), mask=kept)
-
-
-@triton.jit(do_not_specialize=["first_head", "held"])
-def merge_splits(
-    partial,
-    summary,
-    merges,  # int32 [rows that may be merged, 3]: row of the pass, its splits, its first partial result
-    out,
-    first_head,  # query head, of the launch
-    held,  # query heads of the launch
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,  # of a program, heads times width
-):
-    """Part of one row from its splits; a row with one split is there already. Grid: rows that may be merged, parts."""
-    merge = merges + tl.program_id(0) * 3
-    shares = tl.load(merge + 1)
-    if shares <= 1:
-        return
-    row = tl.load(merge).to(tl.int64)
-    first = tl.load(merge + 2).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < held * WIDTH
-    best = tl.full([COLUMNS], FLOOR, tl.float32)
-    total = tl.zeros([COLUMNS], tl.float32)
-    mixed = tl.zeros([COLUMNS], tl.float32)
-    for begin in range(0, shares, MERGED):
-        split = begin + tl.arange(0, MERGED)
-        there = (split < shares)[:, None] & inside[None, :]
-        at = ((first + split) * held)[:, None]
-        pair = summary + (at + (column // WIDTH)[None, :]) * 2
-        top = tl.load(pair, mask=there, other=FLOOR)
-        sums = tl.load(pair + 1, mask=there, other=0.0)
-        parts = tl.load(partial + at * WIDTH + column[None, :], mask=there, other=0.0)
-        higher = tl.maximum(best, tl.max(top, 0))
-        fade = tl.exp2(best - higher)
-        weight = tl.exp2(top - higher[None, :])
-        total = total * fade + tl.sum(sums * weight, 0)
-        mixed = mixed * fade + tl.sum(parts * weight, 0)
-        best = higher
-    place = (row * HEADS + first_head) * WIDTH + column
-    tl.store(out + place, (mixed / tl.maximum(total, 1e-30)).to(out.dtype.element_ty), mask=inside)

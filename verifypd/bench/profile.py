@@ -20,7 +20,7 @@ from verifypd.runtime.streams import HostCopy, synchronize
 GRAPH_GAP_US = 8.0
 TFLOP_S = 790.0  # bf16 products on random numbers
 KINDS = (  # the first pattern that is found in a kernel's name
-    ("attention", r"attend_tile|merge_splits|flash|fmha"),
+    ("attention", r"attend_tile|plan_pairs|flash|fmha"),
     ("cache write", r"write"),
     ("norm", r"norm_rows"),
     ("gate", r"gate_rows"),
