@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TAU_STEP
-from verifypd.errors import ConfigError
 
 
 class Controller(Protocol):
@@ -24,8 +23,8 @@ class Controller(Protocol):
     name: str
 
     @property
-    def curious(self) -> bool:
-        """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
+    def may_draft(self) -> bool:
+        """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
         ...
 
     @property
@@ -33,12 +32,13 @@ class Controller(Protocol):
         """Whether it drafts at present, and does not only try now and then whether it should."""
         ...
 
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Who decodes in a step for which it is not asked."""
-        ...
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
+        """slot → tokens to draft, for requests that would draft and verify together; missing: 0.
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
-        """slot → tokens to draft, for requests that would draft and verify together; missing: 0."""
+        riding: the prompt chunks that their pass would carry; overlap: whether others are verified meanwhile.
+        """
         ...
 
     def temperature(self, view: RequestView) -> float:
@@ -57,7 +57,11 @@ class Controller(Protocol):
         """A request has left for good, with so many output tokens."""
         ...
 
-    def state(self) -> dict[str, float]:
+    def why(self) -> dict[str, Any]:
+        """What its last choice was weighed against; empty where nothing was."""
+        ...
+
+    def state(self) -> dict[str, float | str]:
         """What it believes and does now, by name, for metrics and records."""
         ...
 
@@ -76,7 +80,7 @@ class FixedController:
         self.length = length
 
     @property
-    def curious(self) -> bool:
+    def may_draft(self) -> bool:
         """Unless it never drafts."""
         return self.length > 0
 
@@ -85,10 +89,9 @@ class FixedController:
         """Unless it never drafts."""
         return self.length > 0
 
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Nobody is known by name."""
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
 
@@ -105,7 +108,11 @@ class FixedController:
     def forget(self, order: int, emitted: int) -> None:
         """Nothing was kept."""
 
-    def state(self) -> dict[str, float]:
+    def why(self) -> dict[str, Any]:
+        """Nothing is weighed."""
+        return {}
+
+    def state(self) -> dict[str, float | str]:
         """The length."""
         return {"draft_length": self.length}
 
@@ -120,7 +127,7 @@ class ThresholdController:
     QUEUE_HIGH, QUEUE_LOW = 10, 1  # requests in the verify queue
     P95_HIGH, P95_LOW = 50e-3, 45e-3  # s
     RATE_LOW, RATE_HIGH = 0.35, 0.65
-    curious = drafting = True
+    may_draft = drafting = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = min(self.LONGEST, longest)
@@ -132,10 +139,9 @@ class ThresholdController:
         self._drafted = 0
         self._emitted = 0
 
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Nobody is known by name."""
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
@@ -163,7 +169,11 @@ class ThresholdController:
     def forget(self, order: int, emitted: int) -> None:
         """Nothing is kept by request."""
 
-    def state(self) -> dict[str, float]:
+    def why(self) -> dict[str, Any]:
+        """Nothing is weighed."""
+        return {}
+
+    def state(self) -> dict[str, float | str]:
         """The length, and what it was last moved by."""
         return {"draft_length": self.length, "tau": self.tau, "queue": self.queue, "decode_p95_ms": self.p95 * 1e3}
 
@@ -187,17 +197,3 @@ class ThresholdController:
         elif self.queue <= self.QUEUE_LOW and p95 < self.P95_LOW and rate > self.RATE_HIGH:
             self.length = min(self.longest, self.length + 1)
 
-
-def make_controller(
-    name: str, max_draft: int, cost: CostModel | None = None, *, search_temperature: bool = False
-) -> Controller:
-    """The controller of that name."""
-    if name == "fixed":
-        return FixedController(max_draft)
-    if name == "threshold":
-        return ThresholdController(max_draft)
-    if name == "throughput":
-        from verifypd.control.throughput import ThroughputController  # it stands on this module
-
-        return ThroughputController(cost, max_draft, search_temperature=search_temperature)
-    raise ConfigError(f"--controller {name!r} is not known; choose from throughput, threshold, fixed")

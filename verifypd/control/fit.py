@@ -1,82 +1,51 @@
-"""Means of like measurements, and nonnegative least squares over them. Knows numbers only, not what they measure."""
+"""Nonnegative least squares of relative errors. Knows numbers only, not what they measure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-CELL_RATE = 0.05  # weight of a new measurement in its cell: the last twenty or so count
+RIDGE = 1e-7  # pull towards the prior, as a share of the data's own weight: decides only what the data leave open
+SWEEPS = 12  # of coordinate descent behind the direct solution
 
 
-@dataclass(slots=True)
-class Cell:
-    """The mean of like measurements: features and seconds."""
+class Sample(NamedTuple):
+    """Amounts of work, and the seconds it took."""
 
-    features: list[float]
+    features: Sequence[float]
     seconds: float
-    spread: float  # mean absolute deviation, s
-    count: int
-    seen: int  # number of the observation that last touched it
-
-    def add(self, features: Sequence[float], seconds: float, seen: int) -> None:
-        """Move towards a new measurement; one outlier moves it little, a lasting change moves it all the way."""
-        self.count += 1
-        self.seen = seen
-        rate = max(CELL_RATE, 1.0 / self.count)
-        miss = seconds - self.seconds
-        reach = 3.0 * max(self.spread, 0.02 * self.seconds)
-        self.spread += rate * (min(abs(miss), 3.0 * reach) - self.spread)
-        self.seconds += rate * max(-reach, min(reach, miss))
-        for i, value in enumerate(features):
-            self.features[i] += rate * (value - self.features[i])
 
 
-def knee_grid(cells: list[Cell]) -> list[float]:
-    """Places where a pass may turn from flat to rising: on a grid over the rows seen, and below all of them."""
-    most = max(cell.features[0] for cell in cells)
-    grid = [1.0]
-    while grid[-1] < most:
-        grid.append(grid[-1] * 1.08 + 0.5)
-    return grid
+class Fit(NamedTuple):
+    """What came of it."""
+
+    loss: float  # mean squared relative error
+    values: list[float]  # seconds per unit of each feature
 
 
-def nonnegative(
-    rows: Sequence[Sequence[float]],
-    cells: Sequence[Cell],
-    weights: Sequence[float],
-    prior: Sequence[float],
-    pull: float,
-) -> tuple[float, list[float]]:
-    """Nonnegative least squares of relative errors, pulled gently to `prior`: (mean squared error, solution)."""
+def nonnegative(samples: Sequence[Sample], prior: Sequence[float]) -> Fit:
+    """The values ≥ 0 whose predictions are closest to the seconds, in ratio. A feature no sample has stays as `prior`."""
     size = len(prior)
     gram = [[0.0] * size for _ in range(size)]
     right = [0.0] * size
-    for features, cell, weight in zip(rows, cells, weights, strict=True):
-        scaled = [value / cell.seconds for value in features]
+    for features, seconds in samples:
+        scaled = [value / seconds for value in features]
         for i, value in enumerate(scaled):
             if value:
-                share = weight * value
-                right[i] += share
-                line = gram[i]
-                for j in range(i, size):
-                    line[j] += share * scaled[j]
-    for i in range(size):
-        for j in range(i):
-            gram[i][j] = gram[j][i]
-    total = sum(weights)
-    pulled = [[*line] for line in gram]
-    target = list(right)
+                right[i] += value
+                for j in range(size):
+                    gram[i][j] += value * scaled[j]
+    pulled, target = [[*line] for line in gram], list(right)
     for i in range(size):
         if gram[i][i] > 0.0:
-            pulled[i][i] += pull * gram[i][i]
-            target[i] += pull * gram[i][i] * prior[i]
+            pulled[i][i] += RIDGE * gram[i][i]
+            target[i] += RIDGE * gram[i][i] * prior[i]
         else:  # never seen: stays what it was
             pulled[i][i], target[i] = 1.0, prior[i]
     x = _solve_nonnegative(pulled, target)
-    square = sum(x[i] * sum(a * b for a, b in zip(gram[i], x, strict=True)) for i in range(size))
-    linear = sum(a * b for a, b in zip(right, x, strict=True))
-    return max(0.0, square - 2.0 * linear + total) / total, x
+    misses = [sum(f * v for f, v in zip(features, x, strict=True)) / seconds - 1.0 for features, seconds in samples]
+    return Fit(sum(miss * miss for miss in misses) / max(1, len(misses)), x)
 
 
 def _solve_nonnegative(gram: list[list[float]], right: list[float]) -> list[float]:
@@ -95,7 +64,7 @@ def _solve_nonnegative(gram: list[list[float]], right: list[float]) -> list[floa
                 x[i] = value
             break
         del active[lowest]
-    for _ in range(12):
+    for _ in range(SWEEPS):
         for i in range(size):
             line = g[i]
             x[i] = max(0.0, x[i] + b[i] - sum(line[j] * x[j] for j in range(size)))
@@ -107,7 +76,7 @@ def _solve(a: list[list[float]], b: list[float]) -> list[float]:
     n = len(b)
     rows = [[*line, value] for line, value in zip(a, b, strict=True)]
     for i in range(n):
-        rows[i][i] += 1e-10
+        rows[i][i] += RIDGE / 1000.0
     for i in range(n):
         pivot = max(range(i, n), key=lambda k: abs(rows[k][i]))
         rows[i], rows[pivot] = rows[pivot], rows[i]

@@ -1,0 +1,26 @@
+"""Every number of the policies that was chosen, with its unit and where it comes from; docs/lanes.md tabulates what
+half and double of each do. The thresholds of the original's controller are its own and stand with it.
+"""
+
+from __future__ import annotations
+
+# -- whether to draft
+MARGIN = 0.02  # gain that drafting must predict before it begins; the error of a fitted cost model's ratios
+PROBE_SHARE = 0.005  # of the time may go to drafts of one token while nothing is drafted
+REVIEW_EVERY = 16  # steps between two looks at what drafting would gain while nothing is drafted
+
+# -- acceptance
+PRIOR = 0.6  # chance of a draft token before anything was seen
+PRIOR_TRIALS = 8  # trials that a prior counts for
+KIND_TRIALS = 400  # trials that the mean of a kind of request looks back; a quarter of it while drafts are only probed
+REQUEST_TRIALS = 64  # trials that a request's own mean looks back: half of how long its text stays alike
+REQUEST_PRIOR = 20  # trials that its kind counts for there: variance of a trial over that between requests
+
+MEAN_OUTPUT = 64  # tokens a request is expected to come to before any has ended
+
+# -- prompts
+PROMPT_SHARE = 0.25  # of a step that prompts are sure of
+OVERDUE = 4  # times its target after which a prompt goes before all others
+
+# -- costs
+LEARNING_RATE = 0.02  # of running means: some fifty measurements
