@@ -18,11 +18,11 @@ from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.outcome import Outcome, Report
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.traffic import Arrival
-from verifypd.control.world import Settings, TrueCosts
 from verifypd.errors import EngineError
+from verifypd.simulate.report import Outcome, Report
+from verifypd.simulate.traffic import Arrival
+from verifypd.simulate.world import Settings, TrueCosts
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s

@@ -14,14 +14,14 @@ from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.outcome import Report, percentile
-from verifypd.control.simulate import Simulation
 from verifypd.control.snapshot import Plan, Snapshot
-from verifypd.control.tables import h200
 from verifypd.control.throughput import ThroughputController
-from verifypd.control.traffic import Acceptance, Arrival, Lengths, poisson
-from verifypd.control.world import Settings, TrueCosts
 from verifypd.errors import EngineError
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.report import Report, percentile
+from verifypd.simulate.tables import h200
+from verifypd.simulate.traffic import Acceptance, Arrival, Lengths, poisson
+from verifypd.simulate.world import Settings, TrueCosts
 
 FIXED = ("plain", "baseline", "pd", "pdv", "unified", "table")
 EVERY = (*FIXED, "auto")
