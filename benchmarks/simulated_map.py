@@ -30,10 +30,10 @@ from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.simulate import Simulation
-from verifypd.control.tables import h200
-from verifypd.control.traffic import Acceptance, poisson
-from verifypd.control.world import Settings, TrueCosts
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.tables import h200
+from verifypd.simulate.traffic import Acceptance, poisson
+from verifypd.simulate.world import Settings, TrueCosts
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulated-map.json"

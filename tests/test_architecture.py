@@ -19,13 +19,14 @@ PACKAGE = ROOT / "verifypd"
 
 # A module may import its own package and whatever stands to its left.
 ORDER = (
-    "errors hints progress config request batch metrics | control | tokenizer kernels kv attention sampling | models"
-    " | runtime | drafters | lanes testing | engine | server bench distil | cli"
+    "errors hints progress config inflight request batch metrics | control | simulate"
+    " | tokenizer kernels kv attention sampling | models | runtime | drafters | lanes testing | engine"
+    " | server bench distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)
 
-TORCH_FREE = {"errors", "hints", "progress", "config", "request", "batch", "metrics", "control"}
+TORCH_FREE = {"errors", "hints", "progress", "config", "inflight", "request", "batch", "metrics", "control", "simulate"}
 PUBLIC = {
     "LLM": "engine",
     "AsyncLLM": "engine",

@@ -17,8 +17,8 @@ from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.tables import h200
 from verifypd.control.throughput import ThroughputController
+from verifypd.simulate.tables import h200
 
 GPU = h200().coefficients
 

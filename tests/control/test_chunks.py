@@ -10,7 +10,7 @@ from tests.control.views import snapshot, view
 from verifypd.control.allocation import Allocation
 from verifypd.control.chunks import SMALLEST_CHUNK, Step, chunk_within, draft_chunk, prefill_chunk
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.tables import h200
+from verifypd.simulate.tables import h200
 
 GPU = h200().coefficients
 DRAFTS = Allocation(longest=2, threshold=0.1, tokens=40.0, seconds=12e-3, draft_seconds=2.5e-3, rows=40.0)

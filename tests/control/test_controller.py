@@ -13,8 +13,8 @@ from verifypd.control import throughput
 from verifypd.control.controller import FixedController, ThresholdController, make_controller
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView
-from verifypd.control.tables import h200
 from verifypd.errors import ConfigError
+from verifypd.simulate.tables import h200
 
 # --- fixed ------------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 
 from verifypd.control.cost import CELLS, Coefficients, CostModel
 from verifypd.control.observe import StepTiming
-from verifypd.control.tables import H200, h200
 from verifypd.errors import ConfigError
+from verifypd.simulate.tables import H200, h200
 
 TRUE = Coefficients(
     base=0.5e-3,

@@ -13,8 +13,8 @@ from verifypd.control.allocation import Load
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.probing import Prober
-from verifypd.control.tables import h200
 from verifypd.control.throughput import ThroughputController
+from verifypd.simulate.tables import h200
 
 
 def test_probes_are_bounded() -> None:

@@ -15,8 +15,8 @@ from verifypd.control.allocation import Load, allocations, joined
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.tables import h200
 from verifypd.control.throughput import ThroughputController
+from verifypd.simulate.tables import h200
 
 # --- throughput: the allocation ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tests.control.views import snapshot, view
 from verifypd.control.controller import Controller
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.tables import H200
+from verifypd.simulate.tables import H200
 
 
 class World:

@@ -196,6 +196,6 @@ def test_leaving_in_each_state_leaks_nothing(
                 llm.engine.check()
         finish(llm)
         assert all(lane.depth == 0 for lane in llm.engine.stats.lanes.values())
-        assert chosen.pending == 0 and not chosen.inflight and not chosen.temperatures
+        assert chosen.pending == 0 and not chosen.inflight
         expected = plain[int(chosen.request_id)]
         assert chosen.output_ids == (expected[: chosen.output_len] if leave == "abort" else expected)

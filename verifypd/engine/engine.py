@@ -13,13 +13,13 @@ from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
+from verifypd.control.routine import one_token_each
 from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.first_drafts import FirstDrafts
 from verifypd.engine.heads import HeadBooks
 from verifypd.engine.memory import RequestMemory
-from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
@@ -27,6 +27,7 @@ from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
 from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
 from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
+from verifypd.inflight import Draft
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
@@ -155,7 +156,7 @@ class Engine:
 
     def skip_prefill(self, request: Request) -> None:
         """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
-        request.computed, request.draft_lag = len(request.tokens), 0
+        request.admitted(len(request.tokens), draft_lag=0)
         self.residents.enter(request, State.DECODE)
 
     @property
@@ -193,7 +194,7 @@ class Engine:
         if self.synthetic and admitted:
             self._set_alpha(admitted)
         self._price()
-        plan = self.residents.reserve(routine(self) or self.architecture.plan(snapshot(self)))
+        plan = self.residents.reserve(self._routine() or self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -205,6 +206,17 @@ class Engine:
         if self._launched is not None:
             self._launched.ended, self._launched = self.clock(), None
         return list(news.values())
+
+    def _routine(self) -> Plan | None:
+        """One token for everyone, where the architecture is at rest: it would plan nothing else, so it is not asked.
+
+        None where that is not sure.
+        """
+        if not (self.architecture.at_rest and 0 < len(self.running) <= self.config.batch_size) or self.inflight.away:
+            return None
+        if any(request.state is not State.DECODE or request.preempting for request in self.running.values()):
+            return None
+        return one_token_each(self.running)
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
@@ -287,14 +299,11 @@ class Engine:
         now, longest = self.clock(), 0.0
         for span in batch.spans:
             request = self.running[span.slot]
-            request.draft_lag -= span.rows
-            if span.rows:
-                request.counted = [0] * len(request.inflight)  # the device started from what there really was
+            request.caught_up(span.rows)
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self.residents.enter(request, State.VERIFY, now)
-                request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
-                request.draft_temperature = span.temperature
+                request.drafted(Draft(span.drafts, span.drafter or batch.drafter, span.temperature))
                 request.served = self.stats.steps
         return longest
 
@@ -319,22 +328,12 @@ class Engine:
         request.served = self.stats.steps
         request.unread = request.unread or not self.verify.keeps
         if span.start is not None:
-            request.computed += span.rows
+            request.read(span.rows)
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        assert span.drafts in (0, request.pending), "drafts are verified as they stand"
         drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
-        if drafter is not None and drafter.has_cache and drafter.keeps_drafts:
-            # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
-            # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
-            request.draft_lag = 2
-            request.counted = [0] * (len(request.inflight) + 1)
-        else:
-            request.draft_lag += span.drafts + 1
-            request.counted.append(span.drafts + 1)
-        request.inflight.append(span.drafts)
-        request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
+        request.launched(span.drafts, kept=drafter is not None and drafter.has_cache and drafter.keeps_drafts)
         now = self.clock()
         if request.state is State.DECODE:
             # one token and no draft: through the lane within this plan
@@ -377,10 +376,7 @@ class Engine:
             verdict = result.verdicts[index]
             tau = 1.0
             if verdict is not None:
-                request.inflight.pop(0)
-                tau = request.temperatures.pop(0)
-                counted = request.counted.pop(0)
-                request.draft_lag -= max(0, counted - len(verdict.tokens))  # now it is known how many there are
+                tau = request.absorbed(0 if request.finished else len(verdict.tokens)).temperature
             if not request.finished:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:

@@ -180,6 +180,8 @@ class Residents:
         for name, lane in self.stats.lanes.items():
             members = sum(request.state.value == name for request in self.running.values())
             assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
+        active = [r for r in self.running.values() if not r.finished]
+        assert all(r.confirmed == len(r.tokens) for r in active), "a token that no verdict brought"
         assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
             "a draft outside a lane"
         )

@@ -76,7 +76,7 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         lane=request.state.value,
         waited=max(0.0, now - request.entered),
         pending=request.pending,
-        drafter=request.drafter,
+        drafter=request.draft.drafter,
         slo_tpot=engine.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
         since_output=max(0.0, now - request.last_output),
         inflight=len(request.inflight),

@@ -19,10 +19,11 @@ from verifypd.control.cost import CostModel
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
-from verifypd.drafters.model import CAUGHT_UP, ModelDrafter
+from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
+from verifypd.inflight import CAUGHT_UP
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget
 from verifypd.kv.pool import FeatureCache, KVCache

@@ -12,47 +12,48 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.outcome import Outcome, Report
+from verifypd.control.routine import one_token_each
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.traffic import Arrival
-from verifypd.control.world import Settings, TrueCosts
 from verifypd.errors import EngineError
+from verifypd.inflight import Draft, Progress
+from verifypd.simulate.report import Outcome, Report
+from verifypd.simulate.traffic import Arrival
+from verifypd.simulate.world import Settings, TrueCosts
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(Progress):
     """The host's books of a request, and beside them what the device knows."""
 
-    order: int
-    arrival: Arrival
-    outcome: Outcome
-    max_length: int
-    slot: int = -1
-    length: int = 0  # confirmed tokens the host knows of
-    computed: int = 0
-    decoding: bool = False
-    pending: int = 0
-    drafter: str | None = None
-    draft_lag: int = 0
-    inflight: list[int] = field(default_factory=list)
-    tickets: int = 0
-    served: int = 0
-    entered: float = 0.0  # when it came into its lane
-    device_length: int = 0
-    alive: bool = True
+    def __init__(self, order: int, arrival: Arrival, outcome: Outcome, max_length: int) -> None:
+        super().__init__(arrival.prompt, max_length)
+        self.order = order
+        self.arrival = arrival
+        self.outcome = outcome
+        self.slot = -1
+        self.decoding = False
+        self.tickets = 0
+        self.served = 0
+        self.entered = arrival.time  # s, when it came into its lane
+        self.device_length = arrival.prompt
+        self.alive = True
 
     @property
     def rank(self) -> tuple[int, int]:
         return (self.arrival.priority, self.order)
+
+    @property
+    def routine(self) -> bool:
+        """Whether it decodes and no draft of it waits."""
+        return self.decoding and not (self.pending or self.outcome.finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +147,7 @@ class Simulation:
         while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
             self.absorb(self.inflight.popleft())
         self.admit()
-        snapshot = self.snapshot()
-        plan = self.architecture.plan(snapshot)
-        if self.on_step:
-            self.on_step(self, snapshot, plan)
+        plan = self._routine() or self._plan()
         self.steps += 1
         if not plan.empty:
             self.now += self.launch(plan)
@@ -162,6 +160,26 @@ class Simulation:
             self.now = max(self.now, self.coming[0].arrival.time)
         return False
 
+    def _routine(self) -> Plan | None:
+        """One token for everyone, as the engine does while the architecture is at rest."""
+        running = self.running
+        if not (self.architecture.at_rest and 0 < len(running) <= self.settings.batch_size):
+            return None
+        if not all(request.routine for request in running.values()):
+            return None
+        plan = one_token_each(running)
+        if plan and self.on_step:
+            self.on_step(self, self.snapshot(), plan)
+        return plan
+
+    def _plan(self) -> Plan:
+        """What the architecture makes of what it sees."""
+        snapshot = self.snapshot()
+        plan = self.architecture.plan(snapshot)
+        if self.on_step:
+            self.on_step(self, snapshot, plan)
+        return plan
+
     def admit(self) -> None:
         """Take in what has arrived and give slots to the best-ranked."""
         while self.coming and self.coming[0].arrival.time <= self.now:
@@ -169,8 +187,7 @@ class Simulation:
         while self.waiting and self.free_slots:
             request = self.waiting.pop(0)
             request.slot = self.free_slots.popleft()
-            request.length = request.device_length = request.arrival.prompt
-            request.draft_lag = request.length if self.settings.drafter_has_cache else 0
+            request.admitted(0, draft_lag=request.confirmed if self.settings.drafter_has_cache else 0)
             request.entered = self.now
             self.running[request.slot] = request
 
@@ -197,16 +214,16 @@ class Simulation:
         )
 
     def _view(self, request: _Request) -> RequestView:
-        drafting = request.decoding and self.settings.drafter is not None
+        drafting = self.architecture.curious and request.decoding and self.settings.drafter is not None
         last = request.outcome.last
         return RequestView(
             slot=request.slot,
             rank=request.rank,
             served=request.served,
             chunk_start=request.computed,
-            prefill_left=0 if request.decoding else request.length - request.computed,
-            length_floor=request.length + len(request.inflight),
-            length_bound=request.length + sum(request.inflight) + len(request.inflight),
+            prefill_left=0 if request.decoding else request.confirmed - request.computed,
+            length_floor=request.length_floor,
+            length_bound=request.length_bound,
             max_length=request.max_length,
             draft_limit=self.settings.max_draft if drafting else 0,
             draft_lag=request.draft_lag,
@@ -216,11 +233,11 @@ class Simulation:
             lane="verify" if request.pending else "decode" if request.decoding else "prefill",
             waited=self.now - request.entered,
             pending=request.pending,
-            drafter=request.drafter,
+            drafter=request.draft.drafter,
             slo_tpot=request.outcome.slo_tpot,
             since_output=self.now - (request.arrival.time if last is None else last),
             inflight=len(request.inflight),
-            emitted=request.length - request.arrival.prompt,
+            emitted=request.confirmed - request.arrival.prompt,
         )
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
@@ -292,11 +309,9 @@ class Simulation:
     def _draft(self, batch: DraftBatch) -> None:
         for span in batch.spans:
             request = self.running[span.slot]
-            if self.settings.drafter_has_cache:
-                request.draft_lag -= span.rows
+            request.caught_up(span.rows)
             if span.drafts:
-                request.pending = span.drafts
-                request.drafter = batch.drafter
+                request.drafted(Draft(span.drafts, span.drafter or batch.drafter, span.temperature))
                 request.entered = self.now
                 request.served = self.steps
 
@@ -310,18 +325,13 @@ class Simulation:
             request.served = self.steps
             if span.start is not None:
                 assert span.start == request.computed, "a chunk must begin where the last one ended"
-                request.computed += span.rows
-            else:
-                assert span.drafts == request.pending, "drafts are verified as they stand"
+                request.read(span.rows)
             if not span.emits:
                 continue
             verdicts.append(self._judge(request, span.drafts, span.drafter, span.start is None))
-            request.inflight.append(span.drafts)
+            request.launched(span.drafts, kept=span.drafter is not None and self.settings.drafter_has_cache)
             request.decoding = True
-            request.pending, request.drafter = 0, None
             request.entered = self.now
-            drafted = span.drafter is not None and self.settings.drafter_has_cache
-            request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
         self.inflight.append(_Ticket(self.steps, tuple(verdicts), tuple(touched)))
 
     def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
@@ -341,19 +351,19 @@ class Simulation:
 
     def absorb(self, ticket: _Ticket) -> None:
         """The host learns what a pass came to."""
+        resting = self.architecture.at_rest
         for request in ticket.touched:
             request.tickets -= 1
         for verdict in ticket.verdicts:
             request = verdict.request
-            request.inflight.pop(0)
+            request.absorbed(0 if request.outcome.finished else verdict.emitted)
             if request.outcome.finished:
                 continue
-            request.length += verdict.emitted
             request.outcome.output(self.now, verdict.emitted)
             request.outcome.finished = verdict.ends
             self.drafted += verdict.drafted
             self.accepted += verdict.accepted
-            if verdict.decode:
+            if verdict.decode and (verdict.drafted or not resting):
                 self.architecture.observe(
                     Observation(
                         order=request.order,
@@ -370,4 +380,4 @@ class Simulation:
             if request.outcome.finished and not request.tickets and request.slot in self.running:
                 del self.running[request.slot]
                 self.free_slots.append(request.slot)
-                self.architecture.forget(request.order, request.length - request.arrival.prompt)
+                self.architecture.forget(request.order, request.confirmed - request.arrival.prompt)
