@@ -99,9 +99,10 @@ class Acceptance:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
         own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
         if own.curve is None:
-            own.curve, alive = [], 1.0
-            for position in range(self.depth):
-                alive *= self._chance(kind, own, position)
+            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + REQUEST_PRIOR)
+            for mean in self._means(kind)[: self.depth]:
+                chance = mean.stood / mean.trials + excess
+                alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
                 own.curve.append(alive)
         return own.curve
 

@@ -61,7 +61,7 @@ class Work(NamedTuple):
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         """Both in one pass."""
-        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+        return Work(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
 
 
 class CostModel:

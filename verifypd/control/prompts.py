@@ -20,8 +20,9 @@ from itertools import accumulate
 from verifypd.batch import VerifySpan
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import OVERDUE, PROMPT_SHARE
+from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
+UNREAD = 8  # prompts that may hold a slot before they are read: as many as a captured pass carries
 PRECISION = 8  # tokens to which the size of a chunk is found
 MS = 1e3
 
@@ -58,14 +59,13 @@ def in_order(snapshot: Snapshot) -> list[RequestView]:
     return sorted(waiting, key=lambda v: prompt_key(*v.rank, v.prefill_left, v.since_output, v.slo_ttft))
 
 
-def decode_worth(views: Sequence[RequestView], tokens: float, expected: float) -> float:
-    """Of a step that brings each of these `tokens`, where requests come to `expected` tokens."""
+def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
+    """Of a step that brings each of these `tokens`, where requests come to `mean_output` tokens on average."""
     total = 0.0
     for view in views:
-        whole = max(expected, view.emitted + tokens)
+        left = max(mean_output - view.emitted, LEAST_LEFT * mean_output)
         late = view.decoding * MS > view.slo_tpot * max(1, view.emitted)
-        weight = (2.0 if late else 1.0) * MS / (view.slo_tpot * whole)
-        total += weight * tokens / max(tokens, whole - view.emitted)
+        total += (2.0 if late else 1.0) * MS / (view.slo_tpot * mean_output) * tokens / left
     return total
 
 

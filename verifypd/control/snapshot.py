@@ -47,6 +47,10 @@ class RequestView:
         """Tokens it can still emit, at most; 0 when the verdicts in flight are sure to end it."""
         return self.max_length - self.length_floor
 
+    def expected_left(self, mean_output: float) -> float:
+        """Tokens it is expected to write yet: as many as others did, or as many again as it has."""
+        return max(1.0, min(max(mean_output - self.emitted, float(self.emitted)), self.room))
+
     @property
     def context(self) -> int:
         """Upper bound of its confirmed tokens."""

@@ -93,7 +93,7 @@ class ThroughputController:
         lag = 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = max(0, view.draft_lag - snapshot.routine_lag)
-            lag = max(1, view.draft_lag - debt) + debt / _left(view, snapshot)
+            lag = max(1, view.draft_lag - debt) + debt / view.expected_left(snapshot.mean_output)
         most, copied = allowed(view, self.max_draft), view.proposer is not None
         return Drafting(view.slot, curve[:most], view.length_bound, lag, copied)
 
@@ -105,7 +105,7 @@ class ThroughputController:
         price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
         longest = max(1, self.chosen.longest)
         more = sum(self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))[:longest])
-        return _left(view, snapshot) * more / (1.0 + more) * self.chosen.per_token > price
+        return view.expected_left(snapshot.mean_output) * more / (1.0 + more) * self.chosen.per_token > price
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
         """What a draft of one token for the requests whose drafters lag least costs (s), and for whom."""
@@ -195,7 +195,3 @@ def _decode_work(views: Sequence[RequestView]) -> Work:
     rows = len(views) + sum([view.pending for view in views])
     return Work(rows, sum([view.length_bound for view in views]))
 
-
-def _left(view: RequestView, snapshot: Snapshot) -> float:
-    """Tokens a request is expected to write yet: as many as others did, or as it has."""
-    return max(1.0, min(max(snapshot.mean_output - view.emitted, float(view.emitted)), view.room))

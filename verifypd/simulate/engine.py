@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.architectures import Architecture
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.routine import one_token_each
+from verifypd.control.prompts import UNREAD, prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.tuning import MEAN_OUTPUT
 from verifypd.errors import EngineError
-from verifypd.inflight import Draft, Progress
+from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
 from verifypd.simulate.traffic import Arrival
 from verifypd.simulate.world import Settings, TrueCosts
@@ -50,11 +51,6 @@ class _Request(Progress):
     def rank(self) -> tuple[int, int]:
         return (self.arrival.priority, self.order)
 
-    @property
-    def routine(self) -> bool:
-        """Whether it decodes and no draft of it waits."""
-        return self.decoding and not (self.pending or self.outcome.finished)
-
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
@@ -68,23 +64,9 @@ class _Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One verifier pass in numbers."""
-
-    requests: int = 0  # decode spans
-    rows: int = 0  # all tokens
-    context: int = 0  # Σ of all spans
-    chunk_rows: int = 0
-    chunk_context: int = 0  # Σ chunk × context
-
-    def seconds(self, costs: CostModel) -> float:
-        mixed = bool(self.requests and self.chunk_rows)
-        return costs.verify_seconds(self.rows, self.context, self.chunk_context, mixed)
-
-
-@dataclass(frozen=True, slots=True)
 class _Ticket:
     step: int
+    done: float  # s, when the pass ends and its tokens go out
     verdicts: tuple[_Verdict, ...]
     touched: tuple[_Request, ...]
 
@@ -109,9 +91,12 @@ class Simulation:
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
         self.now = 0.0
+        self._planned = 0.0  # s, when the next plan is made: with late verdicts, while the step before it runs
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
+        self.emitted = self.verdicts = 0  # of decode spans
+        self.ended = self.ended_tokens = 0
         self.requests = [self._request(order, arrival) for order, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
         self.waiting: list[_Request] = []
@@ -147,30 +132,21 @@ class Simulation:
         while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
             self.absorb(self.inflight.popleft())
         self.admit()
-        plan = self._routine() or self._plan()
+        plan = self._plan()
         self.steps += 1
         if not plan.empty:
-            self.now += self.launch(plan)
+            begun, self.now = self.now, self.now + self.launch(plan)
+            self._planned = begun if self.settings.late else self.now
             return True
+        self._planned = self.now
         if self.inflight:
             return True  # a verdict is on its way: the next turn absorbs it
         if self.running or self.waiting:
             self.now += POLL
         elif self.coming:
             self.now = max(self.now, self.coming[0].arrival.time)
+        self._planned = self.now
         return False
-
-    def _routine(self) -> Plan | None:
-        """One token for everyone, as the engine does while the architecture is at rest."""
-        running = self.running
-        if not (self.architecture.at_rest and 0 < len(running) <= self.settings.batch_size):
-            return None
-        if not all(request.routine for request in running.values()):
-            return None
-        plan = one_token_each(running)
-        if plan and self.on_step:
-            self.on_step(self, self.snapshot(), plan)
-        return plan
 
     def _plan(self) -> Plan:
         """What the architecture makes of what it sees."""
@@ -182,14 +158,22 @@ class Simulation:
 
     def admit(self) -> None:
         """Take in what has arrived and give slots to the best-ranked."""
-        while self.coming and self.coming[0].arrival.time <= self.now:
+        while self.coming and self.coming[0].arrival.time <= self._planned:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
-        while self.waiting and self.free_slots:
-            request = self.waiting.pop(0)
+        unread = sum(not request.decoding for request in self.running.values())
+        while self.waiting and self.free_slots and unread < UNREAD:
+            request = min(self.waiting, key=self._prompt_key)
+            self.waiting.remove(request)
+            unread += 1
             request.slot = self.free_slots.popleft()
-            request.admitted(0, draft_lag=request.confirmed if self.settings.drafter_has_cache else 0)
+            reads = self.settings.drafter_has_cache and not self.settings.head  # a head reads behind the verifier
+            request.admitted(0, draft_lag=request.confirmed if reads else 0)
             request.entered = self.now
             self.running[request.slot] = request
+
+    def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
+        waited = self.now - request.arrival.time
+        return prompt_key(*request.rank, request.confirmed, waited, self.settings.slo_ttft)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
@@ -204,6 +188,14 @@ class Simulation:
             drafter_has_cache=settings.drafter_has_cache,
             now=self.now,
             waiting=len(self.waiting),
+            waiting_tokens=sum(request.confirmed for request in self.waiting),
+            emitted=self.emitted,
+            verdicts=self.verdicts,
+            mean_output=(MEAN_OUTPUT + self.ended_tokens) / (1 + self.ended),
+            most_chunks=settings.most_chunks,
+            slo_gap=settings.slo_gap,
+            routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
+            overlap=settings.devices > 1,
             verify_batch=settings.verify_batch,
             verify_wait_ms=settings.verify_wait_ms,
             workers=settings.workers,
@@ -214,8 +206,8 @@ class Simulation:
         )
 
     def _view(self, request: _Request) -> RequestView:
-        drafting = self.architecture.curious and request.decoding and self.settings.drafter is not None
-        last = request.outcome.last
+        drafting = self.architecture.may_draft and request.decoding and self.settings.drafter is not None
+        last, settings = request.outcome.last, self.settings
         return RequestView(
             slot=request.slot,
             rank=request.rank,
@@ -234,7 +226,9 @@ class Simulation:
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
+            slo_ttft=settings.slo_ttft,
             slo_tpot=request.outcome.slo_tpot,
+            decoding=self.now - first if (first := request.outcome.first) is not None else 0.0,
             since_output=self.now - (request.arrival.time if last is None else last),
             inflight=len(request.inflight),
             emitted=request.confirmed - request.arrival.prompt,
@@ -249,7 +243,7 @@ class Simulation:
             self._draft(plan.draft)
         for batch in (plan.verify, plan.prefill):
             if batch:
-                self._verify(batch)
+                self._verify(batch, self.now + timing.step_seconds)
         self.architecture.observe_step(timing)
         return timing.step_seconds
 
@@ -281,30 +275,26 @@ class Simulation:
             draft_steps=steps,
             draft_rows=rows,
             draft_context=context,
-            verify_requests=verify.requests,
-            verify_rows=verify.rows,
+            verify_requests=sum(span.start is None for span in plan.verify.spans) if plan.verify else 0,
+            verify_rows=int(verify.rows),
             verify_context=verify.context,
-            chunk_rows=verify.chunk_rows + prefill.chunk_rows,
+            chunk_rows=int(verify.chunk_rows + prefill.chunk_rows),
             chunk_context=verify.chunk_context + prefill.chunk_context,
             draft_seconds=draft_seconds,
-            verify_seconds=verify.seconds(costs) * factor(self.now, self.rng),
-            prefill_seconds=prefill.seconds(costs) * factor(self.now, self.rng),
+            verify_seconds=costs.pass_seconds(verify) * factor(self.now, self.rng),
+            prefill_seconds=costs.pass_seconds(prefill) * factor(self.now, self.rng),
             decode_wait=waited,
         )
         return replace(timing, step_seconds=self.settings.host_seconds + self._duration(plan, timing))
 
-    def _work(self, batch: VerifyBatch | None) -> _Work:
-        requests = rows = context = chunk_rows = chunk_context = 0
+    def _work(self, batch: VerifyBatch | None) -> Work:
+        work = Work()
         for span in batch.spans if batch else ():
-            rows += span.rows
             if span.start is None:
-                requests += 1
-                context += self.running[span.slot].device_length + span.drafts
+                work += Work(span.rows, self.running[span.slot].device_length + span.drafts)
             else:
-                context += span.context
-                chunk_rows += span.rows
-                chunk_context += span.rows * span.context
-        return _Work(requests, rows, context, chunk_rows, chunk_context)
+                work += Work(span.rows, span.context, span.rows, span.rows * span.context)
+        return work
 
     def _draft(self, batch: DraftBatch) -> None:
         for span in batch.spans:
@@ -315,7 +305,7 @@ class Simulation:
                 request.entered = self.now
                 request.served = self.steps
 
-    def _verify(self, batch: VerifyBatch) -> None:
+    def _verify(self, batch: VerifyBatch, done: float) -> None:
         verdicts = []
         touched = []
         for span in batch.spans:
@@ -329,10 +319,12 @@ class Simulation:
             if not span.emits:
                 continue
             verdicts.append(self._judge(request, span.drafts, span.drafter, span.start is None))
-            request.launched(span.drafts, kept=span.drafter is not None and self.settings.drafter_has_cache)
+            settings = self.settings
+            kept = span.drafter is not None and settings.drafter_has_cache and not settings.head
+            request.launched(span.drafts, kept=kept)
             request.decoding = True
             request.entered = self.now
-        self.inflight.append(_Ticket(self.steps, tuple(verdicts), tuple(touched)))
+        self.inflight.append(_Ticket(self.steps, done, tuple(verdicts), tuple(touched)))
 
     def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
         """What the device decides, at once; the host learns of it when the ticket is absorbed."""
@@ -351,7 +343,6 @@ class Simulation:
 
     def absorb(self, ticket: _Ticket) -> None:
         """The host learns what a pass came to."""
-        resting = self.architecture.at_rest
         for request in ticket.touched:
             request.tickets -= 1
         for verdict in ticket.verdicts:
@@ -359,11 +350,14 @@ class Simulation:
             request.absorbed(0 if request.outcome.finished else verdict.emitted)
             if request.outcome.finished:
                 continue
-            request.outcome.output(self.now, verdict.emitted)
+            request.outcome.output(ticket.done, verdict.emitted)
             request.outcome.finished = verdict.ends
             self.drafted += verdict.drafted
             self.accepted += verdict.accepted
-            if verdict.decode and (verdict.drafted or not resting):
+            if verdict.decode:
+                self.emitted += verdict.emitted
+                self.verdicts += 1
+            if verdict.drafted:
                 self.architecture.observe(
                     Observation(
                         order=request.order,
@@ -380,4 +374,6 @@ class Simulation:
             if request.outcome.finished and not request.tickets and request.slot in self.running:
                 del self.running[request.slot]
                 self.free_slots.append(request.slot)
-                self.architecture.forget(request.order, request.confirmed - request.arrival.prompt)
+                written = request.confirmed - request.arrival.prompt
+                self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
+                self.architecture.forget(request.order, written)
