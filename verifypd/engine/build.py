@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from verifypd import kernels as kernel_sets
-from verifypd.attention.base import backend
+from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
