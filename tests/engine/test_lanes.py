@@ -16,8 +16,7 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
-from verifypd.engine import engine as engine_module
-from verifypd.engine import plans, wiring
+from verifypd.engine import wiring
 from verifypd.engine.views import snapshot
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
@@ -315,8 +314,10 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
         hear = mind.observe
         monkeypatch.setattr(mind, "observe", lambda seen: (told.append((mind.at_rest, seen.drafted)), hear(seen)))
 
-        def checked(engine: Any) -> Any:
-            found = plans.routine(engine)
+        routine = engine._routine
+
+        def checked() -> Any:
+            found = routine()
             asked[found is not None] += 1
             if found is not None:
                 whole = copy.deepcopy(mind).plan(snapshot(engine))  # the policy itself is not asked
@@ -324,7 +325,7 @@ def test_at_rest_the_engine_plans_what_the_architecture_would(
                 assert set(whole.verify.spans) == set(found.verify.spans)
             return found
 
-        monkeypatch.setattr(engine_module, "routine", checked)
+        monkeypatch.setattr(engine, "_routine", checked)
         assert texts(llm, 10) == plain
         assert asked[1] > asked[0] / 3 and (engine.stats.preemptions or arch == "plain"), asked
         assert (True, 0) not in told, "at rest it is not told of tokens without drafts"

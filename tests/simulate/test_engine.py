@@ -19,7 +19,7 @@ from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.throughput import ThroughputController
 from verifypd.errors import EngineError
 from verifypd.simulate.engine import Simulation
-from verifypd.simulate.report import Report, percentile
+from verifypd.simulate.report import Report
 from verifypd.simulate.tables import h200
 from verifypd.simulate.traffic import Acceptance, Arrival, Lengths, poisson
 from verifypd.simulate.world import Settings, TrueCosts
@@ -414,23 +414,8 @@ def test_wrong_costs_are_wrong_by_what_was_asked() -> None:
     assert TrueCosts().off_by(0.2, seed=1) == wrong
 
 
-def test_workloads_repeat_and_have_long_prompts() -> None:
-    slow, fast = (poisson(rate, 400, Acceptance(0.5), seed=1) for rate in (1.0, 10.0))
-    assert [(a.prompt, a.output, a.stands) for a in slow] == [(a.prompt, a.output, a.stands) for a in fast]
-    assert slow[-1].time == pytest.approx(10 * fast[-1].time)
-    assert slow[-1].time == pytest.approx(400, rel=0.2)
-    assert sum(a.prompt >= 1500 for a in slow) / 400 == pytest.approx(0.12, abs=0.05)
-    assert sum(sum(a.stands) for a in slow) / sum(a.output for a in slow) == pytest.approx(0.5, abs=0.03)
-
-
 def test_unfinished_requests_count_at_the_time_they_were_stopped() -> None:
     report = Simulation(make("plain"), burst(2, 50, 500), NOISY, SMALL).run(until=0.5)
     figures = report.summary()
     assert figures["unfinished"] == 2 and figures["goodput"] == 0
     assert figures["e2e_p50"] == pytest.approx(1e3 * report.seconds)
-
-
-def test_percentiles() -> None:
-    assert percentile([], 95) == 0.0
-    assert percentile([4.0, 1.0, 3.0, 2.0, 5.0], 50) == 3.0
-    assert percentile([0.0, 10.0], 95) == pytest.approx(9.5)

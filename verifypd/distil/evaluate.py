@@ -25,7 +25,7 @@ from verifypd.engine.llm import LLM
 from verifypd.lanes.verify import VerifyLane
 from verifypd.progress import Bar, bar
 from verifypd.request import SamplingParams
-from verifypd.sampling.verify import Verdicts
+from verifypd.sampling.case import Verdicts
 
 TAUS = tuple(round(0.6 + 0.1 * i, 1) for i in range(11))
 

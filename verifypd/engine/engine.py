@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -24,7 +24,7 @@ from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
-from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
+from verifypd.engine.verdicts import confirm, observation, take_prompt_logprobs
 from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
 from verifypd.inflight import Draft
@@ -380,9 +380,9 @@ class Engine:
             if not request.finished:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
-                    confirm(self, request, verdict)
-                    if verdict.drafted or not resting:
-                        observe(self, request, span, verdict, tau)
+                    self._confirm(request, verdict)
+                    if span.start is None and (verdict.drafted or not resting):
+                        self._observe(request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -391,6 +391,26 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
+
+    def _confirm(self, request: Request, verdict: Verdict) -> None:
+        """The verdict's tokens are the request's; what ends with it ends."""
+        confirm(request, verdict, self.clock())
+        self.stats.emitted += len(verdict.tokens)
+        self.stats.drafted += verdict.drafted
+        self.stats.accepted += verdict.accepted
+        if verdict.finish == "stop":
+            last = verdict.tokens[-1]
+            self.end(request, "stop", None if last in self.eos_ids else last)
+        elif verdict.finish is not None:
+            self.end(request, verdict.finish)
+
+    def _observe(self, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
+        """Tell the policy, and whoever chooses between drafters, what became of a draft or of a single token."""
+        if span.drafter == "head" and self.synthetic is None:
+            self.first_drafts.count(verdict.drafted, verdict.accepted)
+        if self.choice is not None:
+            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
+        self.architecture.observe(observation(request, span, verdict, tau, self.config.acceptance))
 
     def end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         """The request has all its tokens; it leaves when nothing of it is in flight."""

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from verifypd.config import EngineConfig
+from verifypd.control.architectures import Architecture
 from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
+from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.verify import VerifyLane
+from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
+from verifypd.runtime.inputs import Slots
 from verifypd.runtime.passes import CHUNKS
-
-if TYPE_CHECKING:
-    from verifypd.engine.engine import Engine
+from verifypd.runtime.streams import Inflight
 
 
-def snapshot(engine: Engine) -> Snapshot:
+class Seen(Protocol):
+    """What is read of an engine."""
+
+    config: EngineConfig
+    architecture: Architecture
+    drafter: Drafter | None
+    choice: Choice | None
+    decode: DecodeLane
+    verify: VerifyLane
+    slots: Slots
+    inflight: Inflight
+    running: dict[int, Request]
+    clock: Callable[[], float]
+    verifier_bytes: int
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Who has no slot yet."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The books."""
+        ...
+
+
+def snapshot(engine: Seen) -> Snapshot:
     """What the policy sees. What it is told of look-ups it is told once."""
     now, curious = engine.clock(), engine.architecture.curious
     verify_batch, verify_wait_ms = engine.config.verify_limits
@@ -44,7 +77,7 @@ def snapshot(engine: Engine) -> Snapshot:
     )
 
 
-def _view(engine: Engine, request: Request, now: float, curious: bool) -> RequestView:
+def _view(engine: Seen, request: Request, now: float, curious: bool) -> RequestView:
     params = request.params
     decoding = request.state is not State.PREFILL
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)

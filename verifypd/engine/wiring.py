@@ -9,7 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import AttentionBackend, backend
+from verifypd.attention.base import AttentionBackend
+from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto

@@ -106,7 +106,8 @@ class Simulation:
 
     def _request(self, order: int, arrival: Arrival) -> _Request:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
-        limit = arrival.prompt + max(self.settings.max_tokens, arrival.output)
+        longest = self.settings.max_tokens if arrival.max_tokens is None else arrival.max_tokens
+        limit = arrival.prompt + max(longest, arrival.output)
         return _Request(order, arrival, Outcome(order, arrival.time, arrival.priority, target), limit)
 
     def run(self, until: float = math.inf) -> Report:
