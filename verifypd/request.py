@@ -52,6 +52,7 @@ class SamplingParams:
     draft_temperature: float | None = None  # times the request's: what the drafter draws at; None: the engine chooses
     acceptance: str | None = None  # "rejection", "coupled"; None: coupled when a seed is given
     priority: int = 0  # lower runs first, as in vLLM
+    slo_ttft: float | None = None  # ms
     slo_tpot: float | None = None  # ms
     deadline_ms: float | None = None  # after so long it ends with what it has, for "deadline"
 
@@ -72,6 +73,7 @@ class SamplingParams:
         _integer(self, "max_draft", 0, 64, optional=True)
         _number(self, "draft_temperature", *DRAFT_TEMPERATURES, optional=True)
         _integer(self, "priority", -(2**31), 2**31 - 1)
+        _number(self, "slo_ttft", 0.0, math.inf, optional=True, open_low=True)
         _number(self, "slo_tpot", 0.0, math.inf, optional=True, open_low=True)
         _number(self, "deadline_ms", 0.0, math.inf, optional=True, open_low=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

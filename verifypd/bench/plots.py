@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import CostModel, Work
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,13 +85,12 @@ def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
             label=label,
         )
         for t in members:
-            mixed = bool(t.chunk_rows and t.verify_requests)
-            predicted = cost.verify_seconds(t.verify_rows, t.verify_context, t.chunk_context, mixed) * 1e3
+            predicted = cost.pass_seconds(Work(t.verify_rows, t.verify_context, t.chunk_rows, t.chunk_context)) * 1e3
             axis.plot([t.verify_rows] * 2, [t.verify_seconds * 1e3, predicted], color=colour, linewidth=0.8, alpha=0.6)
             axis.plot(t.verify_rows, predicted, "_", color=colour, markersize=9)
     most = max(t.verify_rows for t in timings)
     rows = [most ** (i / 60) for i in range(61)]
-    line = [cost.verify_seconds(r, contexts[0]) * 1e3 for r in rows]
+    line = [cost.pass_seconds(Work(r, contexts[0])) * 1e3 for r in rows]
     axis.plot(rows, line, color=INK, linewidth=1.2, label="predicted, one short context", zorder=1)
     knee = cost.coefficients.knee
     if 1.0 < knee < most:

@@ -70,6 +70,7 @@ class CostModel:
     def __init__(self, coefficients: Coefficients | None = None) -> None:
         self.coefficients = coefficients or Coefficients()
         self.known = coefficients is not None  # False: only the shape is believed, not the scale
+        self.fitted = self.known  # whether the shape is this device's own
         self.one_pass = False  # whether a draft of any length takes one step
         self.overhead = 0.0  # s of a step outside its passes
         self.error = 0.0  # running mean of |measured / predicted − 1|
@@ -152,7 +153,8 @@ class CostModel:
         self.coefficients = replace(self.coefficients, **values)
         self.factors = dict.fromkeys(self.factors, 1.0)
         self._seen = dict.fromkeys(self.factors, 0)
-        self.known, self.error = True, 0.0
+        self.known = self.fitted = True
+        self.error = 0.0
         return self
 
     def observe(self, timing: StepTiming) -> None:

@@ -79,7 +79,7 @@ def chunk_spans(
         return ()
     count = max(1, min(room, snapshot.most_chunks))
     budget = snapshot.prefill_chunk
-    if cost.known and beside.decode.rows:
+    if cost.fitted and beside.decode.rows:
         budget = choose(candidates(waiting, snapshot, cost, beside, count))[0].tokens
     return tuple(_spans(waiting, budget, count, joining))
 

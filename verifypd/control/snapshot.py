@@ -83,7 +83,7 @@ class Snapshot:
     queue_factor: float = 1.2  # decode queue at most this many times the batch size
     lane_weights: tuple[tuple[str, float], ...] = ()  # lane -> share of a contended step; missing: 1
     slo_ttft: float = 500.0  # ms, target for the first token
-    slo_gap: float = 45.0  # ms, target for the time between two outputs of a request
+    slo_gap: float = 30.0  # ms, target for the time between two outputs of a request
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
     overlap: bool = False  # whether drafts run on a device of their own, beside the verifier

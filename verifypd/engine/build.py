@@ -36,7 +36,7 @@ from verifypd.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV = 1 << 30  # bytes
-PREFILL_CHUNK = {"cpu": 256, "cuda": 512}  # tokens
+PREFILL_CHUNK = {"cpu": 256, "cuda": 2048}  # tokens
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
@@ -130,7 +130,7 @@ def build(config: EngineConfig) -> Built:
     engine = wire(parts, cost)
     if device.type == "cuda":
         warm_up(engine)
-    if config.wants_costs:
+    if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)
 

@@ -13,7 +13,6 @@ from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
-from verifypd.control.routine import one_token_each
 from verifypd.control.snapshot import Plan
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
@@ -194,7 +193,7 @@ class Engine:
         if self.synthetic and admitted:
             self._set_alpha(admitted)
         self._price()
-        plan = self.residents.reserve(self._routine() or self.architecture.plan(snapshot(self)))
+        plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -207,20 +206,9 @@ class Engine:
             self._launched.ended, self._launched = self.clock(), None
         return list(news.values())
 
-    def _routine(self) -> Plan | None:
-        """One token for everyone, where the architecture is at rest: it would plan nothing else, so it is not asked.
-
-        None where that is not sure.
-        """
-        if not (self.architecture.at_rest and 0 < len(self.running) <= self.config.batch_size) or self.inflight.away:
-            return None
-        if any(request.state is not State.DECODE or request.preempting for request in self.running.values()):
-            return None
-        return one_token_each(self.running)
-
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
-        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.curious:
+        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.may_draft:
             return
         lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
         self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
@@ -233,6 +221,7 @@ class Engine:
         if plan.empty:
             return
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
+        timed.why = self.architecture.why() if self.recorder else {}
         captured = self.verify.captured
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
@@ -368,7 +357,6 @@ class Engine:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
         batch: VerifyBatch = ticket.batch
         result: PassResult = ticket.result()
-        resting = self.architecture.at_rest
         news = []
         for index, span in enumerate(batch.spans):
             request = self.running[span.slot]
@@ -381,7 +369,10 @@ class Engine:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
                     self._confirm(request, verdict)
-                    if span.start is None and (verdict.drafted or not resting):
+                    if span.start is None:
+                        self.stats.verdicts += 1
+                        self.stats.continued += len(verdict.tokens)
+                    if verdict.drafted:
                         self._observe(request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
@@ -405,7 +396,7 @@ class Engine:
             self.end(request, verdict.finish)
 
     def _observe(self, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
-        """Tell the policy, and whoever chooses between drafters, what became of a draft or of a single token."""
+        """Tell the policy, and whoever chooses between drafters, what became of a draft."""
         if span.drafter == "head" and self.synthetic is None:
             self.first_drafts.count(verdict.drafted, verdict.accepted)
         if self.choice is not None:
@@ -419,6 +410,7 @@ class Engine:
         request.stop_reason = stop_reason
         request.metrics.finished_time = self.clock()
         self.stats.finished += 1
+        self.stats.finished_tokens += request.output_len
 
     def _set_alpha(self, requests: Iterable[Request]) -> None:
         assert self.synthetic is not None

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.chunks import CHUNK_FACTOR
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter
@@ -82,7 +81,7 @@ def grid(
     points = [Point(count, 0, context) for count in counts for context in (short, long)]
     points += [Point(count, drafts, short) for count in few for drafts in lengths]
     points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
-    chunks = sorted({min(64, prefill_chunk), prefill_chunk, CHUNK_FACTOR * prefill_chunk})
+    chunks = sorted({min(rows, prefill_chunk) for rows in (64, 512, prefill_chunk)})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
     points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
     if drafter and drafter.has_cache:
@@ -172,7 +171,7 @@ class _Probe:
 
     name = ran = "measure"
     speculative = True
-    curious = drafting = at_rest = False  # it has its plan already
+    may_draft = drafting = False  # it has its plan already
 
     def __init__(self) -> None:
         self.next = Plan()
@@ -188,6 +187,9 @@ class _Probe:
         self.timings.append(timing)
 
     def forget(self, order: int, emitted: int) -> None: ...
+
+    def why(self) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, float | str]:
         return {"architecture": self.name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan
@@ -25,6 +26,7 @@ class TimedPlan:
     timers: dict[str, LaneTimer] = field(default_factory=dict)
     beside: bool = False  # whether other work ran on the device at the same time
     ended: float = 0.0  # s, when the step ended on the host; 0: it has not
+    why: dict[str, Any] = field(default_factory=dict)  # what the plan was chosen over
     decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
 
     @property

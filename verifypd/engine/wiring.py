@@ -12,11 +12,9 @@ from torch import Tensor
 from verifypd.attention.base import AttentionBackend
 from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig
-from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import Auto
-from verifypd.control.chunks import CHUNK_FACTOR
-from verifypd.control.controller import make_controller
+from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
@@ -68,7 +66,7 @@ def may_draft(config: EngineConfig) -> bool:
 
 def chunk_rows(config: EngineConfig) -> int:
     """Most prompt rows of one pass."""
-    return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
+    return config.prefill_chunk
 
 
 def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
@@ -85,7 +83,7 @@ def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
 def _catch_up_rows(config: EngineConfig) -> int:
     """Most rows of one pass that brings drafts up to date: what a step may spend on it, and the routine of each; or
     the prompt chunks that a head reads behind the verifier."""
-    return max(CHUNK_FACTOR * config.draft_chunk + CHUNKS * (config.max_draft + 1), chunk_rows(config))
+    return max(config.draft_chunk + CHUNKS * (config.max_draft + 1), chunk_rows(config))
 
 
 def _captured(config: EngineConfig) -> tuple[int, int]:
@@ -160,7 +158,7 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
     controller = make_controller(
         config.controller, config.max_draft, cost, search_temperature=config.search_temperature
     )
-    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
+    return cache(lambda name: make_architecture(name, controller, cost))
 
 
 def _paged(

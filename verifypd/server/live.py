@@ -116,5 +116,5 @@ def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
 
 def _survival(policy: Any) -> list[float]:
     """How far the controller expects a draft to stand, by position; empty where it does not say."""
-    survival = getattr(getattr(policy, "controller", None), "survival", None)
-    return [round(value, 4) for value in survival.typical()] if survival is not None else []
+    acceptance = getattr(getattr(policy, "controller", None), "acceptance", None)
+    return [round(value, 4) for value in acceptance.typical()] if acceptance is not None else []

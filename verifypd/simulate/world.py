@@ -48,7 +48,7 @@ class Settings:
     workers: int = 4
     slo_ttft: float = 500.0  # ms
     slo_tpot: float = 15.0  # ms
-    slo_gap: float = 45.0  # ms
+    slo_gap: float = 30.0  # ms
     most_chunks: int = 8  # prompts in one pass
     head: bool = False  # whether the drafter is a head, which reads its drafts again
     max_tokens: int = 1024  # what requests ask for at most; most end sooner
