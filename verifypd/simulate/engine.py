@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.routine import one_token_each
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.work import work_of
 from verifypd.errors import EngineError
 from verifypd.inflight import Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -27,6 +29,7 @@ from verifypd.simulate.traffic import Arrival
 from verifypd.simulate.world import Settings, TrueCosts
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
+MOST_OUT = 1  # passes that may still run when a step is planned, as in the engine: the host is one step ahead, not more
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
 
 
@@ -77,14 +80,17 @@ class _Work:
     chunk_rows: int = 0
     chunk_context: int = 0  # Σ chunk × context
 
-    def seconds(self, costs: CostModel) -> float:
+    def seconds(self, costs: CostModel, padded: bool) -> float:
         mixed = bool(self.requests and self.chunk_rows)
-        return costs.verify_seconds(self.rows, self.context, self.chunk_context, mixed)
+        rows = self.rows
+        if padded and rows:
+            rows = chunk_bucket(rows) if self.chunk_rows else bucket(rows)
+        return costs.verify_seconds(rows, self.context, self.chunk_context, mixed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    step: int
+    done: float  # s, when the pass has run
     verdicts: tuple[_Verdict, ...]
     touched: tuple[_Request, ...]
 
@@ -108,7 +114,8 @@ class Simulation:
         self.settings = settings or Settings()
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
-        self.now = 0.0
+        self.now = 0.0  # s of the host
+        self.device_free = 0.0  # s, when the device has run what was launched
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
@@ -118,6 +125,7 @@ class Simulation:
         self.running: dict[int, _Request] = {}
         self.free_slots = deque(range(self.settings.slots))
         self.inflight: deque[_Ticket] = deque()
+        self.timed: deque[tuple[float, StepTiming]] = deque()  # when each will be known
 
     def _request(self, order: int, arrival: Arrival) -> _Request:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
@@ -144,22 +152,36 @@ class Simulation:
         )
 
     def step(self) -> bool:
-        """One turn; whether anything ran."""
-        while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
-            self.absorb(self.inflight.popleft())
+        """One turn; whether anything ran or is running."""
+        self._take_in(MOST_OUT)
         self.admit()
         plan = self._routine() or self._plan()
         self.steps += 1
+        going = bool(self.inflight) or not plan.empty
         if not plan.empty:
-            self.now += self.launch(plan)
-            return True
-        if self.inflight:
-            return True  # a verdict is on its way: the next turn absorbs it
-        if self.running or self.waiting:
+            self.launch(plan)
+        else:
+            self._pass_time()
+        self._take_in(len(self.inflight))
+        while self.timed and self.timed[0][0] <= self.now:
+            self.architecture.observe_step(self.timed.popleft()[1])
+        return going
+
+    def _take_in(self, most_out: int) -> None:
+        """Absorb what has run by now, and wait for the oldest where more than `most_out` passes are out."""
+        while self.inflight and (len(self.inflight) > most_out or self.inflight[0].done <= self.now):
+            ticket = self.inflight.popleft()
+            self.now = max(self.now, ticket.done)
+            self.absorb(ticket)
+
+    def _pass_time(self) -> None:
+        """Nothing is to be launched: wait for a verdict or an arrival, or look again a little later."""
+        verdict = self.inflight[0].done if self.inflight else math.inf
+        arrival = self.coming[0].arrival.time if self.coming else math.inf
+        if self.inflight or (self.coming and not (self.running or self.waiting)):
+            self.now = max(self.now, min(verdict, arrival))
+        else:
             self.now += POLL
-        elif self.coming:
-            self.now = max(self.now, self.coming[0].arrival.time)
-        return False
 
     def _routine(self) -> Plan | None:
         """One token for everyone, as the engine does while the architecture is at rest."""
@@ -212,6 +234,7 @@ class Simulation:
             slo_ttft=settings.slo_ttft,
             verifier_bytes=settings.verifier_bytes,
             device=settings.device,
+            most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
     def _view(self, request: _Request) -> RequestView:
@@ -243,16 +266,22 @@ class Simulation:
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> float:
-        """Run the plan's batches; returns how long they took."""
-        timing = self.timing(plan)
+    def launch(self, plan: Plan) -> None:
+        """Give the plan's batches to the device, which runs them once it is free. The host waits for them, or goes on
+        where verdicts are late."""
+        begun, timing = self.now, self.timing(plan)
+        self.now += self.settings.host_seconds + self.settings.host_request * len(self.running)
+        self.device_free = max(self.now, self.device_free) + self._duration(plan, timing)
         if plan.draft:
             self._draft(plan.draft)
-        for batch in (plan.verify, plan.prefill):
-            if batch:
-                self._verify(batch)
-        self.architecture.observe_step(timing)
-        return timing.step_seconds
+        if plan.verify:
+            self._verify(plan.verify, self.device_free - timing.prefill_seconds)
+        if plan.prefill:
+            self._verify(plan.prefill, self.device_free)
+        if not self.settings.late:
+            self.now = self.device_free
+            timing = replace(timing, step_seconds=self.now - begun)
+        self.timed.append((self.device_free, timing))
 
     def _duration(self, plan: Plan, timing: StepTiming) -> float:
         """Lanes run one after the other; with two devices drafts run beside a pass that does not need them."""
@@ -265,34 +294,19 @@ class Simulation:
         return timing.device_seconds
 
     def timing(self, plan: Plan) -> StepTiming:
-        """How much work the plan is, by what the device really holds, and how long it takes this time."""
+        """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""
         costs, factor = self.model, self.costs.factor
-        steps = rows = requests = context = 0
-        waited = 0.0
-        if plan.draft:
-            spans = plan.draft.spans
-            requests, rows = len(spans), sum(span.rows for span in spans)
-            steps = max(span.drafts for span in spans)
-            context = sum(self.running[span.slot].device_length for span in spans)
-            waited = max(self.now - self.running[span.slot].entered for span in spans)
-        draft_seconds = costs.draft_seconds(steps, rows, context) * factor(self.now, self.rng)
-        verify, prefill = self._work(plan.verify), self._work(plan.prefill)
-        timing = StepTiming(
-            draft_requests=requests,
-            draft_steps=steps,
-            draft_rows=rows,
-            draft_context=context,
-            verify_requests=verify.requests,
-            verify_rows=verify.rows,
-            verify_context=verify.context,
-            chunk_rows=verify.chunk_rows + prefill.chunk_rows,
-            chunk_context=verify.chunk_context + prefill.chunk_context,
-            draft_seconds=draft_seconds,
-            verify_seconds=verify.seconds(costs) * factor(self.now, self.rng),
-            prefill_seconds=prefill.seconds(costs) * factor(self.now, self.rng),
-            decode_wait=waited,
+        work, padded = work_of(plan), self.settings.padded
+        drafting = [self.running[span.slot] for span in plan.draft.spans] if plan.draft else []
+        context = sum(request.device_length for request in drafting)
+        draft = costs.draft_seconds(work.draft_steps, work.draft_rows, context)
+        return replace(
+            work,
+            draft_seconds=draft * factor(self.now, self.rng),
+            verify_seconds=self._work(plan.verify).seconds(costs, padded) * factor(self.now, self.rng),
+            prefill_seconds=self._work(plan.prefill).seconds(costs, padded) * factor(self.now, self.rng),
+            decode_wait=max((self.now - request.entered for request in drafting), default=0.0),
         )
-        return replace(timing, step_seconds=self.settings.host_seconds + self._duration(plan, timing))
 
     def _work(self, batch: VerifyBatch | None) -> _Work:
         requests = rows = context = chunk_rows = chunk_context = 0
@@ -316,7 +330,7 @@ class Simulation:
                 request.entered = self.now
                 request.served = self.steps
 
-    def _verify(self, batch: VerifyBatch) -> None:
+    def _verify(self, batch: VerifyBatch, done: float) -> None:
         verdicts = []
         touched = []
         for span in batch.spans:
@@ -333,7 +347,7 @@ class Simulation:
             request.launched(span.drafts, kept=span.drafter is not None and self.settings.drafter_has_cache)
             request.decoding = True
             request.entered = self.now
-        self.inflight.append(_Ticket(self.steps, tuple(verdicts), tuple(touched)))
+        self.inflight.append(_Ticket(done, tuple(verdicts), tuple(touched)))
 
     def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
         """What the device decides, at once; the host learns of it when the ticket is absorbed."""
