@@ -407,8 +407,10 @@ def a_pass() -> tuple[float, TrueCosts]:
 
 @pytest.mark.parametrize("share", [0.25, 2.0])
 def test_the_host_plans_while_the_device_runs(share: float) -> None:
-    """Where verdicts are late, a step costs the longer of both. The host finds a token when its pass has run and the next
-    step is planned."""
+    """Where verdicts are late, a step costs the longer of both.
+
+    The host finds a token when its pass has run and the next step is planned.
+    """
     seconds, costs = a_pass()
     options = replace(SMALL, drafter=None, late=True, host_seconds=share * seconds)
     report, _ = run("plain", replay([(0.0, 100, 11)], 0.0), options, costs=costs)
