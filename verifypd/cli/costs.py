@@ -78,7 +78,9 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter:
     return {
         "setup": setup,
         "coefficients": {
-            name: value for name, value in asdict(coefficients).items() if name != "knee" and _is_measured(name, measured)
+            name: value
+            for name, value in asdict(coefficients).items()
+            if name != "knee" and _is_measured(name, measured)
         },
         "overhead": cost.overhead,
         "knee": coefficients.knee if coefficients.steep else None,

@@ -217,7 +217,9 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
         found.append((Work(timing.verify_rows, timing.verify_context, *chunks), timing.verify_seconds))
     if apart and timing.chunk_rows:
         context = timing.chunk_context / timing.chunk_rows
-        found.append((Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds))
+        found.append(
+            (Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds)
+        )
     return found
 
 

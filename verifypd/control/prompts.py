@@ -175,4 +175,3 @@ def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cos
     backlog = tokens * cost.slope(tokens, chunks=True)
     gives_way = backlog * MS / (2.0 * snapshot.slo_ttft)
     return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)
-
