@@ -78,11 +78,7 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter:
     values = {name: value for name, value in asdict(coefficients).items() if name != "knee"}
     return {
         "setup": setup,
-        "coefficients": {
-            name: value
-            for name, value in asdict(coefficients).items()
-            if name != "knee" and _is_measured(name, measured)
-        },
+        "coefficients": {name: value for name, value in values.items() if _is_measured(name, measured)},
         "overhead": cost.overhead,
         "knee": coefficients.knee if coefficients.steep else None,
         "measured_in": measured.seconds,
