@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from verifypd.cli import running
 from verifypd.cli.flags import Command, add_engine_flags, engine_settings
 from verifypd.cli.terminal import emit, say
-from verifypd.control.breakeven import break_even
+from verifypd.bench.breakeven import break_even
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError
