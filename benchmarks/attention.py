@@ -1,7 +1,9 @@
 """The Triton attention on a GPU: first whether it is right, then how far it is from the floor that its bytes set.
 
-    python benchmarks/attention.py --json benchmarks/results/attention-h200.json
-    python benchmarks/attention.py --shapes llama-2-7b --sweep      # other tiles, warps and stages, the best ones last
+    python benchmarks/attention.py --shapes all --json benchmarks/results/attention-h200.json
+    python benchmarks/attention.py --before                         # beside splits by the host's bounds alone
+    python benchmarks/attention.py --skip-checks --sweep            # other rules for splits and rows of chunk tiles
+    python benchmarks/attention.py --skip-checks --sweep tiles      # other tiles, warps and stages
     TRITON_INTERPRET=1 python benchmarks/attention.py --tiny        # no GPU: the checks alone, on small cases
 
 Each check draws its own numbers, compares with float32 attention by ‖out − ref‖ / ‖ref‖ and starts from memory full of
@@ -18,7 +20,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +43,14 @@ CASES = {  # name: spans of (requests, rows, context before them)
     "1x5@512": [(1, 5, 512)],
     "8x5@512": [(8, 5, 512)],
     "32x5@512": [(32, 5, 512)],
+    "32x1@512": [(32, 1, 512)],
     "128x1@512": [(128, 1, 512)],
     "128x5@512": [(128, 5, 512)],
     "1x5@8000": [(1, 5, 8000)],
     "8x9@4000": [(8, 9, 4000)],
+    "4x5 one@4000 rest@300": [(3, 5, 300), (1, 5, 4000)],
+    "12x5 one@4000 rest@300": [(11, 5, 300), (1, 5, 4000)],
+    "24x3 two@4000 rest@300": [(22, 3, 300), (2, 3, 4000)],
     "chunk 256@1792": [(1, 256, 1792)],
     "chunk 512@0": [(1, 512, 0)],
     "chunk 512@3584": [(1, 512, 3584)],
@@ -53,13 +60,32 @@ CASES = {  # name: spans of (requests, rows, context before them)
 PADDED_CASES = {  # as captured passes run them: room for more chunks than there are, bounds instead of lengths
     "8x3@512 + chunk 256@0": [(8, 3, 512), (1, 256, 0)],
     "8x3@512 + chunk 448@512": [(8, 3, 512), (1, 448, 512)],
+    "12x5 one@4000 rest@300 padded": [(11, 5, 300), (1, 5, 4000)],
+    "12x5 mixed + chunk 256@3584": [(11, 5, 300), (1, 5, 4000), (1, 256, 3584)],
+    "8x3@512 + chunk 128@3584": [(8, 3, 512), (1, 128, 3584)],
+    "8x3@512 + chunk 256@3584": [(8, 3, 512), (1, 256, 3584)],
     "8x3@512 + chunk 416@3584": [(8, 3, 512), (1, 416, 3584)],
     "32x3@512 + 3 chunks of 128": [(32, 3, 512), (3, 128, 512)],
 }
 BOUND = 8192  # tokens of context that padded passes reckon with
-TINY_CASES = {"1x5@200": [(1, 5, 200)], "3x2@40 + chunk 20": [(3, 2, 40), (1, 20, 12)]}
+DEFAULT_SHAPES = "llama-2-7b"
+ALL_SHAPES = "llama-2-7b,tinyllama-1.1b,qwen2-7b,gemma-2b,gemma-7b"
+TINY_CASES = {
+    "1x5@200": [(1, 5, 200)],
+    "3x2@40 + chunk 20": [(3, 2, 40), (1, 20, 12)],
+    "9x2 one@600 rest@30": [(8, 2, 30), (1, 2, 600)],
+}
+TINY_PADDED_CASES = {"3x2 one@400 + chunk 20@300 padded": [(2, 2, 30), (1, 2, 400), (1, 20, 300)]}
 TINY_SHAPES = {"tiny": (2, 0, 4, 2, 32, 0, 0)}
-SWEEP = {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)}  # block_m: of chunks
+SWEEPS = {  # block_m: of chunks
+    "splits": {"least": (128, 256, 512, 1024), "programs": (2, 4), "block_m": (64, 128)},
+    "tiles": {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 5)},
+}
+CONSTANTS = {  # of the tiling, that a sweep sets
+    "least": ("LEAST_SPLIT", "LEAST_CHUNK_SPLIT"),
+    "programs": ("PROGRAMS_A_PROCESSOR",),
+    "block_m": ("CHUNK_TILE",),
+}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -68,6 +94,7 @@ class Pass:
     """One pass over as many caches as there are layers."""
 
     layout: PassLayout
+    exact: PassLayout  # the same without padding: its rows are the first of the padded ones
     cache: KVCache
     q: Tensor
     k: Tensor
@@ -107,7 +134,7 @@ def make_pass(
     contexts = [n + before for n, before in each]
     starts = torch.tensor([before for _, before in each], device=device)
     slots = torch.arange(len(each), device=device)
-    layout = PassLayout.build(rows, contexts, slots, starts, table.to(device), BLOCK)
+    exact = layout = PassLayout.build(rows, contexts, slots, starts, table.to(device), BLOCK)
     if padded:
         short, long = [n for n in rows if n <= tiling.SHORT_ROWS], [n for n in rows if n > tiling.SHORT_ROWS]
         inputs = PassInputs(pass_key(short, max(short), long), device)
@@ -117,7 +144,7 @@ def make_pass(
     q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
     size = dtype.itemsize * width
     read = size * (2 * kv_heads * (sum(contexts) + 2 * sum(rows)) + 2 * heads * sum(rows))
-    return Pass(layout, cache, q, k, v, read)
+    return Pass(layout, exact, cache, q, k, v, read)
 
 
 def flops(shape: tuple[int, ...], spans: list[tuple[int, int, int]]) -> int:
@@ -140,12 +167,14 @@ def error(
     device: torch.device,
     fixed: bool,
     options: dict[str, Any],
+    padded: bool = False,
 ) -> float:
     """‖out − ref‖ / ‖ref‖ against the torch backend in float32."""
-    case = make_pass(shape, spans, 1, dtype, device)
+    case = make_pass(shape, spans, 1, dtype, device, padded)
+    rows, (_, kv_heads, width) = case.exact.rows, case.k.shape
     wide = Pass(
-        case.layout, KVCache(1, case.cache.blocks, BLOCK, case.k.shape[1], case.k.shape[2], torch.float32, device),
-        case.q.float(), case.k.float(), case.v.float(), 0,
+        case.exact, case.exact, KVCache(1, case.cache.blocks, BLOCK, kv_heads, width, torch.float32, device),
+        case.q[:rows].float(), case.k[:rows].float(), case.v[:rows].float(), 0,
     )  # fmt: skip
     wide.cache.data.copy_(case.cache.data)
     reference = wide.run(backend("torch", device), 1, options)
@@ -153,10 +182,12 @@ def error(
     found = case.run(backend("triton", device, batch_invariant=fixed), 1, options).float()
     if not found.isfinite().all():
         return float("inf")
-    return float((found - reference).norm() / reference.norm())
+    return float((found[:rows] - reference).norm() / reference.norm())
 
 
-def check(shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+def check(
+    shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: torch.device, padded: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """Every shape, case and type; windows and caps on some."""
     plain: dict[str, Any] = {"window": None, "softcap": None}
     variants = [(torch.bfloat16, False, plain), (torch.bfloat16, True, plain), (torch.float32, False, plain)]
@@ -164,7 +195,7 @@ def check(shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: tor
     results = []
     for (shape, numbers), (name, spans) in itertools.product(shapes.items(), cases.items()):
         for dtype, fixed, options in variants:
-            found = error(numbers, spans, dtype, device, fixed, options)
+            found = error(numbers, spans, dtype, device, fixed, options, name in padded)
             row = {"shape": shape, "case": name, "dtype": str(dtype).removeprefix("torch."), "fixed": fixed, **options}
             results.append({**row, "error": found, "ok": found <= TOLERANCE[dtype]})
             if not results[-1]["ok"]:
@@ -180,14 +211,22 @@ def time_case(
     speed: float,
     beside: Sequence[str] = (),
     padded: bool = False,
+    before: bool = False,
+    swept: str | None = None,
 ) -> dict[str, Any]:
-    """µs of one layer, beside its floor and other backends; with FlashInfer also what its plan costs a pass."""
+    """µs of one layer, beside its floor, other rules and other backends; with FlashInfer also a pass's plan."""
     layers = min(shape[0], 16)
     case = make_pass(shape, spans, layers, torch.bfloat16, device, padded)
     options: dict[str, Any] = {"window": None, "softcap": None}
     ms = layer_ms("triton", case, layers, options, device)
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
     row = {"us": ms * 1e3, "floor_us": floor * 1e3, "of_floor": floor / ms, "bytes": case.read}
+    if before:
+        with tilings_of(by_bounds):
+            row["before_us"] = layer_ms("triton", case, layers, options, device) * 1e3
+        row["speedup"] = row["before_us"] / row["us"]
+    if swept:
+        row["sweep"] = sweep(swept, case, layers, options, device)
     for name in beside if not padded else ():  # others read the shape of a pass on the host
         row[f"{name}_us"] = layer_ms(name, case, layers, options, device) * 1e3
     if "flashinfer_us" in row:
@@ -216,41 +255,65 @@ def layer_ms(name: str, case: Pass, layers: int, options: dict[str, Any], device
     return median_ms(lambda: case.run(chosen, layers, options, prepared), device) / layers
 
 
-def sweep(
-    shape: tuple[int, ...], spans: list[tuple[int, int, int]], device: torch.device, speed: float, padded: bool
-) -> list[dict[str, Any]]:
-    """The same case with other tiles; those that do not compile or fit are left out. Fastest first."""
-    original, found = tiling.tiling, []
-    for values in itertools.product(*SWEEP.values()):
-        change = dict(zip(SWEEP, values, strict=True))
-        triton_backend.tiling = lambda change=change, **bounds: _other(original(**bounds), change, bounds)
-        try:
-            found.append({**change, **time_case(shape, spans, device, speed, padded=padded)})
-        except Exception as reason:  # noqa: BLE001  # whatever the compiler says: the next one may do
-            found.append({**change, "us": float("inf"), "failed": str(reason).splitlines()[0][:100]})
-        finally:
-            triton_backend.tiling = original
+@contextmanager
+def tilings_of(rule: Callable[..., tiling.Tiling]) -> Iterator[None]:
+    """Let another rule cut attention."""
+    original = triton_backend.tiling
+    triton_backend.tiling = rule
+    try:
+        yield
+    finally:
+        triton_backend.tiling = original
+
+
+def by_bounds(**bounds: Any) -> tiling.Tiling:
+    """The rule before: as many splits for every context as the largest pass within the bounds leaves room for."""
+    cut = tiling.tiling(**bounds)
+    programs = bounds["spans"] * cut.tiles
+    filled = tiling.PROGRAMS_A_PROCESSOR * bounds["processors"] // (programs * bounds["kv_heads"])
+    splits = max(1, min(filled, tiling.MOST_SPLITS, -(-bounds["context"] // tiling.LEAST_SPLIT)))
+    return replace(cut, splits=splits, items=programs * splits, workers=1 << 30, least=tiling.LEAST_SPLIT)
+
+
+def sweep(kind: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """The same case cut otherwise; cuts that do not compile or fit are left out. Fastest first."""
+    found: list[dict[str, Any]] = []
+    chunks = any(n > tiling.SHORT_ROWS for n in case.exact.span_rows)
+    for values in itertools.product(*SWEEPS[kind].values()):
+        change = dict(zip(SWEEPS[kind], values, strict=True))
+        if change["block_m"] > 64 and not chunks:
+            continue
+        with tilings_of(lambda change=change, **bounds: _other(change, bounds)):
+            try:
+                found.append({**change, "us": layer_ms("triton", case, layers, options, device) * 1e3})
+            except Exception as reason:  # noqa: BLE001  # whatever the compiler says: the next one may do
+                found.append({**change, "us": float("inf"), "failed": str(reason).splitlines()[0][:100]})
     return sorted(found, key=lambda row: row["us"])
 
 
-def _other(cut: tiling.Tiling, change: dict[str, int], bounds: dict[str, Any]) -> tiling.Tiling:
-    """The tiling with something else in it; the rows of a tile only where spans are chunks."""
-    if bounds["rows"] <= tiling.SHORT_ROWS:
-        return replace(cut, **{**change, "block_m": cut.block_m})
-    block_q = change["block_m"] // (bounds["heads"] // bounds["kv_heads"])
-    tiles = -(-bounds["rows"] // block_q)
-    filled = tiling.PROGRAMS_A_PROCESSOR * bounds["processors"] // (bounds["spans"] * tiles * bounds["kv_heads"])
-    return replace(cut, **change, block_q=block_q, tiles=tiles, splits=max(1, min(filled, cut.splits)))
+def _other(change: dict[str, int], bounds: dict[str, Any]) -> tiling.Tiling:
+    """The tiling with other constants, and with something else in it."""
+    names = {constant: change[name] for name, group in CONSTANTS.items() if name in change for constant in group}
+    kept = {name: getattr(tiling, name) for name in names}
+    for name, value in names.items():
+        setattr(tiling, name, value)
+    try:
+        cut = tiling.tiling(**bounds)
+    finally:
+        for name, value in kept.items():
+            setattr(tiling, name, value)
+    return replace(cut, **{name: value for name, value in change.items() if name not in CONSTANTS})
 
 
 def main() -> None:
     """Check, then time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--shapes", default="llama-2-7b,tinyllama-1.1b,qwen2-7b,gemma-2b,gemma-7b")
+    parser.add_argument("--shapes", default=DEFAULT_SHAPES, help=f"comma-separated; all: {ALL_SHAPES}")
     parser.add_argument("--cases", help="some of the cases, comma-separated")
     parser.add_argument("--skip-checks", action="store_true")
-    parser.add_argument("--sweep", action="store_true", help="time other tiles too")
+    parser.add_argument("--before", action="store_true", help="time splits by the host's bounds alone beside it")
+    parser.add_argument("--sweep", nargs="?", const="splits", choices=SWEEPS, help="time other cuts too")
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
     parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer beside it, where it is installed")
     parser.add_argument("--tiny", action="store_true", help="small cases, checks only")
@@ -260,35 +323,43 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.tiny:
         parser.error("there is no CUDA device here; --tiny with TRITON_INTERPRET=1 checks small cases without one")
-    shapes = TINY_SHAPES if args.tiny else {name: SHAPES[name] for name in args.shapes.split(",")}
-    cases, padded_cases = (TINY_CASES, {}) if args.tiny else (CASES, PADDED_CASES)
+    shapes = (
+        TINY_SHAPES
+        if args.tiny
+        else {name: SHAPES[name] for name in (ALL_SHAPES if args.shapes == "all" else args.shapes).split(",")}
+    )
+    cases, padded_cases = (TINY_CASES, TINY_PADDED_CASES) if args.tiny else (CASES, PADDED_CASES)
     if args.cases:
         wanted = args.cases.split(",")
         unknown = [name for name in wanted if name not in cases | padded_cases]
         if unknown:
             parser.error(f"--cases: {unknown[0]} is none of {', '.join(cases | padded_cases)}")
         cases, padded_cases = (
-            {name: c for name, c in known.items() if name in wanted} for known in (cases, PADDED_CASES)
+            {name: c for name, c in known.items() if name in wanted} for known in (cases, padded_cases)
         )
     beside = [name for name in ("torch", "flashinfer") if getattr(args, name)]
     report: dict[str, Any] = {**provenance(args.commit), "checks": [], "times": []}
     with torch.inference_mode():
         if not args.skip_checks:
-            report["checks"] = check(shapes, cases, device)
+            report["checks"] = check(shapes, cases | padded_cases, device, padded_cases)
         if not args.tiny:
             speed = report["copy_tb_s"] = copy_tb_s(device)
-            print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':22} {'µs':>8} {'floor':>8} {'of floor':>8}")
+            print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':30} {'µs':>8} {'floor':>8} {'of floor':>8}")
             for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
                 padded = name in padded_cases
-                row = {"shape": shape, "case": name, **time_case(numbers, spans, device, speed, beside, padded)}
+                timed = time_case(numbers, spans, device, speed, beside, padded, args.before, args.sweep)
+                row = {"shape": shape, "case": name, **timed}
                 report["times"].append(row)
                 others = "".join(f"  {k.removesuffix('_us')} {row[k]:.1f}" for k in row if k.startswith(tuple(beside)))
-                line = f"{shape:16} {name:22} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}"
+                line = f"{shape:16} {name:30} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}"
+                if args.before:
+                    line += f"  before {row['before_us']:.1f}, {row['speedup']:.2f} times"
                 print(line + others, flush=True)
                 if args.sweep:
-                    row["sweep"] = sweep(numbers, spans, device, speed, padded)
-                    best = ("/".join(str(r[name]) for name in SWEEP) + f" {r['us']:.1f}" for r in row["sweep"][:5])
-                    print(f"    {'; '.join(best)}", flush=True)
+                    ranked = row["sweep"]
+                    named = [("/".join(str(r[key]) for key in SWEEPS[args.sweep]), r["us"]) for r in ranked]
+                    best = "; ".join(f"{cut} {us:.1f}" for cut, us in [*named[:5], named[-1]])
+                    print(f"    {'/'.join(SWEEPS[args.sweep])}: {best} (slowest)", flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -19,14 +19,26 @@ PACKAGE = ROOT / "verifypd"
 
 # A module may import its own package and whatever stands to its left.
 ORDER = (
-    "errors hints progress config inflight request batch metrics | control | simulate"
+    "errors hints progress config buckets inflight request batch metrics | control | simulate"
     " | tokenizer kernels kv attention sampling | models | runtime | drafters | lanes testing | engine"
     " | server bench distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)
 
-TORCH_FREE = {"errors", "hints", "progress", "config", "inflight", "request", "batch", "metrics", "control", "simulate"}
+TORCH_FREE = {
+    "errors",
+    "hints",
+    "progress",
+    "config",
+    "buckets",
+    "inflight",
+    "request",
+    "batch",
+    "metrics",
+    "control",
+    "simulate",
+}
 PUBLIC = {
     "LLM": "engine",
     "AsyncLLM": "engine",

@@ -98,9 +98,7 @@ class EngineConfig:
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
     block_size: int = setting(16, "tokens in a KV block")
-    prefill_chunk: int = setting(
-        0, "prompt tokens one pass takes, at most (0: 256 on a CPU, 2048 on a GPU)"
-    )
+    prefill_chunk: int = setting(0, "prompt tokens one pass takes, at most (0: 256 on a CPU, 2048 on a GPU)")
     draft_layers: str | None = setting(
         None,
         "states an EAGLE-3 head reads, whatever its config says: 2,16,29 are hidden_states 2, 16 and 29 as Hugging Face"

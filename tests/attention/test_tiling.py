@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.attention.tiling import MOST_SPLITS, SPLIT_TOKENS, WORKSPACE_ELEMENTS, Tiling, tiling
+from verifypd.attention.tiling import MOST_SPLITS, SPLIT_TOKENS, WORKSPACE_ELEMENTS, Tiling, head_slices, tiling
 from verifypd.kernels.tiles import power_of_two
 
 LLAMA = {"heads": 32, "kv_heads": 32, "width": 128, "itemsize": 2, "window": None, "processors": 132}
@@ -16,7 +16,8 @@ GEMMA = {**LLAMA, "heads": 8, "kv_heads": 1, "width": 256}
 
 
 def cut(shape: dict[str, Any], spans: int, rows: int, context: int, **changes: Any) -> Tiling:
-    return tiling(**{**shape, "spans": spans, "rows": rows, "context": context, **changes})
+    bounds = {"spans": spans, "rows": rows, "pass_rows": spans * rows, "context": context}
+    return tiling(**{**shape, **bounds, **changes})
 
 
 @pytest.mark.parametrize("shape", [LLAMA, TINY, QWEN, GEMMA])
@@ -29,11 +30,12 @@ def test_every_row_has_a_place(shape: dict[str, Any], rows: int, spans: int, fix
     assert found.block_m == power_of_two(found.block_m) >= 16  # a matrix instruction's rows
     assert found.block_q * shared <= found.block_m
     assert (found.tiles - 1) * found.block_q < rows <= found.tiles * found.block_q
-    pieces = found.slices(spans, shape["heads"], shape["width"])
-    assert [tile for first, count in pieces for tile in range(first, first + count)] == list(range(found.tiles))
-    if len(pieces) > 1:
-        held = spans * pieces[0][1] * found.block_q * shape["heads"] * found.splits * shape["width"]
-        assert held <= max(WORKSPACE_ELEMENTS, held // pieces[0][1])
+    assert found.items >= spans * found.tiles
+    elements = found.partials * shared * shape["width"]
+    pieces = head_slices(shape["kv_heads"], elements)
+    assert [head for first, count in pieces for head in range(first, first + count)] == list(range(shape["kv_heads"]))
+    assert pieces[0][1] * elements <= max(2 * WORKSPACE_ELEMENTS, elements)
+    assert fixed or found.partials * shape["heads"] * shape["width"] <= WORKSPACE_ELEMENTS
 
 
 def test_a_verify_span_fits_one_tile() -> None:
@@ -46,9 +48,39 @@ def test_a_verify_span_fits_one_tile() -> None:
 def test_few_programs_share_long_contexts() -> None:
     assert cut(LLAMA, 1, 5, 600).splits > 1
     assert cut(LLAMA, 1, 5, 100).splits == 1  # too short to be worth it
-    assert cut(LLAMA, 64, 5, 8192).splits == 1  # enough programs as it is
     assert cut(GEMMA, 1, 1, 1 << 20).splits == MOST_SPLITS
-    assert cut(LLAMA, 1, 5, 8192, window=100).splits <= 2  # no more than the window holds
+    assert cut(LLAMA, 1, 5, 8192, window=100).splits == 1  # no more than the window holds
+
+
+def shares(found: Tiling, contexts: list[int]) -> list[int]:
+    """What the device makes of a launch of spans that have one tile each."""
+    average = max(-(-sum(contexts) // found.workers), 1)
+    wanted = [max(1, min(-(-n // found.least), n // average, found.splits)) for n in contexts]
+    assert sum(wanted) <= found.items, "each of them has a program"
+    return wanted
+
+
+@pytest.mark.parametrize("spans", range(1, 65))
+def test_equal_contexts_fill_the_device_and_no_more(spans: int) -> None:
+    expected = min(max(1, 264 // (spans * 32)), 8192 // 128)
+    assert set(shares(cut(LLAMA, spans, 5, 8192), [4000] * spans)) == {expected}
+
+
+def test_a_long_context_is_shared_among_short_ones() -> None:
+    assert shares(cut(LLAMA, 12, 5, 8192), [4000] + [300] * 11) == [8] + [1] * 11
+    assert shares(cut(LLAMA, 24, 3, 8192), [4000] * 2 + [300] * 22) == [4] * 2 + [1] * 22
+    assert shares(cut(LLAMA, 64, 5, 8192), [8000] + [300] * 63) == [4] + [1] * 63
+    assert cut(LLAMA, 128, 5, 8192).splits == 1  # a crowd
+
+
+def test_chunks_of_a_padded_pass_are_shared_where_their_tiles_are_few() -> None:
+    """Nine spans of as many rows as the pass has, most of them void: the pass's rows bound the tiles."""
+    few = cut(LLAMA, 9, 320, 8192, pass_rows=320)
+    assert few.items <= 320 // 64 + 9 + few.workers
+    assert few.splits == 8
+    many = cut(LLAMA, 9, 2176, 8192, pass_rows=2176)
+    assert many.splits == 1  # partial results would be 36 MB for each
+    assert cut(LLAMA, 8, 5, 8192, pass_rows=2176).splits == 8  # spans beside them keep theirs
 
 
 def test_fixed_cut_does_not_know_the_batch() -> None:

@@ -18,12 +18,13 @@ pytest.importorskip("triton")
 from tests.attention.test_backends import FIRSTS, MIXED, Case, dense, make_case
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
-from verifypd.attention import PassLayout, available_backends, backend, tiling
+from verifypd.attention import PassLayout, available_backends, backend, tiling, triton_kernels
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import LayerCache
+from verifypd.runtime.passes import PassInputs, pass_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -124,17 +125,125 @@ def test_a_wide_cache_of_narrow_numbers() -> None:
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (110, 5.0)])
 def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_processors", lambda device: 40)
+    monkeypatch.setattr(module, "_processors", lambda device: 10)
     monkeypatch.setattr(tiling, "LEAST_SPLIT", 8)
-    assert max(check(make_case([(200, 3)], **SMALL), window, softcap)) > 16  # two rounds of merging, empty splits
-    assert min(check(make_case([(100, 3), (0, 1), (40, 17), (-2, 3)], **SMALL), window, softcap)) > 1
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 8)
+    assert (
+        max(check(make_case([(150, 3)], heads=2, kv_heads=1, width=64), window, softcap)) > 8
+    )  # two rounds of merging, empty splits
+    assert (
+        min(check(make_case([(100, 3), (0, 1), (40, 17), (-2, 3)], heads=2, kv_heads=1, width=64), window, softcap)) > 1
+    )
 
 
-def test_partial_results_are_held_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_processors", lambda device: 40)
-    monkeypatch.setattr(tiling, "LEAST_SPLIT", 64)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where splits are fixed, the workspace holds a range of heads; where they are not, there are fewer splits."""
+    monkeypatch.setattr(tiling, "SPLIT_TOKENS", 64)
+    case = make_case([(100, 20), (90, 5), (80, 17)], **SMALL)
+    used = check(case, fixed=fixed)
     monkeypatch.setattr(tiling, "WORKSPACE_ELEMENTS", 1)
-    assert min(check(make_case([(100, 40), (90, 5), (80, 21)], **SMALL))) > 1
+    assert check(case, fixed=fixed) == (used if fixed else [1, 1])
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The plan of each pass, [rows, 2] with the splits of a row first; memory that is not written holds garbage."""
+    found, empty = [], torch.empty
+    monkeypatch.setattr(module, "_processors", lambda device: module.INTERPRETED_PROCESSORS)
+
+    def poisoned(*shape: int, **options: Any) -> Tensor:
+        made = empty(*shape, **options)
+        if options.get("dtype") is torch.int32:
+            found.append(made)
+        return made.fill_(torch.nan if made.is_floating_point() else 77)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    return found
+
+
+LONG_AMONG_SHORT = [(30, 3), (5, 1), (700, 5), (0, 2), (60, 4), (-2, 5), (31, 1), (90, 2), (-4, 4), (12, 3)]
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "firsts", "expected"),
+    [
+        (None, None, None, 6),
+        (None, 20.0, None, 6),
+        (300, None, None, 3),
+        (40, None, None, 1),
+        (None, None, [0, 0, 65, 0, 0, 0, 0, 60, 0, 0], 5),
+        (None, None, [0, 0, 650, 0, 0, 0, 0, 60, 0, 0], 1),
+    ],
+)
+def test_a_long_context_is_split_in_a_full_batch(
+    window: int | None, softcap: float | None, firsts: list[int] | None, expected: int, plans: list[Tensor]
+) -> None:
+    """Ten spans fill the device that the interpreter passes for; the one that is long is shared, and no other."""
+    case = make_case(LONG_AMONG_SHORT, **SMALL, firsts=firsts)
+    check(case, window, softcap)
+    shares = [int(n) for n in plans[0][:, 0]] if plans else [1] * case.layout.rows
+    assert shares == [expected if int(span) == 2 else 1 for span in case.layout.row_span]
+
+
+def test_equal_contexts_that_fill_the_device_are_not_split(plans: list[Tensor]) -> None:
+    check(make_case([(150, 2)] * 10, **SMALL))
+    assert plans[0][:, 0].eq(1).all()
+
+
+def padded(case: Case, widest: int) -> tuple[Case, PassInputs]:
+    """The case as a captured pass runs it: room for eight chunks, a void span behind them, bounds for lengths."""
+    rows = list(case.layout.span_rows)
+    short, long = [n for n in rows if n <= widest], [n for n in rows if n > widest]
+    inputs = PassInputs(pass_key(short, widest, long), torch.device(DEVICE))
+    slots = case.layout.slots.tolist()
+    inputs.fill(short, slots, rows, drafted=True, chunks=long)
+    lengths = torch.zeros(12, dtype=torch.int64)
+    lengths[case.layout.slots] = torch.tensor([start + n for start, n in zip(case.starts, rows, strict=True)])
+    table = case.layout.block_table
+    layout = inputs.layout(lengths.to(DEVICE), table.to(DEVICE), 16, table.shape[1] * 16)
+    missing = layout.rows - case.layout.rows
+    q, k, v = (torch.cat((x, torch.ones(missing, *x.shape[1:]))).to(DEVICE) for x in (case.q, case.k, case.v))
+    cache = LayerCache(case.cache.k.to(DEVICE), case.cache.v.to(DEVICE))
+    return Case(layout, cache, case.starts, q, k, v, case.history), inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (400, 20.0)])
+def test_a_padded_launch_follows_lengths_that_grow(
+    window: int | None, softcap: float | None, plans: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch, prepared once: short contexts beside a chunk behind a long one, then a long one among the short."""
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 128)
+    chosen = TritonAttention()
+    prepared = None
+    spans = [(30, 3), (2, 2), (9, 4), (600, 20)], [(5, 3), (580, 3), (640, 21)]
+    found = []
+    for each in spans:
+        most = max(start + n for start, n in each)
+        case = make_case(each, heads=2, kv_heads=1, width=64, slack=672 - most)  # tables of one size
+        twin, _ = padded(case, 4)
+        prepared = prepared or chosen.prepare(twin.layout)
+        out = chosen.attend(
+            twin.q, twin.k, twin.v, twin.cache, twin.layout, prepared, scale=0.125, window=window, softcap=softcap
+        ).cpu()
+        assert out.isfinite().all()
+        for row, expected in dense(case, 0.125, window, softcap).items():
+            assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
+        shares = plans.pop()[:, 0].tolist()
+        assert not plans
+        found.append([shares[int(case.layout.row_offsets[r])] for r in range(len(each))])
+        assert set(shares[case.layout.rows :]) == {1}
+    assert found[0][:3] == [1, 1, 1] and found[0][3] > 1
+    assert found[1][0] == 1 and min(found[1][1:]) > 1
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
+def test_more_spans_than_are_read_at_once(plans: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "SCANNED", triton_kernels.tl.constexpr(4))
+    check(make_case(LONG_AMONG_SHORT, heads=2, kv_heads=1, width=64))
+    assert plans[0][:, 0].max() == 6
+    check(make_case([(30, 17), (3, 17), (0, 35), (5, 20), (1, 17)], heads=2, kv_heads=1, width=64))
 
 
 def test_keys_and_values_are_written() -> None:
@@ -179,20 +288,38 @@ def test_a_prepared_launch_follows_the_device() -> None:
         assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (60, 20.0)])
-def test_batch_invariant(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+BORDERS = [(59, 5), (62, 4), (63, 1), (64, 1), (124, 4), (126, 5), (40, 30)]  # splits end at 64 and 128
+
+
+@pytest.mark.parametrize(
+    ("spans", "window", "softcap"),
+    [
+        ([(130, 5), (0, 20), (63, 2), (200, 1)], None, None),
+        ([(130, 5), (0, 20), (63, 2), (200, 1)], 60, 20.0),
+        (BORDERS, None, None),
+        ([*BORDERS[1:4], (126, 5)], 64, None),
+        ([(640, 3), (0, 2)], 70, None),  # more splits than are merged at once
+    ],
+)
+def test_batch_invariant(
+    spans: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    plans: list[Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each row alone, with a bound of its own, equals itself in company to the bit, over several splits."""
     monkeypatch.setattr(tiling, "SPLIT_TOKENS", 64)
-    spans = [(130, 5), (0, 20), (63, 2), (200, 1)]
     case = make_case(spans, **SMALL)
     together, prepared = attend(case, window=window, softcap=softcap, fixed=True)
     assert max(splits(prepared)) > 2
+    assert {1, 2} <= set(plans[0][:, 0].tolist()) or len(spans) < 4
     check(case, window, softcap, fixed=True)
     for r, (start, rows) in enumerate(spans):
         first = int(case.layout.row_offsets[r])
         case.cache.k.view(-1, 2, 64)[case.layout.write_index] = case.k
         case.cache.v.view(-1, 2, 64)[case.layout.write_index] = case.v
-        for j in range(0, rows, 9):
+        for j in range(0, rows, 2 if rows <= 5 else 9):
             row = slice(first + j, first + j + 1)
             slot = case.layout.slots[r : r + 1]
             layout = PassLayout.build(

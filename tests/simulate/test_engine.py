@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifypd.batch import VerifySpan
+from verifypd.buckets import CHUNKS
 from verifypd.control.architectures import Architecture, make_architecture
 from verifypd.control.auto import Auto
 from verifypd.control.controller import make_controller
@@ -21,8 +22,8 @@ from verifypd.errors import EngineError
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.report import Report
 from verifypd.simulate.tables import h200
-from verifypd.simulate.traffic import Acceptance, Arrival, Lengths, poisson
-from verifypd.simulate.world import Settings, TrueCosts
+from verifypd.simulate.traffic import Acceptance, Arrival, Lengths, poisson, replay
+from verifypd.simulate.world import Settings, TrueCosts, gpu_settings
 
 FIXED = ("plain", "baseline", "pd", "pdv", "unified", "table")
 EVERY = (*FIXED, "auto")
@@ -336,14 +337,13 @@ def test_unified_never_hands_over() -> None:
 
 
 def test_one_request_alone_takes_what_its_passes_cost() -> None:
-    each = Coefficients(context=0.0, chunk_context=0.0)
-    report, _ = run("plain", burst(1, 100, 11), replace(SMALL, drafter=None), costs=TrueCosts(each))
-    a_pass = each.base + each.floor
-    assert report.seconds == pytest.approx(11 * a_pass)
+    seconds, costs = a_pass()
+    report, _ = run("plain", burst(1, 100, 11), replace(SMALL, drafter=None), costs=costs)
+    assert report.seconds == pytest.approx(11 * seconds)
     [outcome] = report.outcomes
-    assert outcome.first == pytest.approx(a_pass)
-    assert outcome.tpot == pytest.approx(a_pass)
-    assert outcome.met(500.0) and report.throughput == pytest.approx(1 / a_pass)
+    assert outcome.first == pytest.approx(seconds)
+    assert outcome.tpot == pytest.approx(seconds)
+    assert outcome.met(500.0) and report.throughput == pytest.approx(1 / seconds)
 
 
 def test_tokens_a_pass_follow_acceptance() -> None:
@@ -397,6 +397,64 @@ def test_at_rest_the_architecture_is_not_asked() -> None:
     report = Simulation(policy, burst(4, 30, 300), NOISY, SMALL).run()
     assert asked < 0.5 * report.steps
     assert all(outcome.tokens == 300 for outcome in report.outcomes)
+
+
+def a_pass() -> tuple[float, TrueCosts]:
+    """Seconds of any small pass, and the costs of which that is true."""
+    each = Coefficients(context=0.0, chunk_context=0.0)
+    return each.base + each.floor, TrueCosts(each)
+
+
+@pytest.mark.parametrize("share", [0.25, 2.0])
+def test_the_host_plans_while_the_device_runs(share: float) -> None:
+    """Where verdicts are late, a step costs the longer of both.
+
+    The host finds a token when its pass has run and the next step is planned.
+    """
+    seconds, costs = a_pass()
+    options = replace(SMALL, drafter=None, late=True, host_seconds=share * seconds)
+    report, _ = run("plain", replay([(0.0, 100, 11)], 0.0), options, costs=costs)
+    [outcome] = report.outcomes
+    assert outcome.first == pytest.approx((share + max(1.0, share)) * seconds)
+    assert outcome.gaps[:-1] == pytest.approx([max(1.0, share) * seconds] * 9)  # behind the last there is no next step
+
+
+def test_who_arrives_while_a_step_is_running_is_in_the_one_after_the_next() -> None:
+    """The next step has been launched by then."""
+    seconds, costs = a_pass()
+    options = replace(SMALL, drafter=None, late=True)
+    arrivals = replay([(0.0, 100, 40), (10.5 * seconds, 100, 5)], 0.0)
+    report, _ = run("plain", arrivals, options, costs=costs)
+    first = report.outcomes[1].first
+    assert first is not None and first / seconds == pytest.approx(13.0)
+
+
+def test_the_host_is_waited_for_where_verdicts_are_prompt() -> None:
+    seconds, costs = a_pass()
+    options = replace(SMALL, drafter=None, host_seconds=0.25 * seconds, host_request=0.25 * seconds)
+    report, _ = run("plain", replay([(0.0, 100, 11)], 0.0), options, costs=costs)
+    assert report.outcomes[0].tpot == pytest.approx(1.5 * seconds)
+
+
+def test_padded_passes_cost_the_rows_they_are_padded_to() -> None:
+    """Eight prompts of 64 tokens and eight tokens fill their passes; nine do not."""
+    costs = TrueCosts(replace(Coefficients(context=0.0, chunk_context=0.0), row=1e-3))
+    for count, same in ((8, True), (9, False)):
+        arrivals = replay([(0.0, 64, 20)] * count, 0.0)
+        options = replace(SMALL, batch_size=16, drafter=None, prefill_chunk=1024)
+        bare, padded = (
+            run("plain", arrivals, replace(options, padded=on), costs=costs)[0].seconds for on in (False, True)
+        )
+        assert (padded == pytest.approx(bare)) == same and padded >= bare - 1e-9
+
+
+def test_a_workload_runs_as_on_a_gpu() -> None:
+    arrivals = poisson(8.0, 40, Acceptance(0.8), seed=2)
+    options = gpu_settings(batch_size=64)
+    assert options.late and options.padded and options.host_seconds > 0
+    report, log = run("unified", arrivals, options, costs=TrueCosts(h200().coefficients))
+    assert all(outcome.finished for outcome in report.outcomes)
+    assert all(snapshot.most_chunks == CHUNKS for snapshot, _ in log.steps)
 
 
 def test_two_devices_draft_beside_the_verifier() -> None:

@@ -10,7 +10,7 @@ from verifypd.bench import workload
 from verifypd.control.architectures import make_architecture
 from verifypd.control.controller import make_controller
 from verifypd.simulate.engine import Simulation
-from verifypd.simulate.traffic import Acceptance, given, poisson
+from verifypd.simulate.traffic import Acceptance, poisson, replay
 from verifypd.simulate.world import Settings, TrueCosts
 
 MIXED = Path(__file__).resolve().parents[2] / "benchmarks" / "workloads" / "mixed-16.json"
@@ -28,12 +28,12 @@ def test_workloads_repeat_and_have_long_prompts() -> None:
 def test_a_workload_file_arrives_as_it_does_at_the_real_engine() -> None:
     real = workload.read(MIXED).arrivals
     requests = [(a.at, a.prompt_tokens, a.output_tokens) for a in real]
-    arrivals = given(requests, 0.8, seed=1)
+    arrivals = replay(requests, 0.8, seed=1)
     assert [(a.time, a.prompt, a.output) for a in arrivals] == requests
     assert all(a.max_tokens == a.output == len(a.stands) for a in arrivals)
     tokens = [stands for a in arrivals for stands in a.stands]
     assert sum(tokens) / len(tokens) == pytest.approx(0.8, abs=0.01)
-    assert given(requests, 0.8, seed=1) == arrivals != given(requests, 0.8, seed=2)
+    assert replay(requests, 0.8, seed=1) == arrivals != replay(requests, 0.8, seed=2)
 
 
 def test_a_given_request_ends_by_its_length() -> None:
@@ -44,6 +44,6 @@ def test_a_given_request_ends_by_its_length() -> None:
         ends.extend(view.max_length for view in simulation.snapshot().requests)
 
     policy = make_architecture("unified", make_controller("fixed", 4))
-    report = Simulation(policy, given([(0.0, 50, 30)], 1.0), TrueCosts(), Settings(), on_step=watch).run()
+    report = Simulation(policy, replay([(0.0, 50, 30)], 1.0), TrueCosts(), Settings(), on_step=watch).run()
     assert set(ends) == {80}
     assert [outcome.tokens for outcome in report.outcomes] == [30]

@@ -1,9 +1,9 @@
 """Paged attention in Triton: CUDA devices, and Triton's interpreter for tests. Knows launches; nothing of models.
 
 One kernel serves plain tokens, verify spans and prompt chunks. The query heads that share a key head are packed into
-the rows of a tile, so that even one row fills matrix instructions; where spans are few and contexts long, several
-programs share a tile's context and a second kernel merges them. Lengths, starts and block tables are read on the
-device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
+the rows of a tile, so that even one row fills matrix instructions. A context that is long beside the others of the
+pass is shared by several programs, and a second kernel merges what they found. Lengths, starts and block tables are
+read on the device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import triton
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout, Rotary
-from verifypd.attention.tiling import SHORT_ROWS, Tiling, tiling
+from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import attend_tile, merge_splits, rotate_and_write, write_cache
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
 ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
+MERGED_ELEMENTS = 1024  # of a row one program of merge_splits merges
 INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
@@ -33,6 +34,7 @@ class SpanClass:
 
     spans: int
     rows: int  # of the longest
+    pass_rows: int  # of all spans of the pass
     context: int  # upper bound of any, tokens
     members: Tensor | None  # [spans] int32; None: all spans of the pass
     tilings: dict[tuple[int, int, int, int | None], Tiling] = field(default_factory=dict)  # layers may differ
@@ -91,9 +93,8 @@ class TritonAttention:
             write_rows(k, v, cache, layout)
         else:
             q = rotate_and_write_rows(q, k, v, cache, layout, rotary)
-        for spans in prepared:
-            cut = self._tiling(spans, q, k.shape[1], window)
-            _launch(q, cache, layout, spans, cut, out, scale, window, softcap)
+        cuts = [(spans, self._tiling(spans, q, k.shape[1], window)) for spans in prepared]
+        _launch(q, cache, layout, cuts, out, scale, window, softcap)
         return out
 
     def _tiling(self, spans: SpanClass, q: Tensor, kv_heads: int, window: int | None) -> Tiling:
@@ -104,6 +105,7 @@ class TritonAttention:
             found = spans.tilings[key] = tiling(
                 spans=spans.spans,
                 rows=spans.rows,
+                pass_rows=spans.pass_rows,
                 context=spans.context,
                 heads=heads,
                 kv_heads=kv_heads,
@@ -125,6 +127,7 @@ def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
     return SpanClass(
         spans=len(spans),
         rows=max(layout.span_rows[r] for r in spans),
+        pass_rows=layout.rows,
         context=max(layout.contexts[r] for r in spans),
         members=members,
     )
@@ -183,79 +186,124 @@ def _launch(
     q: Tensor,
     cache: LayerCache,
     layout: PassLayout,
+    cuts: list[tuple[SpanClass, Tiling]],
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """All classes of spans, then one merge for all; a range of heads at a time, where partial results are too large."""
+    rows, heads, width = q.shape
+    kv_heads = cache.k.shape[2]
+    shared = heads // kv_heads
+    partials = sum(cut.partials for _, cut in cuts)
+    work = Workspace(out, out, out)  # not written
+    slices = head_slices(kv_heads, partials * shared * width)
+    if partials:
+        room = (partials, slices[0][1] * shared)
+        work = Workspace(
+            partial=torch.empty(*room, width, dtype=torch.float32, device=q.device),
+            summary=torch.empty(*room, 2, dtype=torch.float32, device=q.device),
+            plan=torch.empty(rows, 2, dtype=torch.int32, device=q.device),
+        )
+    for first_head, count in slices:
+        first_partial = 0
+        for spans, cut in cuts:
+            _attend(
+                q, cache, layout, spans, cut, out, scale, window, softcap,
+                work, bool(partials), first_partial, first_head, count,
+            )  # fmt: skip
+            first_partial += cut.partials
+        if partials:
+            columns = count * shared * width
+            merge_splits[(rows, -(-columns // MERGED_ELEMENTS))](
+                work.partial,
+                work.summary,
+                work.plan,
+                out,
+                first_head * shared,
+                count * shared,
+                HEADS=heads,
+                WIDTH=width,
+                COLUMNS=MERGED_ELEMENTS,
+                num_warps=8,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What programs that share contexts leave for the merge: see `attend_tile`."""
+
+    partial: Tensor
+    summary: Tensor
+    plan: Tensor
+
+
+def _attend(
+    q: Tensor,
+    cache: LayerCache,
+    layout: PassLayout,
     spans: SpanClass,
     cut: Tiling,
     out: Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
+    work: Workspace,
+    planned: bool,
+    first_partial: int,
+    first_head: int,
+    head_count: int,
 ) -> None:
+    """One class of spans, for some key heads."""
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
-    listed = spans.members is not None
-    members = layout.row_offsets if spans.members is None else spans.members
     before, cap = _scales(scale, softcap)
-    block_d = power_of_two(width)
-    for first, tiles in cut.slices(spans.spans, heads, width):
-        slice_rows = min(tiles * cut.block_q, spans.rows - first * cut.block_q)
-        partial = summary = out  # not written
-        if cut.splits > 1:
-            shape = (spans.spans, slice_rows, heads, cut.splits)
-            partial = torch.empty(*shape, width, dtype=torch.float32, device=q.device)
-            summary = torch.empty(*shape, 2, dtype=torch.float32, device=q.device)
-        attend_tile[(tiles, kv_heads * cut.splits, spans.spans)](
-            q,
-            cache.k,
-            cache.v,
-            out,
-            partial,
-            summary,
-            members,
-            layout.row_offsets,
-            layout.slots,
-            layout.starts,
-            layout.starts if layout.first is None else layout.first,
-            layout.block_table,
-            q.stride(0),
-            layout.block_table.stride(0),
-            first,
-            slice_rows,
-            cut.splits,
-            before,
-            cap,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            WIDTH=width,
-            BLOCK_D=block_d,
-            BLOCK_SIZE=layout.block_size,
-            WINDOW=window or 0,
-            BEGINS=layout.first is not None,
-            CAPPED=softcap is not None,
-            LISTED=listed,
-            # with another code for some blocks a row's sums would depend on where its chunk begins
-            UNMASKED=window is None and layout.first is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
-            WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
-            BLOCK_M=cut.block_m,
-            BLOCK_Q=cut.block_q,
-            BLOCK_N=cut.block_n,
-            SPLIT=cut.splits > 1,
-            SPLIT_TOKENS=cut.split_tokens,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-        )
-        if cut.splits > 1:
-            merge_splits[(spans.spans * slice_rows, heads)](
-                partial,
-                summary,
-                out,
-                members,
-                layout.row_offsets,
-                first * cut.block_q,
-                slice_rows,
-                cut.splits,
-                HEADS=heads,
-                WIDTH=width,
-                BLOCK_D=block_d,
-                LISTED=listed,
-                num_warps=1,
-            )
+    attend_tile[(cut.items, head_count)](
+        q,
+        cache.k,
+        cache.v,
+        out,
+        work.partial,
+        work.summary,
+        work.plan,
+        layout.row_offsets if spans.members is None else spans.members,
+        layout.row_offsets,
+        layout.slots,
+        layout.starts,
+        layout.starts if layout.first is None else layout.first,
+        layout.block_table,
+        q.stride(0),
+        layout.block_table.stride(0),
+        spans.spans,
+        first_head,
+        head_count * (heads // kv_heads),
+        cut.splits,
+        cut.workers,
+        cut.least,
+        first_partial,
+        cut.member_rows,
+        before,
+        cap,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        BLOCK_D=power_of_two(width),
+        BLOCK_SIZE=layout.block_size,
+        WINDOW=window or 0,
+        BEGINS=layout.first is not None,
+        CAPPED=softcap is not None,
+        LISTED=spans.members is not None,
+        # with another code for some blocks a row's sums would depend on where its chunk begins
+        UNMASKED=window is None and layout.first is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
+        WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
+        BLOCK_M=cut.block_m,
+        BLOCK_Q=cut.block_q,
+        BLOCK_N=cut.block_n,
+        SEARCH=cut.splits > 1 or cut.tiles > 1,
+        SPLIT=cut.splits > 1,
+        PLANNED=planned,
+        SPLIT_TOKENS=cut.split_tokens if cut.splits > 1 else 0,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
-MERGED: tl.constexpr = tl.constexpr(16)  # splits merged at once: a fixed number, so that sums have one order
+MERGED: tl.constexpr = tl.constexpr(8)  # splits merged at once: a fixed number, so that sums have one order
+SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once: more need a third more registers
 
 
 @triton.jit
@@ -174,18 +175,104 @@ def _absorb(
     return higher, total, mixed
 
 
+@triton.jit
+def shares_of(
+    start,  # of a span
+    rows,
+    lowest,  # key that may be seen
+    average,  # tokens of the pass's context for each worker
+    splits,  # most there may be
+    least,  # tokens of a split
+    BLOCK_Q: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+):
+    """Programs that share the context of each tile of a span: as many as it has times the average."""
+    if SPLIT_TOKENS > 0:
+        wanted = tl.cdiv(tl.maximum(start + rows, 1), SPLIT_TOKENS)
+    else:
+        reach = reach_of(start, rows, lowest, BLOCK_Q, WINDOW)
+        wanted = tl.maximum(tl.minimum(tl.cdiv(reach, least), reach // average), 1)
+    return tl.minimum(wanted, splits)
+
+
+@triton.jit
+def reach_of(start, rows, lowest, BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr):
+    """Tokens of context that a tile of a span reads, about."""
+    reach = tl.maximum(start + rows - lowest, 1)
+    if WINDOW > 0:
+        reach = tl.minimum(reach, WINDOW + BLOCK_Q)
+    return reach
+
+
+@triton.jit
+def _extents(
+    begin, count, members, row_offsets, slots, starts, begins, BEGINS: tl.constexpr, LISTED: tl.constexpr
+):  # fmt: skip
+    """Start, rows and lowest key of SCANNED members from `begin` on; members that are not there have no rows."""
+    span = begin + tl.arange(0, SCANNED)
+    there = span < count
+    if LISTED:
+        span = tl.load(members + span, mask=there, other=0)
+    first = tl.load(row_offsets + span, mask=there, other=0)
+    rows = (tl.load(row_offsets + span + 1, mask=there, other=0) - first).to(tl.int32)
+    start = tl.load(starts + span, mask=there, other=0).to(tl.int32)
+    lowest = tl.zeros_like(rows)
+    if BEGINS:
+        slot = tl.load(slots + span, mask=there, other=0)
+        lowest = tl.load(begins + slot, mask=there, other=0).to(tl.int32)
+    return start, rows, lowest
+
+
+@triton.jit
+def _average(
+    count, workers, members, row_offsets, slots, starts, begins,
+    BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr, BEGINS: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Tokens of context that all tiles of the launch have for each worker."""
+    total = 0
+    for begin in range(0, count, SCANNED):
+        start, rows, lowest = _extents(begin, count, members, row_offsets, slots, starts, begins, BEGINS, LISTED)
+        total += tl.sum(tl.cdiv(rows, BLOCK_Q) * reach_of(start, rows, lowest, BLOCK_Q, WINDOW), 0)
+    return tl.maximum(tl.cdiv(total, workers), 1)
+
+
+@triton.jit
+def _find(
+    item, count, average, splits, least, members, row_offsets, slots, starts, begins,
+    BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr, BEGINS: tl.constexpr, LISTED: tl.constexpr, SPLIT: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The member that holds an item and the items before that member's; `count` or more where there is none."""
+    member = 0
+    passed = 0
+    base = 0
+    for begin in range(0, count, SCANNED):
+        start, rows, lowest = _extents(begin, count, members, row_offsets, slots, starts, begins, BEGINS, LISTED)
+        items = tl.cdiv(rows, BLOCK_Q)
+        if SPLIT:
+            items *= shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
+        ends = base + tl.cumsum(items, 0)
+        before = ends <= item
+        member += tl.sum(before.to(tl.int32), 0)
+        passed = tl.maximum(passed, tl.max(tl.where(before, ends, 0), 0))
+        base += tl.sum(items, 0)
+    return member, passed
+
+
 @triton.jit(
-    do_not_specialize=["first_tile", "slice_rows", "splits"],
+    do_not_specialize=["count", "first_head", "held", "splits", "workers", "least", "first_partial", "member_rows"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
 )
 def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
-    out,  # [N, HEADS, WIDTH]; written when there is one split
-    partial,  # float32 [members, slice rows, HEADS, splits, WIDTH]: not normalised
-    summary,  # float32 [members, slice rows, HEADS, splits, 2]: highest score and sum of weights
-    members,  # [members] int32, spans of this launch; not read unless LISTED
+    out,  # [N, HEADS, WIDTH]; written where a tile has one split
+    partial,  # float32 [partial results, held, WIDTH]: not normalised; those of a row's splits in a run
+    summary,  # float32 [partial results, held, 2]: highest score and sum of weights
+    plan,  # int32 [N, 2]: splits of a row and its first partial result
+    members,  # [count] int32, spans of this launch; not read unless LISTED
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
     starts,  # [R] int64
@@ -193,9 +280,14 @@ def attend_tile(
     block_table,  # [S, table_row] int32
     q_row,
     table_row,
-    first_tile,  # of the slice
-    slice_rows,  # rows of a span in the slice
-    splits,  # programs that share a context: a number, not a constant, for each constant is compiled
+    count,  # members
+    first_head,  # key head, of the launch
+    held,  # query heads of the launch
+    splits,  # most that share a context: a number, not a constant, for each constant is compiled
+    workers,  # programs of a key head among which the context of the pass is shared out
+    least,  # tokens of a split
+    first_partial,  # of the launch
+    member_rows,  # rows of a member in `partial`; 0: rows lie there as in the pass
     scale,  # of the scores, in base 2; without the cap where there is one
     cap,  # of the scores, in base 2
     HEADS: tl.constexpr,
@@ -212,24 +304,47 @@ def attend_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SEARCH: tl.constexpr,  # whether a member may have several tiles or splits
     SPLIT: tl.constexpr,  # whether splits > 1
+    PLANNED: tl.constexpr,  # whether rows are merged after this launch: the plan says which
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Attention of one tile over one split of its context. Grid: tiles, key heads times splits, members."""
+    """Attention of one tile over one split of its context. Grid: pairs of tile and split, key heads."""
     SHARED: tl.constexpr = HEADS // KV_HEADS
-    member = tl.program_id(2)
+    item = tl.program_id(0)
+    head = first_head + tl.program_id(1)
+    average = 1
+    if SPLIT and SPLIT_TOKENS == 0:
+        average = _average(
+            count, workers, members, row_offsets, slots, starts, begins, BLOCK_Q, WINDOW, BEGINS, LISTED
+        )  # fmt: skip
+    member = item
+    if SEARCH:
+        member, passed = _find(
+            item, count, average, splits, least, members, row_offsets, slots, starts, begins,
+            BLOCK_Q, WINDOW, BEGINS, LISTED, SPLIT, SPLIT_TOKENS,
+        )  # fmt: skip
+        item -= passed
+        if member >= count:
+            return
     span = member
     if LISTED:
         span = tl.load(members + member)
     first_row = tl.load(row_offsets + span)
     rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32)
-    tile_row = (first_tile + tl.program_id(0)) * BLOCK_Q  # first of the tile, within the span
-    if tile_row >= rows:
+    if rows <= 0:
         return
-    head = tl.program_id(1) // splits
-    split = tl.program_id(1) % splits
     slot = tl.load(slots + span)
     start = tl.load(starts + span).to(tl.int32)
+    lowest = 0
+    if BEGINS:
+        lowest = tl.load(begins + slot).to(tl.int32)
+    tile_row = 0  # first of the tile, within the span
+    split = 0
+    if SEARCH:  # tiles of one split lie in a run: they read the same keys
+        tiles = tl.cdiv(rows, BLOCK_Q)
+        tile_row = item % tiles * BLOCK_Q
+        split = item // tiles
 
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
@@ -241,18 +356,21 @@ def attend_tile(
 
     # keys low..high - 1 hold all that rows of the tile may see; then this split's share of them
     low = 0
-    lowest = 0
     high = tl.maximum(start + tl.minimum(tile_row + BLOCK_Q, rows), 1)
     if WINDOW > 0:
         low = tl.maximum(start + tile_row - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     if BEGINS:
-        lowest = tl.load(begins + slot).to(tl.int32)
         low = tl.maximum(low, lowest // BLOCK_N * BLOCK_N)
+    shares = 1
     if SPLIT_TOKENS > 0:
+        shares = tl.cdiv(high, SPLIT_TOKENS)  # of this tile: the span's last one may have more
+        if split >= shares:
+            return
         low = tl.maximum(low, split * SPLIT_TOKENS)
         high = tl.minimum(high, (split + 1) * SPLIT_TOKENS)
     elif SPLIT:
-        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
+        shares = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
+        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), shares) * BLOCK_N
         low += split * share
         high = tl.minimum(high, low + share)
 
@@ -278,66 +396,64 @@ def attend_tile(
             KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, True,
         )  # fmt: skip
 
-    if not SPLIT:
+    kept = real[:, None] & inside[None, :]
+    if shares == 1:
         o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
         result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
-        tl.store(out + o_place, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
-    else:
-        slice_row = row - first_tile * BLOCK_Q
-        at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + query_head) * splits + split
-        tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=real[:, None] & inside[None, :])
+        tl.store(out + o_place, result.to(out.dtype.element_ty), mask=kept)
+    origin = first_row
+    if member_rows > 0:
+        origin = member.to(tl.int64) * member_rows
+    first = first_partial + (origin + row) * splits  # of the row's partial results
+    if shares > 1:
+        at = (first + split) * held + query_head - first_head * SHARED
+        tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=kept)
         tl.store(summary + at * 2, top, mask=real)
         tl.store(summary + at * 2 + 1, total, mask=real)
+    if PLANNED:
+        told = real & (m % SHARED == 0)
+        place = plan + (first_row + row) * 2
+        if split + tl.program_id(1) == 0:
+            tl.store(place, tl.zeros_like(m) + shares, mask=told)
+            tl.store(place + 1, first.to(tl.int32), mask=told)
 
 
-@triton.jit(
-    do_not_specialize=["first_row_of_slice", "slice_rows", "splits"],
-    do_not_specialize_on_alignment=["members", "row_offsets"],
-)
+@triton.jit(do_not_specialize=["first_head", "held"])
 def merge_splits(
     partial,
     summary,
+    plan,
     out,
-    members,
-    row_offsets,
-    first_row_of_slice,
-    slice_rows,
-    splits,
+    first_head,  # query head, of the launch
+    held,  # query heads of the launch
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    LISTED: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of a program, heads times width
 ):
-    """One row and head from its splits. Grid: members times rows of the slice, query heads."""
-    member = tl.program_id(0) // slice_rows
-    slice_row = tl.program_id(0) % slice_rows
-    head = tl.program_id(1)
-    span = member
-    if LISTED:
-        span = tl.load(members + member)
-    first_row = tl.load(row_offsets + span)
-    row = first_row_of_slice + slice_row
-    if row >= tl.load(row_offsets + span + 1) - first_row:
+    """Part of one row from its splits; a row with one split is there already. Grid: rows of the pass, parts."""
+    row = tl.program_id(0).to(tl.int64)
+    shares = tl.load(plan + row * 2)
+    if shares <= 1:
         return
-    d = tl.arange(0, BLOCK_D)
-    inside = d < WIDTH
-    at = ((member.to(tl.int64) * slice_rows + slice_row) * HEADS + head) * splits
-    best = FLOOR
-    total = 0.0
-    mixed = tl.zeros([BLOCK_D], tl.float32)
-    for begin in range(0, splits, MERGED):
+    first = tl.load(plan + row * 2 + 1).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < held * WIDTH
+    best = tl.full([COLUMNS], FLOOR, tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    mixed = tl.zeros([COLUMNS], tl.float32)
+    for begin in range(0, shares, MERGED):
         split = begin + tl.arange(0, MERGED)
-        there = split < splits
-        top = tl.load(summary + (at + split) * 2, mask=there, other=FLOOR)
-        sums = tl.load(summary + (at + split) * 2 + 1, mask=there, other=0.0)
-        parts = tl.load(
-            partial + (at + split)[:, None] * WIDTH + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )
+        there = (split < shares)[:, None] & inside[None, :]
+        at = ((first + split) * held)[:, None]
+        pair = summary + (at + (column // WIDTH)[None, :]) * 2
+        top = tl.load(pair, mask=there, other=FLOOR)
+        sums = tl.load(pair + 1, mask=there, other=0.0)
+        parts = tl.load(partial + at * WIDTH + column[None, :], mask=there, other=0.0)
         higher = tl.maximum(best, tl.max(top, 0))
         fade = tl.exp2(best - higher)
-        weight = tl.exp2(top - higher)
+        weight = tl.exp2(top - higher[None, :])
         total = total * fade + tl.sum(sums * weight, 0)
-        mixed = mixed * fade + tl.sum(parts * weight[:, None], 0)
+        mixed = mixed * fade + tl.sum(parts * weight, 0)
         best = higher
-    place = ((first_row + row) * HEADS + head) * WIDTH
-    tl.store(out + place + d, (mixed / tl.maximum(total, 1e-30)).to(out.dtype.element_ty), mask=inside)
+    place = (row * HEADS + first_head) * WIDTH + column
+    tl.store(out + place, (mixed / tl.maximum(total, 1e-30)).to(out.dtype.element_ty), mask=inside)

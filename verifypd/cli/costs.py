@@ -75,10 +75,13 @@ def run(args: argparse.Namespace) -> int:
 def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter: Drafter | None) -> dict[str, Any]:
     """Everything the command shows, as plain data. Seconds."""
     coefficients = cost.coefficients
+    values = {name: value for name, value in asdict(coefficients).items() if name != "knee"}
     return {
         "setup": setup,
         "coefficients": {
-            name: value for name, value in asdict(coefficients).items() if name != "knee" and _is_measured(name, measured)
+            name: value
+            for name, value in asdict(coefficients).items()
+            if name != "knee" and _is_measured(name, measured)
         },
         "overhead": cost.overhead,
         "knee": coefficients.knee if coefficients.steep else None,

@@ -385,4 +385,3 @@ def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | 
 def verify_batch(spans: Sequence[VerifySpan]) -> VerifyBatch | None:
     """The spans as a batch; None without any."""
     return VerifyBatch(tuple(spans)) if spans else None
-

@@ -115,7 +115,9 @@ class Auto(Policy):
         label = "unified" if drafting else "plain"
         if label != self.label:
             gain = self.controller.state().get("gain")
-            predicted = f"drafting predicted to gain {1e2 * (float(gain) - 1):.1f} %" if gain is not None else "drafting"
+            predicted = (
+                f"drafting predicted to gain {1e2 * (float(gain) - 1):.1f} %" if gain is not None else "drafting"
+            )
             self._switch(snapshot, self.running, label, predicted if snapshot.drafter is not None else "no drafter")
 
     def _switch(self, snapshot: Snapshot, running: str, label: str, reason: str) -> None:

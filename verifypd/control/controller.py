@@ -196,4 +196,3 @@ class ThresholdController:
             self.length = max(min(self.SHORTEST, self.longest), self.length - 1)
         elif self.queue <= self.QUEUE_LOW and p95 < self.P95_LOW and rate > self.RATE_HIGH:
             self.length = min(self.longest, self.length + 1)
-

@@ -1,6 +1,7 @@
 """What a pass will take: a small formula, fitted to measurements and corrected online. Knows counts and seconds only.
 
-    verifier pass = base + row · rows + steep · max(0, rows − knee) + context · Σ context + chunk_context · Σ chunk · context
+    verifier pass = base + row · rows + steep · max(0, rows − knee) + context · Σ context
+                    + chunk_context · Σ chunk · context
     draft loop    = start + steps · (step + context' · Σ context) + row' · caught-up rows
 
 A pass that carries both decode spans and chunks takes `mixed` more. Every coefficient is nonnegative, so the times are
@@ -62,6 +63,9 @@ class Work(NamedTuple):
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         """Both in one pass."""
         return Work(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+
+
+NOTHING = Work()
 
 
 class CostModel:
@@ -216,11 +220,13 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
     apart = timing.prefill_seconds > 0.0
     found = []
     if timing.verify_rows:
-        chunks = (0.0, 0.0) if apart else (timing.chunk_rows, timing.chunk_context)
-        found.append((Work(timing.verify_rows, timing.verify_context, *chunks), timing.verify_seconds))
+        riding = (0.0, 0.0) if apart else (timing.chunk_rows, timing.chunk_context)
+        found.append((Work(timing.verify_rows, timing.verify_context, *riding), timing.verify_seconds))
     if apart and timing.chunk_rows:
         context = timing.chunk_context / timing.chunk_rows
-        found.append((Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds))
+        found.append(
+            (Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds)
+        )
     return found
 
 

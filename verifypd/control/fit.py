@@ -25,7 +25,7 @@ class Fit(NamedTuple):
 
 
 def nonnegative(samples: Sequence[Sample], prior: Sequence[float]) -> Fit:
-    """The values ≥ 0 whose predictions are closest to the seconds, in ratio. A feature no sample has stays as `prior`."""
+    """The values ≥ 0 whose predictions are closest to the seconds, in ratio; one that no sample needs stays `prior`."""
     size = len(prior)
     gram = [[0.0] * size for _ in range(size)]
     right = [0.0] * size

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from verifypd.control.cost import CostModel, Work
+from verifypd.control.cost import NOTHING, CostModel, Work
 
 LEAST = 0.02  # survival below which nothing is drafted, even where its row is free
 
@@ -32,7 +32,7 @@ class Load:
 
     requests: int  # decode spans, those that cannot draft included
     decode: Work  # one row each, and drafts already written
-    riding: Work = Work()  # prompt chunks in the same pass
+    riding: Work = NOTHING  # prompt chunks in the same pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from verifypd.batch import VerifySpan
-from verifypd.control.cost import CostModel, Work
+from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
@@ -31,7 +31,7 @@ MS = 1e3
 class Beside:
     """The decode work of the step that prompts join."""
 
-    decode: Work = Work()
+    decode: Work = NOTHING
     draft_seconds: float = 0.0
     worth: float = 0.0  # of what the step brings those who decode
     apart: bool = False  # whether prompts get a pass of their own
@@ -128,8 +128,10 @@ def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work
 
 
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:
-    """Prompts in the order in which they get tokens, and how many each may get. What does not fit whole gives way to one
-    that is partly read already."""
+    """Prompts in the order in which they get tokens, and how many each may get.
+
+    One that does not fit whole gives way to one that is partly read already.
+    """
     left = budget
     for number, view in enumerate(waiting[:count]):
         if view.prefill_left > left:
@@ -175,4 +177,3 @@ def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cos
     backlog = tokens * cost.slope(tokens, chunks=True)
     gives_way = backlog * MS / (2.0 * snapshot.slo_ttft)
     return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)
-

@@ -194,4 +194,3 @@ def _decode_work(views: Sequence[RequestView]) -> Work:
     """One row each, and drafts already written."""
     rows = len(views) + sum([view.pending for view in views])
     return Work(rows, sum([view.length_bound for view in views]))
-

@@ -20,7 +20,7 @@ from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
 from verifypd.progress import bar
-from verifypd.request import Request, SamplingParams
+from verifypd.request import Request, SamplingParams, State
 from verifypd.runtime.streams import keep_busy, synchronize
 
 BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
@@ -261,9 +261,11 @@ def _scratch(engine: Engine, point: Point) -> list[Request]:
         )
         engine.add(request)
         requests.append(request)
-    engine.step()  # admits them; the probe has nothing to run yet
-    for request in requests[: point.requests]:
-        engine.skip_prefill(request)
+    while any(request.slot is None for request in requests):
+        engine.step()  # admits some; the probe has nothing to run yet
+        for request in requests[: point.requests]:
+            if request.state is State.PREFILL:
+                engine.skip_prefill(request)
     return requests
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.snapshot import RequestView, Snapshot
@@ -16,7 +17,6 @@ from verifypd.lanes.verify import VerifyLane
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.passes import CHUNKS
 from verifypd.runtime.streams import Inflight
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend
 from verifypd.attention.choose import backend
+from verifypd.buckets import CHUNKS, bucket
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -34,7 +35,7 @@ from verifypd.models.head import DraftHead
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
-from verifypd.runtime.passes import CHUNKS, bucket, reachable
+from verifypd.runtime.passes import reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 

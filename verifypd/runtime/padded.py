@@ -16,10 +16,11 @@ from torch import Tensor
 
 from verifypd.attention.base import Reader
 from verifypd.batch import DraftSpan, VerifySpan
+from verifypd.buckets import CHUNKS, bucket
 from verifypd.errors import ConfigError
 from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.passes import CHUNKS, PassInputs, PassKey, bucket, pass_key, reachable
+from verifypd.runtime.passes import PassInputs, PassKey, pass_key, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.rows import Rows, clean
 from verifypd.sampling.sampler import widen

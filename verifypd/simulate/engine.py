@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import UNREAD, prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.control.work import work_of
 from verifypd.errors import EngineError
 from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -28,6 +30,7 @@ from verifypd.simulate.traffic import Arrival
 from verifypd.simulate.world import Settings, TrueCosts
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
+MOST_OUT = 1  # passes that may still run when a step is planned, as in the engine: the host is one step ahead, not more
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
 
 
@@ -65,8 +68,7 @@ class _Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    step: int
-    done: float  # s, when the pass ends and its tokens go out
+    done: float  # s, when the pass has run
     verdicts: tuple[_Verdict, ...]
     touched: tuple[_Request, ...]
 
@@ -90,12 +92,12 @@ class Simulation:
         self.settings = settings or Settings()
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
-        self.now = 0.0
-        self._planned = 0.0  # s, when the next plan is made: with late verdicts, while the step before it runs
+        self.now = 0.0  # s of the host
+        self.device_free = 0.0  # s, when the device has run what was launched
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
-        self.emitted = self.verdicts = 0  # of decode spans
+        self.emitted = self.verdicts = 0  # of requests that had a token already
         self.ended = self.ended_tokens = 0
         self.requests = [self._request(order, arrival) for order, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
@@ -103,6 +105,7 @@ class Simulation:
         self.running: dict[int, _Request] = {}
         self.free_slots = deque(range(self.settings.slots))
         self.inflight: deque[_Ticket] = deque()
+        self.timed: deque[tuple[float, StepTiming]] = deque()  # when each will be known
 
     def _request(self, order: int, arrival: Arrival) -> _Request:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
@@ -129,25 +132,36 @@ class Simulation:
         )
 
     def step(self) -> bool:
-        """One turn; whether anything ran."""
-        while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
-            self.absorb(self.inflight.popleft())
+        """One turn; whether anything ran or is running."""
+        self._take_in(MOST_OUT)
         self.admit()
         plan = self._plan()
         self.steps += 1
+        going = bool(self.inflight) or not plan.empty
         if not plan.empty:
-            begun, self.now = self.now, self.now + self.launch(plan)
-            self._planned = begun if self.settings.late else self.now
-            return True
-        self._planned = self.now
-        if self.inflight:
-            return True  # a verdict is on its way: the next turn absorbs it
-        if self.running or self.waiting:
+            self.launch(plan)
+        else:
+            self._pass_time()
+        self._take_in(len(self.inflight))
+        while self.timed and self.timed[0][0] <= self.now:
+            self.architecture.observe_step(self.timed.popleft()[1])
+        return going
+
+    def _take_in(self, most_out: int) -> None:
+        """Absorb what has run by now, and wait for the oldest where more than `most_out` passes are out."""
+        while self.inflight and (len(self.inflight) > most_out or self.inflight[0].done <= self.now):
+            ticket = self.inflight.popleft()
+            self.now = max(self.now, ticket.done)
+            self.absorb(ticket)
+
+    def _pass_time(self) -> None:
+        """Nothing is to be launched: wait for a verdict or an arrival, or look again a little later."""
+        verdict = self.inflight[0].done if self.inflight else math.inf
+        arrival = self.coming[0].arrival.time if self.coming else math.inf
+        if self.inflight or (self.coming and not (self.running or self.waiting)):
+            self.now = max(self.now, min(verdict, arrival))
+        else:
             self.now += POLL
-        elif self.coming:
-            self.now = max(self.now, self.coming[0].arrival.time)
-        self._planned = self.now
-        return False
 
     def _plan(self) -> Plan:
         """What the architecture makes of what it sees."""
@@ -159,13 +173,15 @@ class Simulation:
 
     def admit(self) -> None:
         """Take in what has arrived and give slots to the best-ranked."""
-        while self.coming and self.coming[0].arrival.time <= self._planned:
+        while self.coming and self.coming[0].arrival.time <= self.now:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
-        unread = sum(not request.decoding for request in self.running.values())
-        while self.waiting and self.free_slots and unread < UNREAD:
+        unread = [r.confirmed - r.computed for r in self.running.values() if not r.decoding]
+        while self.waiting and self.free_slots:
+            if len(unread) >= UNREAD and sum(unread) >= self.settings.prefill_chunk:
+                break
             request = min(self.waiting, key=self._prompt_key)
             self.waiting.remove(request)
-            unread += 1
+            unread.append(request.confirmed)
             request.slot = self.free_slots.popleft()
             reads = self.settings.drafter_has_cache and not self.settings.head  # a head reads behind the verifier
             request.admitted(0, draft_lag=request.confirmed if reads else 0)
@@ -193,7 +209,6 @@ class Simulation:
             emitted=self.emitted,
             verdicts=self.verdicts,
             mean_output=(MEAN_OUTPUT + self.ended_tokens) / (1 + self.ended),
-            most_chunks=settings.most_chunks,
             slo_gap=settings.slo_gap,
             routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
             overlap=settings.devices > 1,
@@ -204,11 +219,12 @@ class Simulation:
             slo_ttft=settings.slo_ttft,
             verifier_bytes=settings.verifier_bytes,
             device=settings.device,
+            most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
     def _view(self, request: _Request) -> RequestView:
         drafting = self.architecture.may_draft and request.decoding and self.settings.drafter is not None
-        last, settings = request.outcome.last, self.settings
+        first, last = request.outcome.first, request.outcome.last
         return RequestView(
             slot=request.slot,
             rank=request.rank,
@@ -227,9 +243,9 @@ class Simulation:
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
-            slo_ttft=settings.slo_ttft,
+            slo_ttft=self.settings.slo_ttft,
             slo_tpot=request.outcome.slo_tpot,
-            decoding=self.now - first if (first := request.outcome.first) is not None else 0.0,
+            decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),
             inflight=len(request.inflight),
             emitted=request.confirmed - request.arrival.prompt,
@@ -237,16 +253,22 @@ class Simulation:
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> float:
-        """Run the plan's batches; returns how long they took."""
-        timing = self.timing(plan)
+    def launch(self, plan: Plan) -> None:
+        """Give the plan's batches to the device, which runs them once it is free. The host waits for them, or goes on
+        where verdicts are late."""
+        begun, timing = self.now, self.timing(plan)
+        self.now += self.settings.host_seconds + self.settings.host_request * len(self.running)
+        self.device_free = max(self.now, self.device_free) + self._duration(plan, timing)
         if plan.draft:
             self._draft(plan.draft)
-        for batch in (plan.verify, plan.prefill):
-            if batch:
-                self._verify(batch, self.now + timing.step_seconds)
-        self.architecture.observe_step(timing)
-        return timing.step_seconds
+        if plan.verify:
+            self._verify(plan.verify, self.device_free - timing.prefill_seconds)
+        if plan.prefill:
+            self._verify(plan.prefill, self.device_free)
+        if not self.settings.late:
+            self.now = self.device_free
+            timing = replace(timing, step_seconds=self.now - begun)
+        self.timed.append((self.device_free, timing))
 
     def _duration(self, plan: Plan, timing: StepTiming) -> float:
         """Lanes run one after the other; with two devices drafts run beside a pass that does not need them."""
@@ -259,43 +281,32 @@ class Simulation:
         return timing.device_seconds
 
     def timing(self, plan: Plan) -> StepTiming:
-        """How much work the plan is, by what the device really holds, and how long it takes this time."""
+        """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""
         costs, factor = self.model, self.costs.factor
-        steps = rows = requests = context = 0
-        waited = 0.0
-        if plan.draft:
-            spans = plan.draft.spans
-            requests, rows = len(spans), sum(span.rows for span in spans)
-            steps = max(span.drafts for span in spans)
-            context = sum(self.running[span.slot].device_length for span in spans)
-            waited = max(self.now - self.running[span.slot].entered for span in spans)
-        draft_seconds = costs.draft_seconds(steps, rows, context) * factor(self.now, self.rng)
-        verify, prefill = self._work(plan.verify), self._work(plan.prefill)
-        timing = StepTiming(
-            draft_requests=requests,
-            draft_steps=steps,
-            draft_rows=rows,
-            draft_context=context,
-            verify_requests=sum(span.start is None for span in plan.verify.spans) if plan.verify else 0,
-            verify_rows=int(verify.rows),
-            verify_context=verify.context,
-            chunk_rows=int(verify.chunk_rows + prefill.chunk_rows),
-            chunk_context=verify.chunk_context + prefill.chunk_context,
-            draft_seconds=draft_seconds,
-            verify_seconds=costs.pass_seconds(verify) * factor(self.now, self.rng),
-            prefill_seconds=costs.pass_seconds(prefill) * factor(self.now, self.rng),
-            decode_wait=waited,
+        work = work_of(plan)
+        drafting = [self.running[span.slot] for span in plan.draft.spans] if plan.draft else []
+        context = sum(request.device_length for request in drafting)
+        draft = costs.draft_seconds(work.draft_steps, work.draft_rows, context)
+        return replace(
+            work,
+            draft_seconds=draft * factor(self.now, self.rng),
+            verify_seconds=self._seconds(plan.verify) * factor(self.now, self.rng),
+            prefill_seconds=self._seconds(plan.prefill) * factor(self.now, self.rng),
+            decode_wait=max((self.now - request.entered for request in drafting), default=0.0),
         )
-        return replace(timing, step_seconds=self.settings.host_seconds + self._duration(plan, timing))
 
-    def _work(self, batch: VerifyBatch | None) -> Work:
+    def _seconds(self, batch: VerifyBatch | None) -> float:
+        """What a pass takes, by what the device really holds."""
         work = Work()
         for span in batch.spans if batch else ():
             if span.start is None:
                 work += Work(span.rows, self.running[span.slot].device_length + span.drafts)
             else:
                 work += Work(span.rows, span.context, span.rows, span.rows * span.context)
-        return work
+        if self.settings.padded and work.rows:
+            rows = int(work.rows)
+            work = work._replace(rows=chunk_bucket(rows) if work.chunk_rows else bucket(rows))
+        return self.model.pass_seconds(work)
 
     def _draft(self, batch: DraftBatch) -> None:
         for span in batch.spans:
@@ -325,7 +336,7 @@ class Simulation:
             request.launched(span.drafts, kept=kept)
             request.decoding = True
             request.entered = self.now
-        self.inflight.append(_Ticket(self.steps, done, tuple(verdicts), tuple(touched)))
+        self.inflight.append(_Ticket(done, tuple(verdicts), tuple(touched)))
 
     def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
         """What the device decides, at once; the host learns of it when the ticket is absorbed."""

@@ -81,7 +81,7 @@ def poisson(
     return arrivals
 
 
-def given(requests: Iterable[tuple[float, int, int]], alpha: float, *, seed: int = 0) -> list[Arrival]:
+def replay(requests: Iterable[tuple[float, int, int]], alpha: float, *, seed: int = 0) -> list[Arrival]:
     """The arrivals of a workload as a real engine gets them: (time s, prompt tokens, output tokens) of each request.
 
     Each draft token stands with chance `alpha`, whatever came before. A request ends by its length, which the host
