@@ -113,6 +113,14 @@ def test_who_has_left_is_forgotten_and_the_kind_is_not() -> None:
     assert acceptance.curve(0, KIND) == acceptance.curve(99, KIND)
 
 
+def test_who_does_not_draft_still_hears_how_its_kind_fares() -> None:
+    acceptance = Acceptance(4)
+    before = acceptance.curve(99, KIND)[0]
+    feed(acceptance, 60, [0.95] * 8)
+    assert acceptance.curve(99, KIND)[0] > 0.9 > before
+    assert acceptance.curve(99, KIND) == acceptance.curve(100, KIND)
+
+
 def test_all_alike_stay_alike() -> None:
     """Noise in what single requests saw must not make their drafts differ in length."""
     acceptance = Acceptance(4)
