@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from verifypd.control.cost import Coefficients, CostModel, Work
+from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
 from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
 
 FREE = {"draft_step": 0.0, "draft_context": 0.0, "draft_row": 0.0}
@@ -20,7 +20,7 @@ def everyone(count: int, alpha: float, depth: int = 8, context: int = 512, **cha
     return [Drafting(slot, curve(alpha, depth), context, 2.0, **changes) for slot in range(count)]  # type: ignore[arg-type]
 
 
-def load(count: int, context: int = 512, riding: Work = Work()) -> Load:
+def load(count: int, context: int = 512, riding: Work = NOTHING) -> Load:
     return Load(count, Work(count, count * context), riding)
 
 
@@ -79,15 +79,16 @@ def some_requests(rng: random.Random) -> tuple[list[Drafting], Load]:
     return drafting, Load(count + plain, Work(count + plain, context), Work(chunk, chunk, chunk, chunk * chunk))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_choice_is_within_a_percent_of_the_best_uniform_length(overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "short"), [(False, 1.01), (True, 1.025)])
+def test_the_choice_is_within_a_percent_of_the_best_uniform_length(overlap: bool, short: float) -> None:
+    """Beside the verifier even drafts pay that hardly ever stand; those are not written."""
     rng = random.Random(7)
-    for _ in range(200):
+    for _ in range(400):
         drafting, before = some_requests(rng)
         cost = some_costs(rng)
         option = chosen(drafting, before, cost, overlap)
         assert option.per_token == pytest.approx(price(drafting, option.lengths, before, cost, overlap))
-        assert option.per_token <= 1.01 * best_uniform(drafting, before, cost, overlap)
+        assert option.per_token <= short * best_uniform(drafting, before, cost, overlap)
 
 
 def test_who_accepts_less_drafts_less() -> None:
@@ -151,6 +152,13 @@ def test_beyond_the_knee_rows_must_be_earned() -> None:
     few, many = chosen(everyone(8, 0.6), load(8), cost), chosen(everyone(128, 0.6), load(128), cost)
     assert few.longest == 8 or max(few.lengths.values()) >= 7
     assert max(many.lengths.values()) < max(few.lengths.values())
+
+
+def test_drafts_that_reach_beyond_the_knee_still_fill_the_free_rows_before_it() -> None:
+    """32 requests and a knee at 64: one token each is free, a second would be dear."""
+    cost = CostModel(Coefficients(steep=1e-3, knee=64.0, draft_step=0.05e-3))
+    option = chosen(everyone(32, 0.6), load(32), cost)
+    assert option.lengths == dict.fromkeys(range(32), 1)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.8])
