@@ -194,9 +194,6 @@ def banned_names(paths: list[str]) -> list[str]:
     return [path for path in paths if Path(path).stem in BANNED_NAMES and path.endswith(".py")]
 
 
-# Folders whose circles are known and being untied.
-MAY_CIRCLE = {"control"}
-
 # Spelt in halves, so that this file passes its own check.
 _HOSTS = (
     "py" + "pi.org",
@@ -242,9 +239,7 @@ def test_imports_point_left():
 
 def test_modules_of_a_folder_import_in_one_direction():
     sources = {relative(path): path.read_text(encoding="utf-8") for path in modules()}
-    found = circles(sources)
-    assert [circle for circle in found if home(circle) not in MAY_CIRCLE] == []
-    assert {home(circle) for circle in found} == MAY_CIRCLE, "an entry of MAY_CIRCLE is no longer needed"
+    assert circles(sources) == []
 
 
 def test_policies_import_no_torch():

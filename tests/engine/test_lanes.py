@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
 from verifypd.engine import wiring
-from verifypd.engine.views import snapshot
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
 
@@ -79,9 +77,7 @@ class Restless:
     name = "restless"
     may_draft = drafting = True
 
-    def meet(self, views: Any) -> None: ...
-
-    def draft_lengths(self, views: Any, snapshot: Any) -> dict[int, int]:
+    def draft_lengths(self, views: Any, snapshot: Any, *_: Any) -> dict[int, int]:
         return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
 
     def temperature(self, view: Any) -> float:
@@ -92,6 +88,9 @@ class Restless:
     def observe_step(self, timing: Any) -> None: ...
 
     def forget(self, order: int, emitted: int) -> None: ...
+
+    def state(self) -> dict[str, float]:
+        return {"draft_length": 0}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from verifypd.cli import running
 from verifypd.cli.flags import Command, add_engine_flags, engine_settings
 from verifypd.cli.terminal import emit, say
-from verifypd.control.breakeven import break_even
+from verifypd.bench.breakeven import break_even
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError
@@ -78,11 +78,7 @@ def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter:
     values = {name: value for name, value in asdict(coefficients).items() if name != "knee"}
     return {
         "setup": setup,
-        "coefficients": {
-            name: value
-            for name, value in asdict(coefficients).items()
-            if name != "knee" and _is_measured(name, measured)
-        },
+        "coefficients": {name: value for name, value in values.items() if _is_measured(name, measured)},
         "overhead": cost.overhead,
         "knee": coefficients.knee if coefficients.steep else None,
         "measured_in": measured.seconds,

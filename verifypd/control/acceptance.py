@@ -152,9 +152,7 @@ class Acceptance:
         """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
         own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
         mean = self._means(kind)[0]
-        part = min(
-            1.0, REQUEST_TRIALS / trials
-        )  # what was heard over a long rest counts for no more than is remembered
+        part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
         own.excess += part * (stood - trials * mean.value)
         own.trials += part * trials
         self._turn += 1

@@ -12,7 +12,7 @@ from verifypd.control.controller import Controller, FixedController
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.lanes import allot, lane_views, longest_queued, longest_waiting
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import Beside, chunk_spans, decode_worth
+from verifypd.control.prompts import Beside, Reading, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEARNING_RATE
 from verifypd.errors import ConfigError
@@ -76,6 +76,7 @@ class Policy:
         self.controller = controller
         self.cost = cost or CostModel()
         self.tokens_each = 1.0  # that a step brings each request, lately
+        self.reading = Reading()  # of the last plan
         self._told = (0, 0)  # tokens and verdicts at the last plan
 
     @property
@@ -107,8 +108,18 @@ class Policy:
         self.controller.forget(order, emitted)
 
     def why(self) -> dict[str, Any]:
-        """As its controller weighed it."""
-        return self.controller.why()
+        """Drafts as its controller weighed them, and prompt tokens: what the step takes and is worth, and the next."""
+        chosen, second = self.reading.chosen, self.reading.runner_up
+        if chosen is None or second is None:
+            return self.controller.why()
+        return self.controller.why() | {
+            "prompt_tokens": chosen.tokens,
+            "step_ms": 1e3 * chosen.seconds,
+            "worth": chosen.worth,
+            "next_prompt_tokens": second.tokens,
+            "next_step_ms": 1e3 * second.seconds,
+            "next_worth": second.worth,
+        }
 
     def state(self) -> dict[str, float | str]:
         """Whose plans it gives, and what its controller believes."""
@@ -132,9 +143,14 @@ class Policy:
     def riding(self, views: Sequence[RequestView], snapshot: Snapshot) -> Work:
         """The prompt chunks that would join these requests' pass if nothing were drafted."""
         beside = self._beside(views, (), (), snapshot, apart=False)
-        chunks = chunk_spans(snapshot, self.cost, beside, snapshot.batch_size - len(views))
-        rows, square = sum([span.rows for span in chunks]), sum([span.rows * span.context for span in chunks])
-        return Work(rows, sum([span.context for span in chunks]), rows, square)
+        return next_chunks(snapshot, self.cost, beside, snapshot.batch_size - len(views)).work
+
+    def read(
+        self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None
+    ) -> tuple[VerifySpan, ...]:
+        """The prompt chunks of the step."""
+        self.reading = next_chunks(snapshot, self.cost, beside, room, joining)
+        return self.reading.spans
 
     def draft(
         self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
@@ -211,7 +227,7 @@ class Unified(Policy):
         free = math.ceil(snapshot.queue_factor * snapshot.batch_size)
         free -= sum([1 for view in snapshot.requests if not view.prefill_left])
         draft, spans, beside = self.atomic(batch, snapshot, apart=False)
-        chunks = chunk_spans(snapshot, self.cost, beside, snapshot.batch_size - len(batch), joining=free)
+        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch), joining=free)
         return Plan(draft=draft, verify=verify_batch((*spans, *chunks)))
 
 
@@ -242,7 +258,7 @@ class Baseline(Policy):
         view = min(held, key=lambda view: (view.served, view.rank))
         if view.prefill_left:
             alone = replace(snapshot, requests=(view,))
-            return Plan(prefill=verify_batch(chunk_spans(alone, self.cost, Beside(apart=True), 1)))
+            return Plan(prefill=verify_batch(self.read(alone, Beside(apart=True), 1)))
         draft, spans, _ = self.atomic([view], snapshot, apart=True)
         return Plan(draft=draft, verify=verify_batch(spans))
 
@@ -256,7 +272,7 @@ class PD(Policy):
         """Draft and verify the whole batch, then a pass over prompt chunks."""
         batch = decoding(snapshot)[: snapshot.batch_size]
         draft, spans, beside = self.atomic(batch, snapshot, apart=True)
-        chunks = chunk_spans(snapshot, self.cost, beside, snapshot.batch_size - len(batch))
+        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch))
         return Plan(draft=draft, verify=verify_batch(spans), prefill=verify_batch(chunks))
 
 
@@ -291,7 +307,7 @@ class PDV(PD):
         queue = longest_queued([v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing])
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
         limited = replace(snapshot, prefill_chunk=self._prompt_tokens(snapshot))
-        chunks = chunk_spans(limited, self.cost, self._beside(batch, (), drafts, snapshot, True), snapshot.batch_size)
+        chunks = self.read(limited, self._beside(batch, (), drafts, snapshot, True), snapshot.batch_size)
         if not verify_due(batch, snapshot, idle=not (writing or chunks)):
             batch = []
         spans = tuple(decode_span(view, 0, None) for view in batch)

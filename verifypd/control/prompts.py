@@ -69,19 +69,34 @@ def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float
     return total
 
 
-def chunk_spans(
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The prompt chunks of a step, and what they were chosen over; nothing is chosen while nobody decodes."""
+
+    spans: tuple[VerifySpan, ...] = ()
+    chosen: Chunk | None = None
+    runner_up: Chunk | None = None
+
+    @property
+    def work(self) -> Work:
+        """In numbers."""
+        rows, square = sum([span.rows for span in self.spans]), sum([span.rows * span.context for span in self.spans])
+        return Work(rows, sum([span.context for span in self.spans]), rows, square)
+
+
+def next_chunks(
     snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None
-) -> tuple[VerifySpan, ...]:
+) -> Reading:
     """The prompt chunks of a step: of `room` requests, but one at least. At most `joining` prompts are finished; the
     others stop one token short."""
     waiting = in_order(snapshot)
     if not waiting:
-        return ()
+        return Reading()
     count = max(1, min(room, snapshot.most_chunks))
-    budget = snapshot.prefill_chunk
-    if cost.fitted and beside.decode.rows:
-        budget = choose(candidates(waiting, snapshot, cost, beside, count))[0].tokens
-    return tuple(_spans(waiting, budget, count, joining))
+    if not (cost.fitted and beside.decode.rows):
+        return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
+    best, second = choose(candidates(waiting, snapshot, cost, beside, count))
+    return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
 
 
 def choose(found: Sequence[Chunk]) -> tuple[Chunk, Chunk]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verifypd.control.breakeven import break_even, gain, step_seconds
+from verifypd.bench.breakeven import break_even, gain, step_seconds
 from verifypd.control.cost import Coefficients, CostModel
 
 NOTHING = dict.fromkeys(Coefficients.__dataclass_fields__, 0.0)
