@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from verifypd.control.chunks import Step, chunk_within
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
 from verifypd.control.architectures import Architecture, Plain
 from verifypd.control.auto import KEEP, Auto
-from verifypd.control.chunks import Step, chunk_within
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming

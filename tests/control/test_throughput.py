@@ -7,11 +7,11 @@ import itertools
 import random
 
 import pytest
+from verifypd.control.allocation import Load, allocations, joined
 
 from tests.control.views import snapshot, view
 from tests.control.world import World, true_rate
 from verifypd.control import throughput
-from verifypd.control.allocation import Load, allocations, joined
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import Observation, StepTiming

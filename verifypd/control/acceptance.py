@@ -54,7 +54,8 @@ class _Own:
 
     excess: float = 0.0  # tokens
     trials: float = 0.0
-    curve: list[float] | None = None  # survivals, until something is learnt
+    curve: list[float] | None = None  # survivals
+    turn: int = -1  # when they were worked out
 
 
 @dataclass(slots=True)
@@ -93,12 +94,13 @@ class Acceptance:
         self._everyone = Mean(PRIOR * PRIOR_TRIALS, PRIOR_TRIALS)
         self._kinds: dict[Kind, list[Mean]] = {}  # by position
         self._requests: dict[int, dict[Kind, _Own]] = {}  # by request; it may change drafters
-        self._turn = 0
+        self._turn = 0  # times anything was learnt
 
     def curve(self, request: int, kind: Kind) -> list[float]:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
         own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
-        if own.curve is None:
+        if own.curve is None or own.turn != self._turn:
+            own.turn = self._turn
             own.curve, alive, excess = [], 1.0, own.excess / (own.trials + REQUEST_PRIOR)
             for mean in self._means(kind)[: self.depth]:
                 chance = mean.stood / mean.trials + excess
@@ -144,7 +146,6 @@ class Acceptance:
         keep = max(0.0, 1.0 - trials / REQUEST_TRIALS)
         own.excess = own.excess * keep + accepted - expected
         own.trials = own.trials * keep + trials
-        own.curve = None
         self._everyone.learn(accepted, trials, memory)
 
     def overhear(self, request: int, kind: Kind, stood: int, trials: int) -> None:
@@ -154,7 +155,7 @@ class Acceptance:
         part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
         own.excess += part * (stood - trials * mean.value)
         own.trials += part * trials
-        own.curve = None
+        self._turn += 1
         mean.learn(part * stood, part * trials, KIND_TRIALS)
 
     def forget(self, request: int) -> None:

@@ -207,6 +207,9 @@ class CostModel:
             model = cls(Coefficients(**data["coefficients"]))
             model.factors = {kind: float(data["factors"][kind]) for kind in model.factors}
             model.overhead = float(data["overhead"])
+            numbers = (model.overhead, *model.factors.values())
+            if not all(map(math.isfinite, numbers)) or model.overhead < 0.0 or min(numbers[1:]) <= 0.0:
+                raise ValueError
         except (ValueError, KeyError, TypeError):
             raise ConfigError("this is not a cost model written by this version; measure again") from None
         return model

@@ -63,31 +63,38 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: 
     deepest = max((len(each.curve) for each in drafting), default=0)
     price = plain.per_token
     copies = any(each.looked_up for each in drafting)
+    before = load.decode.rows + load.riding.rows
     for longest in range(0 if copies else 1, deepest + 1):
-        rows = load.decode.rows + load.riding.rows + len(drafting) * max(1, longest)
-        least = max(LEAST, cost.slope(rows, load.riding.rows > 0) / price)
-        lengths, gained, count, context, lag = {}, 0.0, 0, 0, 0.0
-        for each in drafting:
-            most = len(each.curve) if each.looked_up else min(longest, len(each.curve))
-            length = 0
-            while length < most and each.curve[length] > least:
-                gained += each.curve[length]
-                length += 1
-            if length:
-                lengths[each.slot] = length
-                count += length
-                if not each.looked_up:
-                    context += each.context
-                    lag += each.lag
-        if not lengths:
-            continue
-        draft = cost.draft_seconds(longest, lag, context) if context else 0.0
-        verify = _pass(load, count, cost) - alone
-        seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
-        option = Option(longest, lengths, load.requests + gained, seconds, draft)
-        found.append(option)
-        price = min(price, option.per_token)
+        # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
+        ends = (before, before + len(drafting) * max(1, longest))
+        for slope in sorted({cost.slope(rows, load.riding.rows > 0) for rows in ends}):
+            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST, slope / price))
+            if not lengths:
+                continue
+            draft = cost.draft_seconds(longest, lag, context) if context else 0.0
+            verify = _pass(load, sum(lengths.values()), cost) - alone
+            seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
+            found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
+            price = min(price, found[-1].per_token)
     return found
+
+
+def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[dict[int, int], float, float, float]:
+    """Who drafts how much where a survival above `least` is worth its row: slot → tokens, the tokens they are expected
+    to bring, and of those that a model drafts, context and lag."""
+    lengths, gained, context, lag = {}, 0.0, 0.0, 0.0
+    for each in drafting:
+        most = len(each.curve) if each.looked_up else min(longest, len(each.curve))
+        length = 0
+        while length < most and each.curve[length] > least:
+            gained += each.curve[length]
+            length += 1
+        if length:
+            lengths[each.slot] = length
+            if not each.looked_up:
+                context += each.context
+                lag += each.lag
+    return lengths, gained, context, lag
 
 
 def _pass(load: Load, drafts: int, cost: CostModel) -> float:

@@ -126,7 +126,7 @@ def candidates(
         return max(1, low)
 
     ends = list(accumulate(view.prefill_left for view in waiting[:count]))
-    share = _seconds(Work(), beside, cost) / (1.0 - PROMPT_SHARE)
+    share = chunk(1).seconds / (1.0 - PROMPT_SHARE)  # what a step with any prompt takes anyway is not their share
     sure, most = largest(share), largest(_bound(share, waiting, snapshot, cost))
     return [chunk(tokens) for tokens in sorted({sure, most, *(end for end in ends if sure < end < most)})]
 
