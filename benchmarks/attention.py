@@ -104,9 +104,10 @@ class Pass:
     def run(self, chosen: AttentionBackend, layers: int, options: dict[str, Any], prepared: Any = None) -> Tensor:
         """Attention of `layers` layers; the last one's output. Inside a capture nothing may be prepared."""
         prepared = prepared or chosen.prepare(self.layout)
+        layout = replace(self.layout)  # each pass has its own: what is planned once a pass counts
         for layer in range(layers):
             out = chosen.attend(
-                self.q, self.k, self.v, self.cache.layer(layer), self.layout, prepared,
+                self.q, self.k, self.v, self.cache.layer(layer), layout, prepared,
                 scale=self.q.shape[-1] ** -0.5, **options,
             )  # fmt: skip
         return out
@@ -272,7 +273,14 @@ def by_bounds(**bounds: Any) -> tiling.Tiling:
     programs = bounds["spans"] * cut.tiles
     filled = tiling.PROGRAMS_A_PROCESSOR * bounds["processors"] // (programs * bounds["kv_heads"])
     splits = max(1, min(filled, tiling.MOST_SPLITS, -(-bounds["context"] // tiling.LEAST_SPLIT)))
-    return replace(cut, splits=splits, items=programs * splits, workers=1 << 30, least=tiling.LEAST_SPLIT)
+    return replace(
+        cut,
+        splits=splits,
+        pairs=programs * splits if splits > 1 else 0,
+        merged_rows=programs * cut.tile_rows if splits > 1 else 0,
+        workers=1 << 30,
+        least=tiling.LEAST_SPLIT,
+    )
 
 
 def sweep(kind: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:

@@ -28,24 +28,27 @@ def build(kernel, types, constants, **options):
     assert done.metadata.shared <= 227 * 1024, done.metadata.shared
     return done.asm["ptx"]
 
-rows = {"partial": "*fp32", "summary": "*fp32", "plan": "*i32", "out": "*bf16", "first_head": "i32", "held": "i32"}
+rows = {"partial": "*fp32", "summary": "*fp32", "merges": "*i32", "out": "*bf16", "first_head": "i32", "held": "i32"}
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "slots": "*i64", "starts": "*i64",
-    "block_table": "*i32", "q_row": "i32", "table_row": "i32", "count": "i32", "splits": "i32", "workers": "i32",
-    "least": "i32", "first_partial": "i32", "member_rows": "i32", "members": "*i32", "row_offsets": "*i64",
-    "scale": "fp32", "cap": "fp32", **rows}
+    "block_table": "*i32", "q_row": "i32", "table_row": "i32", "splits": "i32", "pairs": "*i32", "members": "*i32",
+    "row_offsets": "*i64", "scale": "fp32", "cap": "fp32", **rows}
+plan = {"pairs": "*i32", "merges": "*i32", "members": "*i32", "row_offsets": "*i64", "slots": "*i64", "starts": "*i64",
+    "begins": "*i64", "count": "i32", "pair_count": "i32", "splits": "i32", "workers": "i32", "least": "i32",
+    "tile_rows": "i32", "merged_rows": "i32", "first_merged": "i32", "first_partial": "i32"}
 shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
 for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
-    cut = tiling(spans=spans, rows=count, pass_rows=spans * count, context=2048, heads=heads, kv_heads=kv_heads,
-        width=width, itemsize=2, window=window, processors=132)
+    cut = tiling(spans=spans, rows=count, own_rows=spans * count, pass_rows=spans * count, context=2048, heads=heads,
+        kv_heads=kv_heads, width=width, itemsize=2, window=window, processors=132)
     shared = {"HEADS": heads, "WIDTH": width}
     constants = {**shared, "BLOCK_D": power_of_two(width), "LISTED": True, "KV_HEADS": kv_heads, "BLOCK_SIZE": 16,
-        "SEARCH": True, "SPLIT": cut.splits > 1, "PLANNED": cut.splits > 1, "UNMASKED": count > 16 and not window,
-        "BEGINS": False,
+        "PAIRED": cut.pairs > 0, "SPLIT": cut.splits > 1, "UNMASKED": count > 16 and not window, "BEGINS": False,
         "WINDOW": window or 0, "CAPPED": capped,
         "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
         "SPLIT_TOKENS": cut.split_tokens}
     ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)
     assert instruction in ptx, (heads, kv_heads, width, spans, count)
+    build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "BLOCK_ROWS": power_of_two(cut.block_q), "LISTED": True,
+        "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens})
 build(kernels.merge_splits, rows, {**shared, "COLUMNS": 1024}, num_warps=8)
 pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})

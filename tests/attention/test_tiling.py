@@ -16,7 +16,7 @@ GEMMA = {**LLAMA, "heads": 8, "kv_heads": 1, "width": 256}
 
 
 def cut(shape: dict[str, Any], spans: int, rows: int, context: int, **changes: Any) -> Tiling:
-    bounds = {"spans": spans, "rows": rows, "pass_rows": spans * rows, "context": context}
+    bounds = {"spans": spans, "rows": rows, "own_rows": spans * rows, "pass_rows": spans * rows, "context": context}
     return tiling(**{**shape, **bounds, **changes})
 
 
@@ -30,7 +30,9 @@ def test_every_row_has_a_place(shape: dict[str, Any], rows: int, spans: int, fix
     assert found.block_m == power_of_two(found.block_m) >= 16  # a matrix instruction's rows
     assert found.block_q * shared <= found.block_m
     assert (found.tiles - 1) * found.block_q < rows <= found.tiles * found.block_q
-    assert found.items >= spans * found.tiles
+    assert found.pairs >= spans * found.tiles * (found.splits > 1)
+    assert found.pairs == 0 or found.splits > 1  # no list where the grid says it all
+    assert found.merged_rows <= spans * found.tiles * found.tile_rows
     elements = found.partials * shared * shape["width"]
     pieces = head_slices(shape["kv_heads"], elements)
     assert [head for first, count in pieces for head in range(first, first + count)] == list(range(shape["kv_heads"]))
@@ -56,7 +58,9 @@ def shares(found: Tiling, contexts: list[int]) -> list[int]:
     """What the device makes of a launch of spans that have one tile each."""
     average = max(-(-sum(contexts) // found.workers), 1)
     wanted = [max(1, min(-(-n // found.least), n // average, found.splits)) for n in contexts]
-    assert sum(wanted) <= found.items, "each of them has a program"
+    if found.pairs:
+        assert sum(wanted) <= found.pairs, "each of them has a program"
+        assert sum(n > 1 for n in wanted) * found.tile_rows <= found.merged_rows, "and a place for its partial results"
     return wanted
 
 
@@ -73,14 +77,22 @@ def test_a_long_context_is_shared_among_short_ones() -> None:
     assert cut(LLAMA, 128, 5, 8192).splits == 1  # a crowd
 
 
-def test_chunks_of_a_padded_pass_are_shared_where_their_tiles_are_few() -> None:
+def test_chunks_are_shared_where_their_tiles_are_few() -> None:
+    assert cut(LLAMA, 1, 256, 8192).splits == 8
+    for rows in (512, 2048):
+        found = cut(LLAMA, 1, rows, 8192)
+        assert (found.splits, found.pairs, found.merged_rows) == (1, 0, 0)  # one launch, and nothing before or after it
+
+
+def test_chunks_of_a_padded_pass() -> None:
     """Nine spans of as many rows as the pass has, most of them void: the pass's rows bound the tiles."""
-    few = cut(LLAMA, 9, 320, 8192, pass_rows=320)
-    assert few.items <= 320 // 64 + 9 + few.workers
+    few = cut(LLAMA, 9, 320, 8192, own_rows=280, pass_rows=320)
     assert few.splits == 8
-    many = cut(LLAMA, 9, 2176, 8192, pass_rows=2176)
-    assert many.splits == 1  # partial results would be 36 MB for each
-    assert cut(LLAMA, 8, 5, 8192, pass_rows=2176).splits == 8  # spans beside them keep theirs
+    assert few.pairs <= 320 // 64 + 9 + few.workers
+    many = cut(LLAMA, 9, 2176, 8192, own_rows=2136, pass_rows=2176)
+    assert many.splits == 1
+    assert many.pairs == 2176 // 64 + 9  # of 306
+    assert cut(LLAMA, 8, 5, 8192, own_rows=1, pass_rows=2176).splits == 8  # spans beside them keep theirs
 
 
 def test_fixed_cut_does_not_know_the_batch() -> None:

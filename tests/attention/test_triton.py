@@ -50,7 +50,7 @@ def attend(
     softcap: float | None = None,
     fixed: bool = False,
     dtype: torch.dtype | None = None,
-) -> tuple[Tensor, list[module.SpanClass]]:
+) -> tuple[Tensor, module.Prepared]:
     case = on_device(case)
     chosen = TritonAttention(batch_invariant=fixed)
     prepared = chosen.prepare(case.layout)
@@ -60,8 +60,8 @@ def attend(
     return out.cpu(), prepared
 
 
-def splits(prepared: list[module.SpanClass]) -> list[int]:
-    return [cut.splits for spans in prepared for cut in spans.tilings.values()]
+def splits(prepared: module.Prepared) -> list[int]:
+    return [cut.splits for cuts in prepared.cuts.values() for cut in cuts]
 
 
 def check(case: Case, window: int | None = None, softcap: float | None = None, fixed: bool = False) -> list[int]:
@@ -147,18 +147,36 @@ def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The plan of each pass, [rows, 2] with the splits of a row first; memory that is not written holds garbage."""
-    found, empty = [], torch.empty
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[module.Plan]:
+    """The plans that were made; memory that is not written holds garbage."""
+    found, empty, plan = [], torch.empty, module._plan
     monkeypatch.setattr(module, "_processors", lambda device: module.INTERPRETED_PROCESSORS)
 
     def poisoned(*shape: int, **options: Any) -> Tensor:
         made = empty(*shape, **options)
-        if options.get("dtype") is torch.int32:
-            found.append(made)
         return made.fill_(torch.nan if made.is_floating_point() else 77)
 
+    def remembered(*args: Any) -> module.Plan:
+        found.append(plan(*args))
+        return found[-1]
+
     monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(module, "_plan", remembered)
+    return found
+
+
+def shares_of(plan: module.Plan, rows: int) -> list[int]:
+    """Splits of each row of a pass; all programs are there, each one once."""
+    found = [1] * rows
+    for pairs in plan.pairs:
+        if pairs is None:
+            continue
+        real = [tuple(pair) for pair in pairs.tolist() if pair[6]]
+        assert len({(pair[0], pair[5]) for pair in real}) == len(real) == sum(p[6] for p in real if not p[5])
+        for first, count, *_, shares, _ in real:
+            found[first : first + count] = [shares] * count
+    merged = [] if plan.merges is None else [row for row in plan.merges.tolist() if row[1] > 1]
+    assert sorted((row, n) for row, n, _ in merged) == [(row, n) for row, n in enumerate(found) if n > 1]
     return found
 
 
@@ -177,18 +195,45 @@ LONG_AMONG_SHORT = [(30, 3), (5, 1), (700, 5), (0, 2), (60, 4), (-2, 5), (31, 1)
     ],
 )
 def test_a_long_context_is_split_in_a_full_batch(
-    window: int | None, softcap: float | None, firsts: list[int] | None, expected: int, plans: list[Tensor]
+    window: int | None, softcap: float | None, firsts: list[int] | None, expected: int, plans: list[module.Plan]
 ) -> None:
     """Ten spans fill the device that the interpreter passes for; the one that is long is shared, and no other."""
     case = make_case(LONG_AMONG_SHORT, **SMALL, firsts=firsts)
     check(case, window, softcap)
-    shares = [int(n) for n in plans[0][:, 0]] if plans else [1] * case.layout.rows
+    shares = shares_of(plans[0], case.layout.rows)
     assert shares == [expected if int(span) == 2 else 1 for span in case.layout.row_span]
 
 
-def test_equal_contexts_that_fill_the_device_are_not_split(plans: list[Tensor]) -> None:
+def test_layers_of_a_pass_share_a_plan(plans: list[module.Plan]) -> None:
+    """Layers with another window have their own; the next pass follows the lengths it finds, prepared once."""
+    case = on_device(make_case(LONG_AMONG_SHORT, **SMALL))
+    chosen = TritonAttention()
+    prepared = chosen.prepare(case.layout)
+    outs = []
+    for window in (None, 300, None, 300):
+        out = chosen.attend(
+            case.q, case.k, case.v, case.cache, case.layout, prepared, scale=0.125, window=window, softcap=None
+        )
+        outs.append(out.cpu())
+    assert [max(shares_of(plan, case.layout.rows)) for plan in plans] == [6, 3]
+    assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3])
+    case.layout.starts[2] = 7  # the long one
+    chosen.attend(
+        case.q, case.k, case.v, case.cache, replace(case.layout), prepared, scale=0.125, window=None, softcap=None
+    )
+    assert len(plans) == 3
+    assert max(shares_of(plans[2], case.layout.rows)) == 1
+
+
+def test_no_plan_where_nothing_can_be_split(plans: list[module.Plan]) -> None:
+    check(make_case([(60, 2), (0, 20), (7, 1)], **SMALL))
+    assert plans == [module.Plan([None, None], None)]
+
+
+def test_equal_contexts_that_fill_the_device_are_not_split(plans: list[module.Plan]) -> None:
     check(make_case([(150, 2)] * 10, **SMALL))
-    assert plans[0][:, 0].eq(1).all()
+    assert plans[0].merges is not None
+    assert set(shares_of(plans[0], 20)) == {1}
 
 
 def padded(case: Case, widest: int) -> tuple[Case, PassInputs]:
@@ -211,7 +256,7 @@ def padded(case: Case, widest: int) -> tuple[Case, PassInputs]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (400, 20.0)])
 def test_a_padded_launch_follows_lengths_that_grow(
-    window: int | None, softcap: float | None, plans: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    window: int | None, softcap: float | None, plans: list[module.Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch, prepared once: short contexts beside a chunk behind a long one, then a long one among the short."""
     monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 128)
@@ -230,7 +275,7 @@ def test_a_padded_launch_follows_lengths_that_grow(
         assert out.isfinite().all()
         for row, expected in dense(case, 0.125, window, softcap).items():
             assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
-        shares = plans.pop()[:, 0].tolist()
+        shares = shares_of(plans.pop(), twin.layout.rows)
         assert not plans
         found.append([shares[int(case.layout.row_offsets[r])] for r in range(len(each))])
         assert set(shares[case.layout.rows :]) == {1}
@@ -239,10 +284,10 @@ def test_a_padded_launch_follows_lengths_that_grow(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
-def test_more_spans_than_are_read_at_once(plans: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_spans_than_are_read_at_once(plans: list[module.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "SCANNED", triton_kernels.tl.constexpr(4))
     check(make_case(LONG_AMONG_SHORT, heads=2, kv_heads=1, width=64))
-    assert plans[0][:, 0].max() == 6
+    assert max(shares_of(plans[0], 30)) == 6
     check(make_case([(30, 17), (3, 17), (0, 35), (5, 20), (1, 17)], heads=2, kv_heads=1, width=64))
 
 
@@ -305,7 +350,7 @@ def test_batch_invariant(
     spans: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
-    plans: list[Tensor],
+    plans: list[module.Plan],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each row alone, with a bound of its own, equals itself in company to the bit, over several splits."""
@@ -313,7 +358,7 @@ def test_batch_invariant(
     case = make_case(spans, **SMALL)
     together, prepared = attend(case, window=window, softcap=softcap, fixed=True)
     assert max(splits(prepared)) > 2
-    assert {1, 2} <= set(plans[0][:, 0].tolist()) or len(spans) < 4
+    assert {1, 2} <= set(shares_of(plans[0], case.layout.rows)) or len(spans) < 4
     check(case, window, softcap, fixed=True)
     for r, (start, rows) in enumerate(spans):
         first = int(case.layout.row_offsets[r])

@@ -18,7 +18,7 @@ from verifypd.kv.pool import LayerCache
 Rotary = tuple[Tensor, Tensor]  # cos and sin, [T, R / 2] float32, for the first R dimensions of a head
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PassLayout:
     """Where the rows of one model pass sit. Shapes are host-known, positions live on the device.
 

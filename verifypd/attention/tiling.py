@@ -2,7 +2,7 @@
 
 Everything here follows from bounds the host knows before a launch, never from what the device holds, so that a captured
 launch stays right when lengths change. How many of the possible splits a context gets is decided on the device, by the
-lengths there (`shares_of` in triton_kernels.py).
+lengths there (`plan_pairs` in triton_kernels.py).
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ class Tiling:
     block_q: int  # query rows of a tile
     block_n: int  # tokens of context read at once
     tiles: int  # of the longest span
-    items: int  # pairs of tile and split that there are at most, in each key head
+    pairs: int  # of tile and split that there are at most, in each key head; 0: there is no list of them
     splits: int  # programs that share the context of a tile, at most
     workers: int  # the pass's context is shared out among that many programs of a key head
     least: int  # tokens of a split
     split_tokens: int  # tokens of a split, fixed; 0: the context of each tile is divided evenly
-    held_rows: int  # rows of partial results
-    member_rows: int  # of a span, in partial results; 0: they lie as the rows of the pass
+    tile_rows: int  # query rows that a tile has at most
+    merged_rows: int  # that may have several splits; a tile with several takes `tile_rows` of them
     warps: int
     stages: int  # reads of the context under way at once
 
     @property
     def partials(self) -> int:
         """Partial results of a head, one for each row and split."""
-        return self.held_rows * self.splits if self.splits > 1 else 0
+        return self.merged_rows * self.splits
 
 
 def tiling(
     *,
     spans: int,
     rows: int,
+    own_rows: int,
     pass_rows: int,
     context: int,
     heads: int,
@@ -64,6 +65,7 @@ def tiling(
 ) -> Tiling:
     """The cut for `spans` spans of at most `rows` rows and `context` tokens, in a pass of `pass_rows` rows.
 
+    own_rows: of these spans where all others of the pass are as long as they may be; they can be more.
     fixed: tiles and splits do not depend on the batch, so a row's sums are taken in the same order in any company.
     """
     shared = heads // kv_heads
@@ -77,46 +79,49 @@ def tiling(
     block_n = 32 if wide or full else 128 if long and width <= 64 and not fixed else 64
     tiles = -(-rows // block_q)
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
-    together = spans * rows <= pass_rows
-    held_rows = spans * rows if together else pass_rows
+    tile_rows = min(rows, block_q)
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
     if fixed:
-        workers, splits = 1, -(-max(context, 1) // SPLIT_TOKENS)
-        items = real_tiles * splits
+        workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)
+        pairs = real_tiles * splits
     else:
         reach = context if window is None else min(context, window + block_q)
-        workers = _workers(real_tiles, kv_heads, processors, long)
-        room = WORKSPACE_ELEMENTS // (held_rows * heads * width)
+        workers = _workers(own_rows // block_q if long else real_tiles, kv_heads, processors, long)
+        shared_tiles = min(real_tiles, workers // 2)  # each has the context of two workers or more
+        room = WORKSPACE_ELEMENTS // max(shared_tiles * tile_rows * heads * width, 1)
         splits = max(1, min(workers, MOST_SPLITS, room, -(-reach // least)))
-        items = min(real_tiles * splits, real_tiles + workers)
+        pairs = min(real_tiles * splits, real_tiles + workers)
+    listed = splits > 1 or spans * tiles > real_tiles
     return Tiling(
         block_m=block_m,
         block_q=block_q,
         block_n=block_n,
         tiles=tiles,
-        items=items,
+        pairs=pairs if listed else 0,
         splits=splits,
         workers=workers,
         least=least,
         split_tokens=SPLIT_TOKENS if fixed else 0,
-        held_rows=held_rows,
-        member_rows=rows if together else 0,
+        tile_rows=tile_rows,
+        merged_rows=shared_tiles * tile_rows if splits > 1 else 0,
         warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
         stages=2 if wide or full or (long and not fixed) else 3,
     )
 
 
 def _workers(tiles: int, kv_heads: int, processors: int, long: bool) -> int:
-    """Programs of a key head that a pass's context is shared out among.
+    """Programs of a key head that a pass's context is shared out among; 1: nothing is split.
 
     A context that is longer than the share of one of them is split; in a batch of equal contexts that fills the device
     none is. On an H200 (32 key heads of width 128) one program takes 24 ns a token, so that one context of 4,000 tokens
-    among ten short ones held up each layer by 95 us, where all of them together need 30.
+    among ten short ones held up each layer by 95 us, where all of them together need 30. The tiles of a prompt chunk
+    have about one context: where they leave no room for two splits of each, there are none.
     """
     filled = PROGRAMS_A_PROCESSOR * processors
-    if tiles * kv_heads > CROWDED * filled:
+    programs = max(tiles, 1) * kv_heads
+    if programs > (filled // 2 if long else CROWDED * filled):
         return 1
-    finer = FINER if tiles * kv_heads > filled and not long else 1
+    finer = FINER if programs > filled else 1
     return max(1, finer * filled // kv_heads)
 
 

@@ -2,13 +2,15 @@
 
 One kernel serves plain tokens, verify spans and prompt chunks. The query heads that share a key head are packed into
 the rows of a tile, so that even one row fills matrix instructions. A context that is long beside the others of the
-pass is shared by several programs, and a second kernel merges what they found. Lengths, starts and block tables are
-read on the device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
+pass is shared by several programs, and a second kernel merges what they found; which programs do is planned once a
+pass, for all layers. Lengths, starts and block tables are read on the device and grids follow from the host's bounds:
+nothing waits, and a captured launch stays right.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 from functools import cache as remember
 
@@ -18,7 +20,15 @@ from torch import Tensor
 
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
-from verifypd.attention.triton_kernels import attend_tile, merge_splits, rotate_and_write, write_cache
+from verifypd.attention.triton_kernels import (
+    PAIR,
+    PLANNED,
+    attend_tile,
+    merge_splits,
+    plan_pairs,
+    rotate_and_write,
+    write_cache,
+)
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
@@ -28,16 +38,49 @@ MERGED_ELEMENTS = 1024  # of a row one program of merge_splits merges
 INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SpanClass:
     """Spans of about one length, launched together."""
 
     spans: int
     rows: int  # of the longest
+    own_rows: int  # of all, where other classes have as many as they may
     pass_rows: int  # of all spans of the pass
     context: int  # upper bound of any, tokens
     members: Tensor | None  # [spans] int32; None: all spans of the pass
-    tilings: dict[tuple[int, int, int, int | None], Tiling] = field(default_factory=dict)  # layers may differ
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the programs of a pass do: see `plan_pairs`."""
+
+    pairs: list[Tensor | None]  # of each class; None: programs follow from the grid
+    merges: Tensor | None  # of all classes; None: nothing may be split
+
+
+Shape = tuple[int, int, int, int | None]  # heads, key heads, width, window: layers may differ
+
+
+@dataclass(slots=True)
+class Prepared:
+    """The spans of a pass in classes, how layers cut them, and the plan of the latest pass."""
+
+    classes: list[SpanClass]
+    cuts: dict[Shape, list[Tiling]] = field(default_factory=dict)
+    plans: dict[Shape, Plan] = field(default_factory=dict)
+    planned: weakref.ref[PassLayout] | None = None  # the pass that plans are of
+
+    def plan(self, layout: PassLayout, shape: Shape) -> Plan:
+        """The plan of a pass: made on the device for its first layer of a shape, read by the others.
+
+        Each pass has a layout of its own; one that is captured makes its plan in every replay.
+        """
+        if self.planned is None or self.planned() is not layout:
+            self.plans.clear()
+            self.planned = weakref.ref(layout)
+        if shape not in self.plans:
+            self.plans[shape] = _plan(layout, self.classes, self.cuts[shape], shape[3])
+        return self.plans[shape]
 
 
 # Triton's interpreter gets bfloat16 wrong; widening is exact there.
@@ -63,11 +106,11 @@ class TritonAttention:
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self.batch_invariant = batch_invariant
 
-    def prepare(self, layout: PassLayout) -> list[SpanClass]:
+    def prepare(self, layout: PassLayout) -> Prepared:
         """Split the spans into short and long ones."""
         short = [r for r, n in enumerate(layout.span_rows) if 0 < n <= SHORT_ROWS]
         long = [r for r, n in enumerate(layout.span_rows) if n > SHORT_ROWS]
-        return [_span_class(layout, spans) for spans in (short, long) if spans]
+        return Prepared([_span_class(layout, spans) for spans in (short, long) if spans])
 
     def attend(
         self,
@@ -76,7 +119,7 @@ class TritonAttention:
         v: Tensor,
         cache: LayerCache,
         layout: PassLayout,
-        prepared: list[SpanClass],
+        prepared: Prepared,
         *,
         scale: float,
         window: int | None,
@@ -93,29 +136,29 @@ class TritonAttention:
             write_rows(k, v, cache, layout)
         else:
             q = rotate_and_write_rows(q, k, v, cache, layout, rotary)
-        cuts = [(spans, self._tiling(spans, q, k.shape[1], window)) for spans in prepared]
-        _launch(q, cache, layout, cuts, out, scale, window, softcap)
+        shape = (heads, k.shape[1], width, window)
+        if shape not in prepared.cuts:
+            prepared.cuts[shape] = [self._tiling(spans, shape, q) for spans in prepared.classes]
+        plan = prepared.plan(layout, shape)
+        _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plan, out, scale, window, softcap)
         return out
 
-    def _tiling(self, spans: SpanClass, q: Tensor, kv_heads: int, window: int | None) -> Tiling:
-        _, heads, width = q.shape
-        key = (heads, kv_heads, width, window)
-        found = spans.tilings.get(key)
-        if found is None:
-            found = spans.tilings[key] = tiling(
-                spans=spans.spans,
-                rows=spans.rows,
-                pass_rows=spans.pass_rows,
-                context=spans.context,
-                heads=heads,
-                kv_heads=kv_heads,
-                width=width,
-                itemsize=q.element_size(),
-                window=window,
-                processors=_processors(q.device),
-                fixed=self.batch_invariant,
-            )
-        return found
+    def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor) -> Tiling:
+        heads, kv_heads, width, window = shape
+        return tiling(
+            spans=spans.spans,
+            rows=spans.rows,
+            own_rows=spans.own_rows,
+            pass_rows=spans.pass_rows,
+            context=spans.context,
+            heads=heads,
+            kv_heads=kv_heads,
+            width=width,
+            itemsize=q.element_size(),
+            window=window,
+            processors=_processors(q.device),
+            fixed=self.batch_invariant,
+        )
 
 
 def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
@@ -124,9 +167,11 @@ def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
         members = torch.tensor(spans, dtype=torch.int32)
         if layout.starts.device.type == "cuda":
             members = members.pin_memory().to(layout.starts.device, non_blocking=True)
+    own = sum(layout.span_rows[r] for r in spans)
     return SpanClass(
         spans=len(spans),
         rows=max(layout.span_rows[r] for r in spans),
+        own_rows=max(layout.rows - sum(layout.span_rows) + own, 1),
         pass_rows=layout.rows,
         context=max(layout.contexts[r] for r in spans),
         members=members,
@@ -182,44 +227,85 @@ def _scales(scale: float, softcap: float | None) -> tuple[float, float]:
     return 2 * scale / softcap * math.log2(math.e), softcap * math.log2(math.e)
 
 
+def _plan(layout: PassLayout, classes: list[SpanClass], cuts: list[Tiling], window: int | None) -> Plan:
+    """Have the device write down what programs do, for classes whose programs do not follow from the grid."""
+    device = layout.starts.device
+    merged = sum(cut.merged_rows for cut in cuts)
+    merges = torch.empty(merged, 3, dtype=torch.int32, device=device) if merged else None
+    plan = Plan([], merges)
+    first_merged = first_partial = 0
+    for spans, cut in zip(classes, cuts, strict=True):
+        if not cut.pairs:
+            plan.pairs.append(None)
+            continue
+        plan.pairs.append(pairs := torch.empty(cut.pairs, PAIR.value, dtype=torch.int32, device=device))
+        plan_pairs[(-(-cut.pairs // PLANNED.value),)](
+            pairs,
+            pairs if merges is None else merges,
+            *_where(layout, spans),
+            spans.spans,
+            cut.pairs,
+            cut.splits,
+            cut.workers,
+            cut.least,
+            cut.tile_rows,
+            cut.merged_rows,
+            first_merged,
+            first_partial,
+            BLOCK_Q=cut.block_q,
+            BLOCK_ROWS=power_of_two(cut.block_q),
+            WINDOW=window or 0,
+            BEGINS=layout.first is not None,
+            LISTED=spans.members is not None,
+            SPLIT=cut.splits > 1,
+            SPLIT_TOKENS=cut.split_tokens,
+        )
+        first_merged += cut.merged_rows
+        first_partial += cut.partials
+    return plan
+
+
+def _where(layout: PassLayout, spans: SpanClass) -> tuple[Tensor, ...]:
+    """Members, row offsets, slots, starts and begins, as kernels take them; what is not read is anything."""
+    members = layout.row_offsets if spans.members is None else spans.members
+    begins = layout.starts if layout.first is None else layout.first
+    return members, layout.row_offsets, layout.slots, layout.starts, begins
+
+
 def _launch(
     q: Tensor,
     cache: LayerCache,
     layout: PassLayout,
-    cuts: list[tuple[SpanClass, Tiling]],
+    classes: list[SpanClass],
+    cuts: list[Tiling],
+    plan: Plan,
     out: Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> None:
     """All classes of spans, then one merge for all; a range of heads at a time, where partial results are too large."""
-    rows, heads, width = q.shape
+    _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     shared = heads // kv_heads
-    partials = sum(cut.partials for _, cut in cuts)
-    work = Workspace(out, out, out)  # not written
+    partials = sum(cut.partials for cut in cuts)
+    partial = summary = out  # not written
     slices = head_slices(kv_heads, partials * shared * width)
     if partials:
         room = (partials, slices[0][1] * shared)
-        work = Workspace(
-            partial=torch.empty(*room, width, dtype=torch.float32, device=q.device),
-            summary=torch.empty(*room, 2, dtype=torch.float32, device=q.device),
-            plan=torch.empty(rows, 2, dtype=torch.int32, device=q.device),
-        )
+        partial = torch.empty(*room, width, dtype=torch.float32, device=q.device)
+        summary = torch.empty(*room, 2, dtype=torch.float32, device=q.device)
     for first_head, count in slices:
-        first_partial = 0
-        for spans, cut in cuts:
+        for spans, cut, pairs in zip(classes, cuts, plan.pairs, strict=True):
             _attend(
-                q, cache, layout, spans, cut, out, scale, window, softcap,
-                work, bool(partials), first_partial, first_head, count,
+                q, cache, layout, spans, cut, pairs, out, partial, summary, scale, window, softcap, first_head, count
             )  # fmt: skip
-            first_partial += cut.partials
-        if partials:
+        if plan.merges is not None:
             columns = count * shared * width
-            merge_splits[(rows, -(-columns // MERGED_ELEMENTS))](
-                work.partial,
-                work.summary,
-                work.plan,
+            merge_splits[(len(plan.merges), -(-columns // MERGED_ELEMENTS))](
+                partial,
+                summary,
+                plan.merges,
                 out,
                 first_head * shared,
                 count * shared,
@@ -230,28 +316,19 @@ def _launch(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """What programs that share contexts leave for the merge: see `attend_tile`."""
-
-    partial: Tensor
-    summary: Tensor
-    plan: Tensor
-
-
 def _attend(
     q: Tensor,
     cache: LayerCache,
     layout: PassLayout,
     spans: SpanClass,
     cut: Tiling,
+    pairs: Tensor | None,
     out: Tensor,
+    partial: Tensor,
+    summary: Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
-    work: Workspace,
-    planned: bool,
-    first_partial: int,
     first_head: int,
     head_count: int,
 ) -> None:
@@ -259,30 +336,22 @@ def _attend(
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     before, cap = _scales(scale, softcap)
-    attend_tile[(cut.items, head_count)](
+    grid = (cut.tiles, head_count, spans.spans) if pairs is None else (cut.pairs, head_count)
+    attend_tile[grid](
         q,
         cache.k,
         cache.v,
         out,
-        work.partial,
-        work.summary,
-        work.plan,
-        layout.row_offsets if spans.members is None else spans.members,
-        layout.row_offsets,
-        layout.slots,
-        layout.starts,
-        layout.starts if layout.first is None else layout.first,
+        partial,
+        summary,
+        layout.row_offsets if pairs is None else pairs,
+        *_where(layout, spans),
         layout.block_table,
         q.stride(0),
         layout.block_table.stride(0),
-        spans.spans,
         first_head,
         head_count * (heads // kv_heads),
         cut.splits,
-        cut.workers,
-        cut.least,
-        first_partial,
-        cut.member_rows,
         before,
         cap,
         HEADS=heads,
@@ -293,16 +362,15 @@ def _attend(
         WINDOW=window or 0,
         BEGINS=layout.first is not None,
         CAPPED=softcap is not None,
-        LISTED=spans.members is not None,
+        LISTED=spans.members is not None and pairs is None,
         # with another code for some blocks a row's sums would depend on where its chunk begins
         UNMASKED=window is None and layout.first is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
         WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
         BLOCK_M=cut.block_m,
         BLOCK_Q=cut.block_q,
         BLOCK_N=cut.block_n,
-        SEARCH=cut.splits > 1 or cut.tiles > 1,
+        PAIRED=pairs is not None,
         SPLIT=cut.splits > 1,
-        PLANNED=planned,
         SPLIT_TOKENS=cut.split_tokens if cut.splits > 1 else 0,
         num_warps=cut.warps,
         num_stages=cut.stages,

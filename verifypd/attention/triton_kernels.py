@@ -10,7 +10,9 @@ import triton.language as tl
 
 FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
 MERGED: tl.constexpr = tl.constexpr(8)  # splits merged at once: a fixed number, so that sums have one order
-SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once: more need a third more registers
+SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once
+PLANNED: tl.constexpr = tl.constexpr(128)  # pairs that one program of plan_pairs writes
+PAIR: tl.constexpr = tl.constexpr(8)  # numbers of a pair
 
 
 @triton.jit
@@ -243,25 +245,129 @@ def _find(
     BLOCK_Q: tl.constexpr, WINDOW: tl.constexpr, BEGINS: tl.constexpr, LISTED: tl.constexpr, SPLIT: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The member that holds an item and the items before that member's; `count` or more where there is none."""
-    member = 0
-    passed = 0
-    base = 0
+    """The member that holds each item (`count` or more: none), the items before that member's, the tiles with several
+    splits before it, and all of those."""
+    member = tl.zeros_like(item)
+    passed = tl.zeros_like(item)
+    shared = tl.zeros_like(item)
+    all_items = 0
+    all_shared = 0
     for begin in range(0, count, SCANNED):
         start, rows, lowest = _extents(begin, count, members, row_offsets, slots, starts, begins, BEGINS, LISTED)
-        items = tl.cdiv(rows, BLOCK_Q)
+        tiles = tl.cdiv(rows, BLOCK_Q)
+        items = tiles
+        several = tl.zeros_like(tiles)
         if SPLIT:
-            items *= shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
-        ends = base + tl.cumsum(items, 0)
-        before = ends <= item
-        member += tl.sum(before.to(tl.int32), 0)
-        passed = tl.maximum(passed, tl.max(tl.where(before, ends, 0), 0))
-        base += tl.sum(items, 0)
-    return member, passed
+            shares = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
+            items = tiles * shares
+            several = tl.where(shares > 1, tiles, 0)
+        ends = all_items + tl.cumsum(items, 0)
+        shared_ends = all_shared + tl.cumsum(several, 0)
+        before = ends[None, :] <= item[:, None]
+        member += tl.sum(before.to(tl.int32), 1)
+        passed = tl.maximum(passed, tl.max(tl.where(before, ends[None, :], 0), 1))
+        shared = tl.maximum(shared, tl.max(tl.where(before, shared_ends[None, :], 0), 1))
+        all_items += tl.sum(items, 0)
+        all_shared += tl.sum(several, 0)
+    return member, passed, shared, all_shared
 
 
 @triton.jit(
-    do_not_specialize=["count", "first_head", "held", "splits", "workers", "least", "first_partial", "member_rows"],
+    do_not_specialize=[
+        "count", "pair_count", "splits", "workers", "least", "tile_rows", "merged_rows", "first_merged",
+        "first_partial",
+    ],
+    do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
+)  # fmt: skip
+def plan_pairs(
+    pairs,  # int32 [pair_count, PAIR]: see `attend_tile`
+    merges,  # int32 [rows that may be merged, 3]: see `merge_splits`
+    members,  # [count] int32, spans of this launch; not read unless LISTED
+    row_offsets,  # [R + 1] int64
+    slots,  # [R] int64
+    starts,  # [R] int64
+    begins,  # [S] int64, first position of a slot that holds a key; not read unless BEGINS
+    count,  # members
+    pair_count,
+    splits,  # most that share a context
+    workers,  # programs of a key head among which the context of the pass is shared out
+    least,  # tokens of a split
+    tile_rows,  # that a tile has at most
+    merged_rows,  # of this launch in `merges`, from first_merged on
+    first_merged,
+    first_partial,  # of this launch
+    BLOCK_Q: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,  # BLOCK_Q padded to a power of two
+    WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether splits > 1
+    SPLIT_TOKENS: tl.constexpr,
+):
+    """What `attend_tile` and `merge_splits` do in all layers of a pass. Grid: pairs, PLANNED for each program."""
+    average = 1
+    if SPLIT and SPLIT_TOKENS == 0:
+        average = _average(
+            count, workers, members, row_offsets, slots, starts, begins, BLOCK_Q, WINDOW, BEGINS, LISTED
+        )  # fmt: skip
+    item = tl.program_id(0) * PLANNED + tl.arange(0, PLANNED)
+    member, passed, shared, all_shared = _find(
+        item, count, average, splits, least, members, row_offsets, slots, starts, begins,
+        BLOCK_Q, WINDOW, BEGINS, LISTED, SPLIT, SPLIT_TOKENS,
+    )  # fmt: skip
+    there = member < count
+    span = member
+    if LISTED:
+        span = tl.load(members + member, mask=there, other=0)
+    first_row = tl.load(row_offsets + span, mask=there, other=0).to(tl.int32)
+    rows = tl.load(row_offsets + span + 1, mask=there, other=0).to(tl.int32) - first_row
+    slot = tl.load(slots + span, mask=there, other=0)
+    start = tl.load(starts + span, mask=there, other=0).to(tl.int32)
+    lowest = tl.zeros_like(rows)
+    if BEGINS:
+        lowest = tl.load(begins + slot, mask=there, other=0).to(tl.int32)
+    tiles = tl.maximum(tl.cdiv(rows, BLOCK_Q), 1)
+    tile = (item - passed) % tiles  # tiles of one split lie in a run: they read the same keys
+    split = (item - passed) // tiles
+    tile_row = tile * BLOCK_Q
+    held = tl.minimum(rows - tile_row, BLOCK_Q)
+    of_span = tl.full([PLANNED], 1, tl.int32)
+    if SPLIT:
+        of_span = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
+    shares = of_span
+    if SPLIT and SPLIT_TOKENS > 0:  # the span's last tile may have more than others
+        shares = tl.cdiv(tl.maximum(start + tile_row + held, 1), SPLIT_TOKENS)
+        shares = tl.where(split < shares, shares, 0)
+    shares = tl.where(there, shares, 0)
+    place = (shared + tile) * tile_rows  # of the tile's rows among those of this launch that may be merged
+
+    known = item < pair_count
+    pair = pairs + item * PAIR
+    tl.store(pair, first_row + tile_row, mask=known)
+    tl.store(pair + 1, held, mask=known)
+    tl.store(pair + 2, start + tile_row, mask=known)
+    tl.store(pair + 3, slot.to(tl.int32), mask=known)
+    tl.store(pair + 4, lowest, mask=known)
+    tl.store(pair + 5, split, mask=known)
+    tl.store(pair + 6, shares, mask=known)
+    tl.store(pair + 7, first_partial + place * splits, mask=known)
+    if SPLIT:
+        row = tl.arange(0, BLOCK_ROWS)
+        told = (there & (split == 0) & (of_span > 1))[:, None] & (row < tile_rows)[None, :]
+        at = place[:, None] + row[None, :]
+        merge = merges + (first_merged + at) * 3
+        tl.store(merge, (first_row + tile_row)[:, None] + row[None, :], mask=told)
+        tl.store(merge + 1, tl.where(row[None, :] < held[:, None], shares[:, None], 0), mask=told)
+        tl.store(merge + 2, first_partial + at * splits, mask=told)
+        if tl.program_id(0) == 0:
+            for begin in range(all_shared * tile_rows, merged_rows, PLANNED):
+                unused = begin + tl.arange(0, PLANNED)
+                nothing = tl.zeros_like(unused)
+                tl.store(merges + (first_merged + unused) * 3 + 1, nothing, mask=unused < merged_rows)
+
+
+@triton.jit(
+    do_not_specialize=["first_head", "held", "splits"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
 )
 def attend_tile(
@@ -271,8 +377,8 @@ def attend_tile(
     out,  # [N, HEADS, WIDTH]; written where a tile has one split
     partial,  # float32 [partial results, held, WIDTH]: not normalised; those of a row's splits in a run
     summary,  # float32 [partial results, held, 2]: highest score and sum of weights
-    plan,  # int32 [N, 2]: splits of a row and its first partial result
-    members,  # [count] int32, spans of this launch; not read unless LISTED
+    pairs,  # int32 [pairs, PAIR]: first row of a tile, its rows, start, slot, lowest key, split, shares, first partial
+    members,  # [members] int32, spans of this launch; not read unless LISTED
     row_offsets,  # [R + 1] int64
     slots,  # [R] int64
     starts,  # [R] int64
@@ -280,14 +386,9 @@ def attend_tile(
     block_table,  # [S, table_row] int32
     q_row,
     table_row,
-    count,  # members
     first_head,  # key head, of the launch
     held,  # query heads of the launch
     splits,  # most that share a context: a number, not a constant, for each constant is compiled
-    workers,  # programs of a key head among which the context of the pass is shared out
-    least,  # tokens of a split
-    first_partial,  # of the launch
-    member_rows,  # rows of a member in `partial`; 0: rows lie there as in the pass
     scale,  # of the scores, in base 2; without the cap where there is one
     cap,  # of the scores, in base 2
     HEADS: tl.constexpr,
@@ -304,51 +405,50 @@ def attend_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SEARCH: tl.constexpr,  # whether a member may have several tiles or splits
-    SPLIT: tl.constexpr,  # whether splits > 1
-    PLANNED: tl.constexpr,  # whether rows are merged after this launch: the plan says which
+    PAIRED: tl.constexpr,  # whether programs find their tile and split in `pairs`, and read no span
+    SPLIT: tl.constexpr,  # whether splits > 1; PAIRED then
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Attention of one tile over one split of its context. Grid: pairs of tile and split, key heads."""
+    """Attention of one tile over one split of its context. Grid: pairs, key heads; or tiles, key heads, members."""
     SHARED: tl.constexpr = HEADS // KV_HEADS
-    item = tl.program_id(0)
     head = first_head + tl.program_id(1)
-    average = 1
-    if SPLIT and SPLIT_TOKENS == 0:
-        average = _average(
-            count, workers, members, row_offsets, slots, starts, begins, BLOCK_Q, WINDOW, BEGINS, LISTED
-        )  # fmt: skip
-    member = item
-    if SEARCH:
-        member, passed = _find(
-            item, count, average, splits, least, members, row_offsets, slots, starts, begins,
-            BLOCK_Q, WINDOW, BEGINS, LISTED, SPLIT, SPLIT_TOKENS,
-        )  # fmt: skip
-        item -= passed
-        if member >= count:
-            return
-    span = member
-    if LISTED:
-        span = tl.load(members + member)
-    first_row = tl.load(row_offsets + span)
-    rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32)
-    if rows <= 0:
-        return
-    slot = tl.load(slots + span)
-    start = tl.load(starts + span).to(tl.int32)
-    lowest = 0
-    if BEGINS:
-        lowest = tl.load(begins + slot).to(tl.int32)
-    tile_row = 0  # first of the tile, within the span
     split = 0
-    if SEARCH:  # tiles of one split lie in a run: they read the same keys
-        tiles = tl.cdiv(rows, BLOCK_Q)
-        tile_row = item % tiles * BLOCK_Q
-        split = item // tiles
+    shares = 1
+    first_partial = 0
+    lowest = 0
+    if PAIRED:
+        pair = pairs + tl.program_id(0) * PAIR
+        first_row = tl.load(pair).to(tl.int64)
+        rows = tl.load(pair + 1)
+        start = tl.load(pair + 2)
+        slot = tl.load(pair + 3).to(tl.int64)
+        if BEGINS:
+            lowest = tl.load(pair + 4)
+        known = tl.load(pair + 6)
+        if SPLIT:
+            split = tl.load(pair + 5)
+            shares = known
+            first_partial = tl.load(pair + 7)
+        if known == 0:
+            return
+    else:
+        span = tl.program_id(2)
+        if LISTED:
+            span = tl.load(members + span)
+        first_row = tl.load(row_offsets + span)
+        tile_row = tl.program_id(0) * BLOCK_Q
+        rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32) - tile_row  # from the tile's first on
+        if rows <= 0:
+            return
+        first_row += tile_row
+        slot = tl.load(slots + span)
+        start = tl.load(starts + span).to(tl.int32) + tile_row
+        if BEGINS:
+            lowest = tl.load(begins + slot).to(tl.int32)
 
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    row = tile_row + m // SHARED
+    row = m // SHARED  # within the tile
     query_head = head * SHARED + m % SHARED
     real = (m < BLOCK_Q * SHARED) & (row < rows)
     position = tl.maximum(start + row, 0)
@@ -356,20 +456,15 @@ def attend_tile(
 
     # keys low..high - 1 hold all that rows of the tile may see; then this split's share of them
     low = 0
-    high = tl.maximum(start + tl.minimum(tile_row + BLOCK_Q, rows), 1)
+    high = tl.maximum(start + tl.minimum(rows, BLOCK_Q), 1)
     if WINDOW > 0:
-        low = tl.maximum(start + tile_row - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        low = tl.maximum(start - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     if BEGINS:
         low = tl.maximum(low, lowest // BLOCK_N * BLOCK_N)
-    shares = 1
     if SPLIT_TOKENS > 0:
-        shares = tl.cdiv(high, SPLIT_TOKENS)  # of this tile: the span's last one may have more
-        if split >= shares:
-            return
         low = tl.maximum(low, split * SPLIT_TOKENS)
         high = tl.minimum(high, (split + 1) * SPLIT_TOKENS)
     elif SPLIT:
-        shares = shares_of(start, rows, lowest, average, splits, least, BLOCK_Q, WINDOW, SPLIT_TOKENS)
         share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), shares) * BLOCK_N
         low += split * share
         high = tl.minimum(high, low + share)
@@ -384,7 +479,7 @@ def attend_tile(
     blocks = block_table + slot * table_row
     masked = low
     if UNMASKED:  # blocks of keys that every row sees whole
-        masked += tl.maximum(tl.minimum(high, start + tile_row + 1) - low, 0) // BLOCK_N * BLOCK_N
+        masked += tl.maximum(tl.minimum(high, start + 1) - low, 0) // BLOCK_N * BLOCK_N
         for begin in range(low, masked, BLOCK_N):
             top, total, mixed = _absorb(
                 begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, blocks, head, scale, cap,
@@ -397,32 +492,22 @@ def attend_tile(
         )  # fmt: skip
 
     kept = real[:, None] & inside[None, :]
-    if shares == 1:
-        o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
-        result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
-        tl.store(out + o_place, result.to(out.dtype.element_ty), mask=kept)
-    origin = first_row
-    if member_rows > 0:
-        origin = member.to(tl.int64) * member_rows
-    first = first_partial + (origin + row) * splits  # of the row's partial results
     if shares > 1:
-        at = (first + split) * held + query_head - first_head * SHARED
+        at = ((first_partial + row * splits + split) * held + query_head - first_head * SHARED).to(tl.int64)
         tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=kept)
         tl.store(summary + at * 2, top, mask=real)
         tl.store(summary + at * 2 + 1, total, mask=real)
-    if PLANNED:
-        told = real & (m % SHARED == 0)
-        place = plan + (first_row + row) * 2
-        if split + tl.program_id(1) == 0:
-            tl.store(place, tl.zeros_like(m) + shares, mask=told)
-            tl.store(place + 1, first.to(tl.int32), mask=told)
+    else:
+        o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
+        result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
+        tl.store(out + o_place, result.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["first_head", "held"])
 def merge_splits(
     partial,
     summary,
-    plan,
+    merges,  # int32 [rows that may be merged, 3]: row of the pass, its splits, its first partial result
     out,
     first_head,  # query head, of the launch
     held,  # query heads of the launch
@@ -430,12 +515,13 @@ def merge_splits(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,  # of a program, heads times width
 ):
-    """Part of one row from its splits; a row with one split is there already. Grid: rows of the pass, parts."""
-    row = tl.program_id(0).to(tl.int64)
-    shares = tl.load(plan + row * 2)
+    """Part of one row from its splits; a row with one split is there already. Grid: rows that may be merged, parts."""
+    merge = merges + tl.program_id(0) * 3
+    shares = tl.load(merge + 1)
     if shares <= 1:
         return
-    first = tl.load(plan + row * 2 + 1).to(tl.int64)
+    row = tl.load(merge).to(tl.int64)
+    first = tl.load(merge + 2).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < held * WIDTH
     best = tl.full([COLUMNS], FLOOR, tl.float32)
