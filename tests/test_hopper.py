@@ -48,7 +48,8 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     ptx = build(kernels.attend_tile, attend, constants, num_warps=cut.warps, num_stages=cut.stages)
     assert instruction in ptx, (heads, kv_heads, width, spans, count)
     build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "BLOCK_ROWS": power_of_two(cut.block_q), "LISTED": True,
-        "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens})
+        "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens},
+        num_warps=8)
 build(kernels.merge_splits, rows, {**shared, "COLUMNS": 1024}, num_warps=8)
 pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})

@@ -259,6 +259,7 @@ def _plan(layout: PassLayout, classes: list[SpanClass], cuts: list[Tiling], wind
             LISTED=spans.members is not None,
             SPLIT=cut.splits > 1,
             SPLIT_TOKENS=cut.split_tokens,
+            num_warps=8,
         )
         first_merged += cut.merged_rows
         first_partial += cut.partials

@@ -414,7 +414,6 @@ def attend_tile(
     head = first_head + tl.program_id(1)
     split = 0
     shares = 1
-    first_partial = 0
     lowest = 0
     if PAIRED:
         pair = pairs + tl.program_id(0) * PAIR
@@ -428,7 +427,6 @@ def attend_tile(
         if SPLIT:
             split = tl.load(pair + 5)
             shares = known
-            first_partial = tl.load(pair + 7)
         if known == 0:
             return
     else:
@@ -492,6 +490,11 @@ def attend_tile(
         )  # fmt: skip
 
     kept = real[:, None] & inside[None, :]
+    first_partial = 0
+    if SPLIT:  # read again: kept through the loop they cost 32 registers, and a quarter of the programs at a time
+        split = tl.load(pair + 5, cache_modifier=".ca")
+        shares = tl.load(pair + 6, cache_modifier=".ca")
+        first_partial = tl.load(pair + 7)
     if shares > 1:
         at = ((first_partial + row * splits + split) * held + query_head - first_head * SHARED).to(tl.int64)
         tl.store(partial + at[:, None] * WIDTH + d[None, :], mixed, mask=kept)

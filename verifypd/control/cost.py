@@ -1,6 +1,6 @@
 """What a pass will take: a small formula, fitted to measurements and corrected online. Knows counts and seconds only.
 
-    verifier pass = base + row · rows + steep · max(0, rows − knee) + context · Σ context
+    verifier pass = base + row · decode rows + steep · max(0, rows − knee) + context · Σ context
                     + chunk_context · Σ chunk · context
     draft loop    = start + steps · (step + context' · Σ context) + row' · caught-up rows
 
@@ -30,7 +30,7 @@ class Coefficients:
     """Seconds per unit. The defaults have the shape of a mid-sized GPU; the first measurement sets their scale."""
 
     base: float = 4.6e-3  # a pass: reading the weights
-    row: float = 0.0  # a token
+    row: float = 0.0  # a token that is judged: its logits and its verdict
     steep: float = 21e-6  # a token beyond the knee: compute-bound
     knee: float = 210.0  # rows, no seconds
     context: float = 0.14e-6  # a token of context
@@ -121,7 +121,7 @@ class CostModel:
     def _formula(self, work: Work) -> float:
         c = self.coefficients
         rows, context, chunk_rows, chunk_context = work
-        seconds = c.base + c.row * rows + c.context * context + c.chunk_context * chunk_context
+        seconds = c.base + c.row * (rows - chunk_rows) + c.context * context + c.chunk_context * chunk_context
         if rows > c.knee:
             seconds += c.steep * (rows - c.knee)
         return seconds + c.mixed if 0.0 < chunk_rows < rows else seconds
@@ -233,4 +233,5 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
 def _pass_sample(work: Work, seconds: float, knee: float) -> Sample:
     mixed = float(0.0 < work.chunk_rows < work.rows)
     beyond = max(0.0, work.rows - knee)
-    return Sample((1.0, work.rows, beyond, work.context, work.chunk_context, mixed), seconds)
+    judged = work.rows - work.chunk_rows
+    return Sample((1.0, judged, beyond, work.context, work.chunk_context, mixed), seconds)

@@ -189,6 +189,6 @@ def _seconds(chunks: Work, beside: Beside, cost: CostModel) -> float:
 def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
     """Seconds a step may last: the gap target, or more where prompts wait that it would make late."""
     tokens = sum(view.prefill_left for view in waiting) + snapshot.waiting_tokens
-    backlog = tokens * cost.slope(tokens, chunks=True)
+    backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
     gives_way = backlog * MS / (2.0 * snapshot.slo_ttft)
     return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)

@@ -182,6 +182,16 @@ class Engine:
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
+    def collect(self) -> list[Request]:
+        """Wait until the next step may be planned, and take in what has run. Returns who got tokens or ended.
+
+        A loop that calls it before it adds requests lets those join the next plan who arrived while the device was
+        waited for, and passes tokens on before it plans. `step` does the same for loops that do not.
+        """
+        if self.inflight.delay:
+            return []  # verdicts are held back by counting steps
+        return [request for ticket in self.inflight.finished() for request in self.absorb(ticket)]
+
     def step(self) -> list[Request]:
         """One turn. Returns the requests that got tokens or ended."""
         news: dict[int, Request] = {}
