@@ -66,6 +66,18 @@ def test_each_position_has_a_mean_of_its_own() -> None:
     assert chances == pytest.approx([0.9, 0.7, 0.5, 0.3], abs=0.1)
 
 
+def test_a_position_that_nobody_has_reached_is_as_the_last_that_somebody_has() -> None:
+    acceptance = Acceptance(6)
+    for _ in range(200):
+        acceptance.observe(verdict(0, 2, 2))
+    survival = acceptance.curve(99, KIND)
+    assert survival[5] > 0.85, "or longer drafts would never be tried"
+    for _ in range(50):
+        acceptance.observe(verdict(0, 4, 2))  # the third never stands
+    survival = acceptance.curve(99, KIND)
+    assert survival[1] > 0.8 and survival[2] < 0.2 and survival[5] < 0.1
+
+
 def test_a_draft_longer_than_the_curve_teaches_its_last_position() -> None:
     acceptance = Acceptance(2)
     for _ in range(200):

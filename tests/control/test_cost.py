@@ -78,8 +78,8 @@ def miss(model: CostModel, timings: list[StepTiming]) -> float:
         (Work(), 0.0),
         (Work(100.0, 5000.0), 6e-3 + 100 * 2e-6 + 5000 * 0.2e-6),
         (Work(200.0, 0.0), 6e-3 + 200 * 2e-6 + 8 * 30e-6),
-        (Work(100.0, 100.0, 100.0, 1e4), 6e-3 + 100 * 2e-6 + 100 * 0.2e-6 + 1e4 * 1.5e-9),
-        (Work(101.0, 0.0, 100.0, 0.0), 6e-3 + 101 * 2e-6 + 0.8e-3),
+        (Work(100.0, 100.0, 100.0, 1e4), 6e-3 + 100 * 0.2e-6 + 1e4 * 1.5e-9),
+        (Work(101.0, 0.0, 100.0, 0.0), 6e-3 + 1 * 2e-6 + 0.8e-3),
     ],
 )
 def test_a_pass_takes_what_the_formula_says(work: Work, seconds: float) -> None:

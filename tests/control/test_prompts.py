@@ -261,7 +261,7 @@ def test_a_step_keeps_within_the_gap_target_where_it_can(
     """Unless prompts' sure share takes longer, or more of them wait than can be read within twice their target."""
     cost, views = CostModel(coefficients), made(waiting)
     tokens = sum(each.prefill_left for each in views)
-    small = tokens * cost.slope(tokens, chunks=True) * 1e3 <= 2 * 500.0
+    small = cost.pass_seconds(Work(tokens, tokens, tokens)) * 1e3 <= 2 * 500.0
     chosen = read(views, beside, cost=cost, slo_gap=gap).chosen
     least = read([replace(views[0], prefill_left=1)], beside, cost=cost).chosen
     assert chosen is not None and least is not None
@@ -281,7 +281,8 @@ def test_the_bound_gives_way_with_the_backlog() -> None:
 
     assert seconds(0) <= seconds(4000) <= 20e-3
     assert seconds(4000) < seconds(15_000) < seconds(25_000)
-    assert seconds(15_000) == pytest.approx(20e-3 * 19_000 * 21e-6 / 200e-3, rel=0.02)
+    backlog = CostModel(GPU).pass_seconds(Work(19_000, 19_000, 19_000))
+    assert seconds(15_000) == pytest.approx(20e-3 * backlog / 200e-3, rel=0.02)
 
 
 def test_with_nobody_decoding_or_costs_unknown_a_step_reads_all_it_may() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from verifypd.bench import workload
-from verifypd.control.architectures import make_architecture
-from verifypd.control.controller import make_controller
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.traffic import Acceptance, poisson, replay
 from verifypd.simulate.world import Settings, TrueCosts

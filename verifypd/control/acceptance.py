@@ -35,6 +35,7 @@ class Mean:
 
     stood: float
     trials: float
+    reached: bool = False  # whether any trial was more than the prior's
 
     @property
     def value(self) -> float:
@@ -46,6 +47,7 @@ class Mean:
         keep = max(0.0, 1.0 - trials / memory)
         self.stood = self.stood * keep + stood
         self.trials = self.trials * keep + trials
+        self.reached = True
 
 
 @dataclass(slots=True)
@@ -143,6 +145,9 @@ class Acceptance:
                 self.reliability.add(self._chance(kind, own, position), stood)
             expected += mean.value
             mean.learn(stood, 1.0, memory)
+        if trials < len(means) and not means[trials].reached:
+            for later in means[trials:]:
+                later.stood = means[trials - 1].value * later.trials
         keep = max(0.0, 1.0 - trials / REQUEST_TRIALS)
         own.excess = own.excess * keep + accepted - expected
         own.trials = own.trials * keep + trials

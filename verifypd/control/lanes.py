@@ -31,7 +31,7 @@ class LaneView:
 
 def lane_views(snapshot: Snapshot) -> dict[str, LaneView]:
     """The lanes, by name. A prompt may wait half its target for the first token before it is overdue."""
-    patience = {"prefill": snapshot.slo_ttft / 2e3, "verify": snapshot.verify_wait_ms / 1e3}
+    patience = {"prefill": snapshot.slo_ttft / 2 / 1e3, "verify": snapshot.verify_wait_ms / 1e3}
     views = {}
     for name in LANES:
         members = [view for view in snapshot.requests if view.lane == name]

@@ -48,6 +48,7 @@ class ThroughputController:
         self.gain = 1.0  # predicted: tokens a second over those of plain decoding
         self.chosen: Option | None = None  # of the last step that was weighed
         self.runner_up: Option | None = None
+        self._probe_price = 0.0  # s, when the choice was last weighed
         self._unweighed = 0  # steps since the choice was last weighed
         self._lookups: dict[int, tuple[int, int]] = {}  # request → look-ups that would have stood, of all, as last seen
 
@@ -77,15 +78,16 @@ class ThroughputController:
         plain, drafts = found[0], found[1:]
         best, self.runner_up = cheapest(drafts or [plain])
         self.gain = best.gain(plain)
-        price, probed = self._probe(able, snapshot)
-        self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, self.budget.affords(price))
+        self._probe_price, probed = self._probe(able, snapshot)
+        affordable = self.budget.affords(self._probe_price)
+        self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
             self.chosen = best
             return best.lengths
         self.chosen, self.runner_up = plain, best
         if self.mode is Mode.PLAIN:
             return {}
-        self.budget.pay(price)
+        self.budget.pay(self._probe_price)
         return probed
 
     def _drafting(self, view: RequestView, snapshot: Snapshot) -> Drafting:
@@ -121,7 +123,7 @@ class ThroughputController:
         return (self.cost.draft_seconds(1, rows, 0.0) if chosen else 0.0), chosen
 
     def _may_probe(self) -> bool:
-        return self.budget.affords(self.cost.draft_seconds(1, 0.0, 0.0))
+        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
 
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
         return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)

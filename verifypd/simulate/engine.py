@@ -362,7 +362,7 @@ class Simulation:
             request.absorbed(0 if request.outcome.finished else verdict.emitted)
             if request.outcome.finished:
                 continue
-            request.outcome.output(ticket.done, verdict.emitted)
+            request.outcome.output(self.now, verdict.emitted)
             request.outcome.finished = verdict.ends
             self.drafted += verdict.drafted
             self.accepted += verdict.accepted
