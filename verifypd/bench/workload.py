@@ -18,6 +18,13 @@ from typing import Any, Self
 from verifypd.errors import ConfigError
 
 Message = dict[str, str]  # {"role", "content"}
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand"
+    " part place case week company system program question work government number night point home water room mother"
+    " area money story fact month lot right study book eye job word business issue side kind head house service friend"
+    " father power hour game line end member law car city community name president team minute idea kid body"
+)
+WORDS = COMMON.split()  # most tokenizers have one token for each with its space
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,15 @@ class Arrival:
             return self
         turns = [f"{each['role'].capitalize()}: {each['content']}" for each in self.messages]
         return replace(self, messages=None, prompt="\n\n".join([*turns, "Assistant:"]))
+
+    def text_or_ids(self, seed: int, vocab: int | None) -> str | list[int]:
+        """The prompt: its text, or random token ids below `vocab`; without one, so many random words."""
+        if self.prompt is not None:
+            return self.prompt
+        noise = random.Random(seed)
+        if vocab is not None:
+            return [noise.randrange(3, vocab) for _ in range(self.prompt_tokens)]
+        return " ".join(noise.choice(WORDS) for _ in range(self.prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
