@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,10 +103,14 @@ def _bars(
 
 def _frontier(found: dict[str, Any]) -> Chart:
     series = []
-    shared = len(os.path.commonprefix([f"{name} " for name in found["scenarios"]]))
+    shared = _shared_words(list(found["scenarios"]))
     for arm in arms_of(found):
         points = [
-            (own["arms"][arm]["figures"]["tok_s"], own["arms"][arm]["figures"]["tpot_ms_p95"], scenario[shared:])
+            (
+                own["arms"][arm]["figures"]["tok_s"],
+                own["arms"][arm]["figures"]["tpot_ms_p95"],
+                _from_word(scenario, shared),
+            )
             for scenario, own in found["scenarios"].items()
             if arm in own["arms"]
         ]
@@ -114,6 +118,16 @@ def _frontier(found: dict[str, Any]) -> Chart:
         series.append(Series(arm, xs, ys, labels))
     note = "Right and down is better. A point is a scenario."
     return Chart("frontier", "Latency and throughput", "tokens/s", "TPOT p95, ms", tuple(series), note=note)
+
+
+def _shared_words(names: Sequence[str]) -> int:
+    """Words that all names begin with."""
+    alike = (len(set(words)) == 1 for words in zip(*(name.split() for name in names), strict=False))
+    return sum(itertools.takewhile(bool, alike))
+
+
+def _from_word(name: str, index: int) -> str:
+    return " ".join(name.split()[index:]) or name
 
 
 def _acceptance(found: dict[str, Any]) -> Chart | None:

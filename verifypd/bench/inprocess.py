@@ -53,7 +53,8 @@ class InProcess:
         settings = {"model": EngineConfig.model, **self.settings}
         self._llm = await asyncio.to_thread(lambda: AsyncLLM(**settings))
         config = self._llm.config
-        return {"arch": config.arch, "draft": config.draft, "controller": config.controller}
+        draft = None if config.draft is None else relative(config.draft)
+        return {"arch": config.arch, "draft": draft, "controller": config.controller}
 
     async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
         """Answer one request greedily, to its full length."""

@@ -12,8 +12,8 @@ from verifypd.bench.results import as_csv, as_markdown, results
 from verifypd.errors import ConfigError
 
 
-def write(path: Path, reference: str | None = None) -> dict[str, Any]:
-    """Make all files again from the runs that are there. Returns the results."""
+def write(path: Path, reference: str | None = None, pictures: bool = True) -> dict[str, Any]:
+    """Make all files again from the runs that are there; `pictures`: PNGs too. Returns the results."""
     folder = Folder(path)
     if not folder.head:
         raise ConfigError(f"{path} holds no benchmark: there is no run.json in it")
@@ -24,7 +24,7 @@ def write(path: Path, reference: str | None = None) -> dict[str, Any]:
     write_whole(path / "results.csv", as_csv(found))
     write_whole(path / "summary.md", as_markdown(found))
     write_whole(path / "report.html", page.page(found))
-    if found["scenarios"]:
+    if pictures and found["scenarios"]:
         _pictures(path, found)
     return found
 

@@ -112,9 +112,9 @@ def _lines(chart: Chart) -> str:
                 dot = f'<circle class="s{i % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
                 inside.append(f"{dot}<title>{escape(title)}</title></circle>")
                 if series.labels:
-                    inside.append(
-                        f'<text class="point{" end" * (x > WIDTH - 90)}" x="{x + 6:.1f}" y="{y - 7:.1f}">{escape(series.labels[k])}</text>'
-                    )
+                    side = "point end" if x > WIDTH - 90 else "point"
+                    words = escape(series.labels[k])
+                    inside.append(f'<text class="{side}" x="{x + 6:.1f}" y="{y - 7:.1f}">{words}</text>')
     return _frame(chart, inside, y_marks, [(x_of(at), text) for at, text in marks])
 
 

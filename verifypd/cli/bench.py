@@ -138,6 +138,7 @@ def _add_run_flags(parser: Parser) -> None:
     group.add_argument("--vocab", type=int, metavar="N", help="send random prompts as token ids below N, not as words")
     group.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
     group.add_argument("--no-control", action="store_true", help="do not run the first arm twice")
+    group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
 
 
 def _no_command(_args: argparse.Namespace) -> int:
@@ -314,7 +315,7 @@ def _campaign(args: argparse.Namespace, arms: Sequence[Arm], scenarios: Sequence
     except KeyboardInterrupt:
         interrupted = True
         say("interrupted; the report is of the runs that ended")
-    found = report.write(args.out, args.reference)
+    found = report.write(args.out, args.reference, not args.no_png)
     _done(args.out, found)
     if interrupted:
         return INTERRUPTED
@@ -394,6 +395,6 @@ def command_line(argv: Sequence[str]) -> str:
     shown, hide = [], False
     for each in argv:
         name, equals, _ = each.partition("=")
-        shown.append("…" if hide else f"{name}=…" if equals and name in SECRETS else relative(each))
+        shown.append("HIDDEN" if hide else f"{name}=HIDDEN" if equals and name in SECRETS else relative(each))
         hide = each in SECRETS
     return shlex.join(["verifypd", *shown])
