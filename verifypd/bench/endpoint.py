@@ -10,6 +10,7 @@ from typing import Any
 
 from verifypd.bench.client import Address, Client, HTTPError
 from verifypd.bench.play import Answer, Drafts
+from verifypd.bench.provenance import relative
 from verifypd.bench.workload import Arrival
 from verifypd.errors import ConfigError
 
@@ -73,7 +74,7 @@ class Endpoint:
             if not names:
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
-        return {"model": self.model, "server": await self._version()}
+        return {"model": relative(self.model), "server": await self._version()}
 
     async def _version(self) -> str | None:
         try:
