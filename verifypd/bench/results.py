@@ -38,6 +38,7 @@ def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
     wanted = len(scenarios) * len(head["seeds"]) * (len(names) + (head["control"] is not None))
     trees = sorted({cell.files for cell in cells})
     return {
+        **head["sittings"][-1],
         "complete": len(cells) == wanted,
         "cells": {"run": len(cells), "planned": wanted},
         "reference": reference,
