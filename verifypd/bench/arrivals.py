@@ -46,7 +46,8 @@ class Process:
         if self.rate is None:
             return [0.0] * count
         shape, scale = self.cv**-2, self.cv**2 / self.rate
-        at, found = 0.0, []
+        at = 0.0
+        found: list[float] = []
         while len(found) < count:
             at += noise.gammavariate(shape, scale) if self.cv != 1.0 else noise.expovariate(self.rate)
             if seconds is not None and at > seconds:

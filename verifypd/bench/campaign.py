@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
-from verifypd.bench.play import Arm, Call, Drafts, Limits, play, warm_up
+from verifypd.bench.play import Arm, Call, Drafts, Limits, counted, play, warm_up
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -243,8 +243,10 @@ class Campaign:
                 watch.begin(turn, done, len(left))
                 try:
                     if (turn.arm.name, turn.scenario.name) not in warmed:
-                        await warm_up(turn.arm, turn.workload, self.limits)
+                        before = await turn.arm.drafts()
+                        tokens = await warm_up(turn.arm, turn.workload, self.limits)
                         warmed.add((turn.arm.name, turn.scenario.name))
+                        await counted(turn.arm, before, tokens)
                     cell = await self._cell(turn, watch.call)
                 except VerifyPDError as error:
                     self.errors.append(f"{turn.scenario.name}, {turn.label}: {error}")
@@ -267,7 +269,7 @@ class Campaign:
         seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
         before = await turn.arm.drafts()
         outcome = await play(turn.arm, turn.workload.marked(mark), replace(self.limits, seconds=seconds), call)
-        after = await turn.arm.drafts()
+        after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
         return Cell(
             turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,

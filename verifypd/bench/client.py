@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,7 +88,7 @@ class Client:
                 if b"[DONE]" in data:
                     return
 
-    async def _ask(self, method: str, path: str, body: bytes) -> AsyncIterator[bytes]:
+    async def _ask(self, method: str, path: str, body: bytes) -> AsyncGenerator[bytes]:
         """Send a request; what comes back, piece by piece."""
         reader, writer = await asyncio.open_connection(self.address.host, self.address.port, ssl=self._tls, limit=LINE)
         try:

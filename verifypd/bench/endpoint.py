@@ -15,8 +15,13 @@ from verifypd.bench.workload import Arrival
 from verifypd.errors import ConfigError
 
 METRIC = re.compile(
-    rb"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens_per_pos)(?:_total)?(\{[^\n]*\})? (\S+)$", re.MULTILINE
+    rb"^vllm:(generation_tokens|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
+    rb"(\{[^\n]*\})? (\S+)$",
+    re.MULTILINE,
 )
+DRAFTS, DRAFT_TOKENS, EMITTED = (
+    b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
+)  # fmt: skip
 PLACE = re.compile(rb'position="(\d+)"')
 
 
@@ -117,7 +122,7 @@ class Endpoint:
             text = await self._client.get("/metrics", 10.0)
         except (OSError, TimeoutError, HTTPError):
             return None
-        totals = {b"drafts": 0.0, b"draft_tokens": 0.0}
+        totals = {DRAFTS: 0.0, DRAFT_TOKENS: 0.0, EMITTED: 0.0}
         places: dict[int, float] = {}
         for name, labels, value in METRIC.findall(text):
             place = PLACE.search(labels)
@@ -126,7 +131,8 @@ class Endpoint:
             elif place:
                 places[int(place[1])] = places.get(int(place[1]), 0.0) + float(value)
         accepted = tuple(round(places.get(i, 0.0)) for i in range(max(places, default=-1) + 1))
-        return Drafts(round(totals[b"drafts"]), round(totals[b"draft_tokens"]), accepted)
+        spans, tokens, emitted = (round(totals[name]) for name in (DRAFTS, DRAFT_TOKENS, EMITTED))
+        return Drafts(spans, tokens, accepted, emitted or None)
 
     async def close(self) -> None:
         """The server is somebody else's."""

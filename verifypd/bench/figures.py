@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -96,6 +96,18 @@ class Outcome:
         """What `packed` made."""
         records = tuple(Record.unpacked(each) for each in data["requests"])
         return cls(records, data["wanted"], data["seconds"])
+
+
+def cut(outcome: Outcome, seconds: float) -> Outcome:
+    """The run as it would have been, had it been stopped then. Tokens are spread evenly over a request's outputs."""
+    records = []
+    for record in outcome.records:
+        outputs = tuple(at for at in record.outputs if at <= seconds)
+        whole = len(outputs) == len(record.outputs)
+        tokens = record.tokens if whole else record.tokens * len(outputs) // len(record.outputs)
+        if record.sent <= seconds:
+            records.append(replace(record, outputs=outputs, tokens=tokens, finished=record.finished and whole))
+    return Outcome(tuple(records), outcome.wanted, min(seconds, outcome.seconds))
 
 
 class Pool:

@@ -18,6 +18,7 @@ from verifypd.errors import VerifyPDError
 
 WARM_REQUESTS = 32
 WARM_OUTPUT = 16  # tokens
+COUNTING = 3.0  # s that a server may take to count what it sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Drafts:
     spans: int = 0  # drafts that were judged
     tokens: int = 0  # their tokens
     accepted: tuple[int, ...] = ()  # by place: drafts whose first, second, … token stood
+    emitted: int | None = None  # tokens of all outputs; None: it does not say
 
     def since(self, before: Drafts) -> Drafts:
         """What was counted after `before`."""
@@ -188,10 +190,22 @@ async def _serve(arm: Arm, call: Call, limits: Limits, watch: Callable[[Call], N
     watch(call)
 
 
-async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> None:
+async def counted(arm: Arm, before: Drafts | None, tokens: int) -> Drafts | None:
+    """What an arm has counted, once it has counted `tokens` more than before: a server may report late."""
+    until = time.perf_counter() + COUNTING
+    while True:
+        now = await arm.drafts()
+        if now is None or before is None or now.emitted is None or before.emitted is None:
+            return now
+        if now.emitted - before.emitted >= tokens or time.perf_counter() > until:
+            return now
+        await asyncio.sleep(0.05)
+
+
+async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     """The workload in short: as many requests at once as it will have, up to 32, with short outputs.
 
-    An arm that answers none of them is refused: its figures would all be of failures.
+    An arm that answers none of them is refused: its figures would all be of failures. Returns the tokens that came.
     """
     count = min(WARM_REQUESTS, workload.clients or 8, len(workload.arrivals))
     few = workload.marked("warm").scaled(1, count)
@@ -201,3 +215,4 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> None:
     outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits)
     if outcome.records and all(record.error for record in outcome.records):
         raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
+    return sum(record.tokens for record in outcome.records)

@@ -101,7 +101,8 @@ def judge(metric: str, logs: Floats, noise: float = 0.0) -> Difference:
     over_seeds = student(seeds - 1) * float(logs[:, 0].std(ddof=1)) / math.sqrt(seeds) if seeds > 1 else 0.0
     low = min(ranked(drawn, (1 - COVERAGE) / 2), centre - over_seeds) - noise
     high = max(ranked(drawn, (1 + COVERAGE) / 2), centre + over_seeds) + noise
-    return Difference(metric, *map(math.exp, (centre, low, high)), _word(metric, low, high, seeds), seeds)
+    word = _word(metric, low, high, seeds)
+    return Difference(metric, math.exp(centre), math.exp(low), math.exp(high), word, seeds)
 
 
 def _word(metric: str, low: float, high: float, seeds: int) -> str:

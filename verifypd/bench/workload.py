@@ -174,7 +174,7 @@ def _output_length(noise: random.Random) -> int:
     return min(512, max(16, int(math.exp(noise.gauss(math.log(150), 0.7)))))
 
 
-def mixed(rate: int, seconds: float, seed: int) -> Workload:
+def mixed(rate: float, seconds: float, seed: int) -> Workload:
     """Mixed traffic: Poisson arrivals, chat-like lengths, 12 % prompts of 1,500 to 4,000 tokens.
 
     `mixed(8, 20, 0)` is the file mixed-8.json, `mixed(8, 60, 1)` is long-8-seed1.json.
