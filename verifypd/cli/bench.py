@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.flags import Command, Parser, add_engine_flags, engine_settings, wide
 from verifypd.cli.terminal import INTERRUPTED, emit, say
+from verifypd.config import flag
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _add_run_flags(parser: Parser) -> None:
         "--duration", type=float, metavar="S",
         help="open loop: requests arrive for S seconds; else a run is cut off after S seconds",
     )  # fmt: skip
-    group.add_argument("--cut-off", type=float, metavar="S", help="end a run after S seconds, whatever is unfinished")
+    group.add_argument("--cut-off", type=float, metavar="S", help=f"end a run after S seconds (default: {GRACE:g})")
     group.add_argument("--max-concurrent", type=int, metavar="N", help="open loop: requests under way at most")
     group.add_argument(
         "--request-timeout", type=float, default=300.0, metavar="S", help="stop a request after S seconds"
@@ -196,6 +197,10 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _seeds(args: argparse.Namespace) -> list[int]:
+    for name in ("duration", "cut_off", "request_timeout", "max_concurrent", "num_requests", "vocab"):
+        value = getattr(args, name, None)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag(name)} must be above 0")
     count = SEEDS if args.seeds is None else args.seeds
     if count < 1:
         raise ConfigError("--seeds must be at least 1")
@@ -208,7 +213,7 @@ def _endpoints(args: argparse.Namespace) -> list[Arm]:
     fields = {"temperature": 0.0} if args.no_ignore_eos else None
     made: list[Arm] = []
     for text in args.urls:
-        name, _, url = text.rpartition("=") if "=" in text.partition("://")[0] else ("", "", text)
+        name, _, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
         made.append(
             Endpoint(
                 url, name=name or None, model=args.served_model, key=args.api_key, vocab=args.vocab, fields=fields,
@@ -253,8 +258,6 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
         elif count is None:
             least, each = (QUICK_REQUESTS, 2) if args.quick else (LEAST_REQUESTS, EACH_CLIENT)
             count = max(least, each * (process.clients or 0))
-        if count is not None and count < 1:
-            raise ConfigError("--num-requests must be at least 1")
         workloads = [make(chosen, process, seed, count=count, seconds=seconds) for seed in _seeds(args)]
         if args.plain_text:
             workloads = [workload.as_text() for workload in workloads]
@@ -274,13 +277,13 @@ def _from_files(args: argparse.Namespace) -> list[Scenario]:
     return [seeded(read(path)) for path in args.workload or ()]
 
 
-def _numbers(text: str, flag: str) -> list[float]:
+def _numbers(text: str, name: str) -> list[float]:
     try:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         found = [-1.0]
     if any(not each > 0 for each in found):
-        raise ConfigError(f"{flag} {text!r} is not a comma-separated list of numbers above 0")
+        raise ConfigError(f"{name} {text!r} is not a comma-separated list of numbers above 0")
     return found
 
 
