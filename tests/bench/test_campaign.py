@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import report
+from verifypd.bench import charts, plots, report
 from verifypd.bench.arrivals import Process, make
 from verifypd.bench.campaign import AGAIN, Campaign, Folder, Scenario, Turn, Watch, plan_of
 from verifypd.bench.figures import Targets
@@ -188,7 +188,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     """A run with an arm whose name needs escaping, four times as slow as the other."""
     folder = tmp_path_factory.mktemp("done")
     asyncio.run(campaign(folder, [Pacer("quick"), Pacer("slow<b>&", 0.004)], output=8).run(Watch()))
-    return folder, report.write(folder)
+    return folder, report.write(folder, pictures=False)
 
 
 def test_results_hold_what_a_report_shows(done: tuple[Path, dict[str, Any]]) -> None:
@@ -228,7 +228,7 @@ def test_the_page_is_whole_and_asks_nobody(done: tuple[Path, dict[str, Any]]) ->
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL).lower()
 
 
-def test_tables_and_pictures(done: tuple[Path, dict[str, Any]]) -> None:
+def test_tables(done: tuple[Path, dict[str, Any]]) -> None:
     folder, found = done
     lines = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
     assert [(line["scenario"], line["arm"]) for line in lines][:3] == [
@@ -238,10 +238,21 @@ def test_tables_and_pictures(done: tuple[Path, dict[str, Any]]) -> None:
     assert lines[2]["tok_s_over_reference_verdict"] in ("slower", NONE) and lines[0]["tok_s_over_reference_ratio"] == ""
     summary = (folder / "summary.md").read_text()
     assert "| quick |" in summary and "Scenarios won and lost" in summary and "ccccc" in summary
+
+
+def test_pictures_have_the_names_people_know(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    names = {path.name for path in folder.glob("*.png")}
-    wanted = {"throughput_comparison.png", "latency_comparison.png", "acceptance_rate.png", "improvement_heatmap.png"}
-    assert wanted <= names and {"frontier.png", "goodput.png", "cdf-0.png"} <= names
+    _, found = done
+    made = {name: parts for name, parts, _ in report.pictures_of(found)}
+    assert {"throughput_comparison", "latency_comparison", "acceptance_rate", "goodput", "frontier", "cdf-1"} <= set(
+        made
+    )
+    heat = charts.improvement(found)
+    assert heat is not None and heat.name == "improvement_heatmap" and heat.rows == ("slow<b>&",)
+    plots.draw_heatmap(tmp_path / "heat.png", heat)
+    for name in ("latency_comparison", "frontier", "cdf-1"):
+        plots.draw_chart(tmp_path / f"{name}.png", made[name])
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in tmp_path.iterdir())
 
 
 def test_another_reference(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -37,10 +37,15 @@ def _pictures(path: Path, found: dict[str, Any]) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         return
-    for chart in charts.overview(found):
-        plots.draw_chart(path / f"{chart.name}.png", [chart])
-    for i, scenario in enumerate(found["scenarios"]):
-        plots.draw_chart(path / f"cdf-{i}.png", charts.distributions(found, scenario), scenario)
+    for name, parts, title in pictures_of(found):
+        plots.draw_chart(path / f"{name}.png", parts, title)
     heat = charts.improvement(found)
     if heat is not None:
         plots.draw_heatmap(path / f"{heat.name}.png", heat)
+
+
+def pictures_of(found: dict[str, Any]) -> list[tuple[str, list[charts.Chart], str]]:
+    """Names of the pictures, what is on them, and their titles: one a chart, and one a scenario with its curves."""
+    whole = [(chart.name, [chart], "") for chart in charts.overview(found)]
+    curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in enumerate(found["scenarios"])]
+    return whole + curves
