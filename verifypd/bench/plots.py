@@ -161,7 +161,9 @@ def draw_chart(file: Path, parts: Sequence[Chart], title: str = "") -> None:
         _bar_groups(axis, part) if part.kind == "bars" else _curves(axis, part)
         axis.set(xlabel=part.x, ylabel=part.y)
         axis.set_title(part.title, color=INK, fontsize=10)
-        axis.set_ylim(bottom=0)
+        axis.set_axisbelow(True)
+        highest = max((y for each in part.series for y in (*each.ys, *each.highs)), default=1.0)
+        axis.set_ylim(0, 1.2 * highest or 1.0)  # room for the legend
         _legend(axis)
     figure.suptitle(title, color=SOFT, fontsize=9)
     figure.tight_layout()
@@ -183,12 +185,20 @@ def _bar_groups(axis: Axes, chart: Chart) -> None:
 
 
 def _curves(axis: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
     for series, colour in zip(chart.series, _shades(len(chart.series)), strict=True):
         axis.plot(series.xs, series.ys, color=colour, marker="o" if len(series.xs) <= 16 else "", label=series.name)
         for x, y, label in zip(series.xs, series.ys, series.labels, strict=False):
             axis.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=SOFT)
     if chart.log_x:
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
+    else:
+        axis.set_xlim(left=0)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_heatmap(file: Path, chart: Heatmap) -> None:
