@@ -6,6 +6,7 @@ import asyncio
 import csv
 import json
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,28 @@ def test_the_page_is_whole_and_asks_nobody(done: tuple[Path, dict[str, Any]]) ->
         assert words in page, words
     assert page.count("<svg") == 8 + 2 * 8  # over all scenarios; curves and histograms of each
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL).lower()
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser here: apt-get install chromium")
+def test_the_page_in_a_browser(done: tuple[Path, dict[str, Any]]) -> None:
+    """It fits a wide and a narrow window, is dark where that is wanted, and loads nothing but itself."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
+    seen: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        for width, scheme, back in ((1240, "light", "rgb(255, 255, 255)"), (400, "dark", "rgb(13, 17, 23)")):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            page.on("request", lambda request: seen.append(request.url))
+            page.on("console", lambda message: seen.append(message.text))
+            page.goto((done[0] / "report.html").as_uri())
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == back
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("[...document.querySelectorAll('details[open] svg')].every(e => e.clientHeight > 100)")
+        browser.close()
+    assert seen == [(done[0] / "report.html").as_uri()] * 2
 
 
 def test_tables(done: tuple[Path, dict[str, Any]]) -> None:
