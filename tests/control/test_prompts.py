@@ -94,8 +94,8 @@ def test_one_that_is_overdue_goes_first_and_of_several_the_first_to_arrive() -> 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4000), st.floats(0, 3)), min_size=2, max_size=6))
 def test_who_waits_longer_never_falls_behind_its_equal(made: list[tuple[int, int, float]]) -> None:
     for number, (priority, left, waited) in enumerate(made):
-        younger = prompt_key(priority, number, left, waited, 500.0)
-        assert prompt_key(priority, number, left, waited + 1.0, 500.0) <= younger
+        younger = prompt_key((priority, number), left, waited, 500.0)
+        assert prompt_key((priority, number), left, waited + 1.0, 500.0) <= younger
 
 
 # -- worth -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.controller import Controller, FixedController
@@ -20,57 +20,14 @@ from verifypd.errors import ConfigError
 SELECT_VARIANTS = ("readme", "slides")  # where the original gives its advice; the two differ
 
 
-class Architecture(Protocol):
-    """Makes plans, and is told what came of them."""
+class Architecture:
+    """Makes plans, and is told what came of them.
+
+    All share drafting as the controller says, prompts by one rule, and learning what steps cost.
+    """
 
     name: str
-    speculative: bool  # whether its plans may ever draft
-
-    @property
-    def ran(self) -> str:
-        """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
-        ...
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether the next plan may draft: while not, the views need not say what could be proposed."""
-        ...
-
-    @property
-    def drafting(self) -> bool:
-        """Whether it drafts at present, and does not only try now and then whether it should."""
-        ...
-
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """What the next step runs."""
-        ...
-
-    def observe(self, observation: Observation) -> None:
-        """A draft was judged."""
-        ...
-
-    def observe_step(self, timing: StepTiming) -> None:
-        """The batches of a plan have run."""
-        ...
-
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
-        ...
-
-    def why(self) -> dict[str, Any]:
-        """What the last plan was chosen over, in the words of docs/lanes.md; empty where nothing was weighed."""
-        ...
-
-    def state(self) -> dict[str, float | str]:
-        """What runs now and what it rests on, by name, for metrics and records."""
-        ...
-
-
-class Policy:
-    """What architectures share: drafting as the controller says, prompts by one rule, and learning what steps cost."""
-
-    name: str
-    speculative = True
+    speculative = True  # whether its plans may ever draft
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         self.controller = controller
@@ -79,19 +36,23 @@ class Policy:
         self.reading = Reading()  # of the last plan
         self._told = (0, 0)  # tokens and verdicts at the last plan
 
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """What the next step runs."""
+        raise NotImplementedError
+
     @property
     def ran(self) -> str:
-        """Its own."""
+        """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
         return self.name
 
     @property
     def may_draft(self) -> bool:
-        """As its controller."""
+        """Whether the next plan may draft: while not, the views need not say what could be proposed."""
         return self.controller.may_draft
 
     @property
     def drafting(self) -> bool:
-        """As its controller does."""
+        """Whether it drafts at present, and does not only try now and then whether it should."""
         return self.controller.drafting
 
     def observe(self, observation: Observation) -> None:
@@ -145,9 +106,7 @@ class Policy:
         beside = self._beside(views, (), (), snapshot, apart=False)
         return next_chunks(snapshot, self.cost, beside, snapshot.batch_size - len(views)).work
 
-    def read(
-        self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None
-    ) -> tuple[VerifySpan, ...]:
+    def read(self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None) -> tuple[VerifySpan, ...]:
         """The prompt chunks of the step."""
         self.reading = next_chunks(snapshot, self.cost, beside, room, joining)
         return self.reading.spans
@@ -213,7 +172,7 @@ class Policy:
         return self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
 
 
-class Unified(Policy):
+class Unified(Architecture):
     """One worker, no hand-off: a ragged verifier pass carries verify spans, plain tokens and prefill chunks."""
 
     name = "unified"
@@ -241,7 +200,7 @@ class Plain(Unified):
         super().__init__(FixedController(0), cost)
 
 
-class Baseline(Policy):
+class Baseline(Architecture):
     """Colocation: each request runs its own prefill → draft → verify loop at batch 1; workers take turns.
 
     A worker keeps its request until it ends; the turn goes to the one that had it longest ago, whatever its priority.
@@ -263,7 +222,7 @@ class Baseline(Policy):
         return Plan(draft=draft, verify=verify_batch(spans))
 
 
-class PD(Policy):
+class PD(Architecture):
     """Two lanes: prefill in a pass of its own; draft and verify atomic, lock-step over the batch."""
 
     name = "pd"
@@ -328,7 +287,7 @@ class PDV(PD):
         return min(share, snapshot.prefill_chunk)
 
 
-class Table(Policy):
+class Table(Architecture):
     """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
 
     name = "table"

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from verifypd.control.architectures import PD, PDV, Architecture, Policy, Unified, decoding
+from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
 from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.snapshot import Plan, Snapshot
@@ -32,7 +32,7 @@ class Decision:
     predicted: dict[str, float]  # architecture → ms for the work of a step
 
 
-class Auto(Policy):
+class Auto(Architecture):
     """The policy over the policies.
 
     `baseline` is not among the choices: at one worker it is `pd` with one request, with more it only reads the weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
@@ -17,20 +17,20 @@ from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TAU_STEP
 
 
-class Controller(Protocol):
-    """Chooses how many tokens each request drafts next, and how hot its drafter draws."""
+class Controller:
+    """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
     name: str
 
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
-        ...
+        return True
 
     @property
     def drafting(self) -> bool:
         """Whether it drafts at present, and does not only try now and then whether it should."""
-        ...
+        return self.may_draft
 
     def draft_lengths(
         self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
@@ -39,31 +39,28 @@ class Controller(Protocol):
 
         riding: the prompt chunks that their pass would carry; overlap: whether others are verified meanwhile.
         """
-        ...
+        raise NotImplementedError
 
     def temperature(self, view: RequestView) -> float:
         """τ: the drafter draws at τ times the request's temperature."""
-        ...
+        return 1.0
 
     def observe(self, seen: Observation) -> None:
-        """A verdict came in."""
-        ...
+        """A draft was judged."""
 
     def observe_step(self, timing: StepTiming) -> None:
         """A step was measured."""
-        ...
 
     def forget(self, order: int, emitted: int) -> None:
         """A request has left for good, with so many output tokens."""
-        ...
 
     def why(self) -> dict[str, Any]:
         """What its last choice was weighed against; empty where nothing was."""
-        ...
+        return {}
 
     def state(self) -> dict[str, float | str]:
         """What it believes and does now, by name, for metrics and records."""
-        ...
+        raise NotImplementedError
 
 
 def allowed(view: RequestView, length: int) -> int:
@@ -71,7 +68,7 @@ def allowed(view: RequestView, length: int) -> int:
     return max(0, min(length, view.draft_limit, view.promise, view.max_length - view.length_floor - 1))
 
 
-class FixedController:
+class FixedController(Controller):
     """Always asks for the same length."""
 
     name = "fixed"
@@ -84,40 +81,18 @@ class FixedController:
         """Unless it never drafts."""
         return self.length > 0
 
-    @property
-    def drafting(self) -> bool:
-        """Unless it never drafts."""
-        return self.length > 0
-
     def draft_lengths(
         self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
     ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
 
-    def temperature(self, view: RequestView) -> float:
-        """The request's own."""
-        return 1.0
-
-    def observe(self, seen: Observation) -> None:
-        """Nothing to learn."""
-
-    def observe_step(self, timing: StepTiming) -> None:
-        """Nothing to learn."""
-
-    def forget(self, order: int, emitted: int) -> None:
-        """Nothing was kept."""
-
-    def why(self) -> dict[str, Any]:
-        """Nothing is weighed."""
-        return {}
-
     def state(self) -> dict[str, float | str]:
         """The length."""
         return {"draft_length": self.length}
 
 
-class ThresholdController:
+class ThresholdController(Controller):
     """The original's rules: one length for all, moved by one every ten observations, by fixed limits."""
 
     name = "threshold"
@@ -127,7 +102,6 @@ class ThresholdController:
     QUEUE_HIGH, QUEUE_LOW = 10, 1  # requests in the verify queue
     P95_HIGH, P95_LOW = 50e-3, 45e-3  # s
     RATE_LOW, RATE_HIGH = 0.35, 0.65
-    may_draft = drafting = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = min(self.LONGEST, longest)
@@ -165,13 +139,6 @@ class ThresholdController:
         """Keep the latency of a decode-lane step."""
         if timing.draft_requests:
             self._steps.append(timing.decode_wait + timing.draft_seconds)
-
-    def forget(self, order: int, emitted: int) -> None:
-        """Nothing is kept by request."""
-
-    def why(self) -> dict[str, Any]:
-        """Nothing is weighed."""
-        return {}
 
     def state(self) -> dict[str, float | str]:
         """The length, and what it was last moved by."""

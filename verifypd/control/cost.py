@@ -151,9 +151,9 @@ class CostModel:
             _, knee, found = min(trials)
             values = dict(zip(names, found, strict=True)) | {"knee": knee}
         if drafts:
-            names = ("draft_start", "draft_step", "draft_context", "draft_row")
-            prior_values = [getattr(self.coefficients, name) for name in names]
-            values |= dict(zip(names, nonnegative(drafts, prior_values).values, strict=True))
+            parts = ("draft_start", "draft_step", "draft_context", "draft_row")
+            loop = nonnegative(drafts, [getattr(self.coefficients, name) for name in parts])
+            values |= dict(zip(parts, loop.values, strict=True))
         self.coefficients = replace(self.coefficients, **values)
         self.factors = dict.fromkeys(self.factors, 1.0)
         self._seen = dict.fromkeys(self.factors, 0)

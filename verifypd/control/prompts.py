@@ -46,8 +46,9 @@ class Chunk:
     worth: float  # a second
 
 
-def prompt_key(priority: int, arrival: int, left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
-    """Lower is read first, and admitted first. waited: s; slo_ttft: ms."""
+def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
+    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft: ms."""
+    priority, arrival = rank
     late = waited * MS > slo_ttft
     overdue = waited * MS > OVERDUE * slo_ttft
     return priority, not overdue, 0.0 if overdue else left * slo_ttft / (2.0 if late else 1.0), arrival
@@ -56,7 +57,7 @@ def prompt_key(priority: int, arrival: int, left: int, waited: float, slo_ttft: 
 def in_order(snapshot: Snapshot) -> list[RequestView]:
     """The prompts that wait for the verifier, the next to be read first."""
     waiting = [view for view in snapshot.requests if view.prefill_left]
-    return sorted(waiting, key=lambda v: prompt_key(*v.rank, v.prefill_left, v.since_output, v.slo_ttft))
+    return sorted(waiting, key=lambda v: prompt_key(v.rank, v.prefill_left, v.since_output, v.slo_ttft))
 
 
 def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
@@ -84,9 +85,7 @@ class Reading:
         return Work(rows, sum([span.context for span in self.spans]), rows, square)
 
 
-def next_chunks(
-    snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None
-) -> Reading:
+def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None) -> Reading:
     """The prompt chunks of a step: of `room` requests, but one at least. At most `joining` prompts are finished; the
     others stop one token short."""
     waiting = in_order(snapshot)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
-from verifypd.control.controller import allowed
+from verifypd.control.controller import Controller, allowed
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
@@ -23,7 +23,7 @@ from verifypd.control.tuning import MARGIN, REVIEW_EVERY
 PROBED = 16  # requests of one probe, at most
 
 
-class ThroughputController:
+class ThroughputController(Controller):
     """Drafts at the least seconds a token.
 
     While that is no draft at all (`Mode.PLAIN`) a small share of the time goes to drafts of one token, so that a change

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.architectures import Architecture
+from verifypd.control.controller import FixedController
+from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter
 from verifypd.engine.engine import Engine
@@ -166,33 +168,24 @@ def warm_up(engine: Engine) -> None:
     time_points(engine, [Point(1, count, min(SHORT, engine.max_model_len // 2)) for count in drafts])
 
 
-class _Probe:
+class _Probe(Architecture):
     """A policy that plans what it is told to and keeps the times."""
 
-    name = ran = "measure"
-    speculative = True
-    may_draft = drafting = False  # it has its plan already
+    name = "measure"
 
     def __init__(self) -> None:
+        super().__init__(FixedController(0))  # it has its plan already
         self.next = Plan()
         self.timings: list[StepTiming] = []
 
     def plan(self, snapshot: Snapshot) -> Plan:
+        """What was set, once."""
         plan, self.next = self.next, Plan()
         return plan
 
-    def observe(self, observation: Observation) -> None: ...
-
     def observe_step(self, timing: StepTiming) -> None:
+        """Kept, and not learnt from."""
         self.timings.append(timing)
-
-    def forget(self, order: int, emitted: int) -> None: ...
-
-    def why(self) -> dict[str, float]:
-        return {}
-
-    def state(self) -> dict[str, float | str]:
-        return {"architecture": self.name}
 
 
 @contextmanager

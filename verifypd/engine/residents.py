@@ -107,7 +107,7 @@ class Residents:
 
     def _prompt_key(self, request: Request, now: float) -> tuple[int, bool, float, int]:
         first, _ = targets(request, self.config)
-        return prompt_key(*request.rank(), len(request.tokens), now - request.last_output, first)
+        return prompt_key(request.rank(), len(request.tokens), now - request.last_output, first)
 
     def enter(self, request: Request, state: State, now: float | None = None) -> None:
         """Move a request along its path, and count it in the lanes."""

@@ -266,8 +266,8 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
     chunks = [span for span in spans if span.get("start") is not None]
     drafts = [span["drafts"] for span in line.get("draft") or [] if span["drafts"]]
     yield (
-        f"step {line['step']}, {line.get('arch', '?')}: {len(spans) - len(chunks)} requests decode, {len(drafts)} draft "
-        f"{sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
+        f"step {line['step']}, {line.get('arch', '?')}: {len(spans) - len(chunks)} requests decode, {len(drafts)} "
+        f"draft {sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
     )
     if "ms_a_token" in why:
         yield (

@@ -190,7 +190,7 @@ class Simulation:
 
     def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
         waited = self.now - request.arrival.time
-        return prompt_key(*request.rank, request.confirmed, waited, self.settings.slo_ttft)
+        return prompt_key(request.rank, request.confirmed, waited, self.settings.slo_ttft)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
