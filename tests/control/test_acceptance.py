@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from verifypd.control.acceptance import Acceptance, Kind, Mean, Reliability, kind_of
 from verifypd.control.observe import Observation
-from verifypd.control.tuning import KIND_TRIALS, PRIOR, REQUEST_PRIOR
+from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS
 
 KIND = kind_of(False, False, 1.0, "model")
 
@@ -104,7 +104,7 @@ def test_a_requests_excess_is_pulled_to_its_kind() -> None:
         if trials in (1, 8, 64):
             beliefs.append(acceptance.curve(1000, KIND)[0])
     assert kind < beliefs[0] < beliefs[1] < beliefs[2]
-    assert beliefs[0] - kind == pytest.approx(0.5 / (1 + REQUEST_PRIOR), abs=0.01)
+    assert beliefs[0] - kind == pytest.approx(0.5 / (1 + PRIOR_TRIALS), abs=0.01)
     assert beliefs[2] > 0.8
 
 

@@ -2,7 +2,7 @@
 
 Requests of one kind (acceptance rule, temperature class, drafter) are taken to be alike: a running mean for each draft
 position, given that all before it stood. A request adds its own excess over its kind, pulled to zero by
-`REQUEST_PRIOR` trials. Survival of a position is the running product of the chances.
+`PRIOR_TRIALS` trials. Survival of a position is the running product of the chances.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from itertools import islice
 from math import sqrt
 
 from verifypd.control.observe import Observation
-from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS, REQUEST_PRIOR, REQUEST_TRIALS
+from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS, REQUEST_TRIALS
 
 Kind = tuple[str, int, str | None]  # acceptance rule, temperature class, drafter
 
-CLASSES = (0.5, 0.9, 1.2)  # temperatures that divide the classes of sampled requests
 BINS = 10  # of the reliability diagram
 LOW, HIGH = 0.005, 0.995  # chances are kept off 0 and 1
 
@@ -25,8 +24,7 @@ def kind_of(greedy: bool, coupled: bool, temperature: float, drafter: str | None
     """The class whose requests are taken to be alike."""
     if greedy:
         return ("greedy", 0, drafter)
-    level = 1 + sum(temperature >= border for border in CLASSES)
-    return ("coupled" if coupled else "rejection", level, drafter)
+    return ("coupled" if coupled else "rejection", 1 + round(2 * temperature), drafter)
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class Acceptance:
         own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
         if own.curve is None or own.turn != self._turn:
             own.turn = self._turn
-            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + REQUEST_PRIOR)
+            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + PRIOR_TRIALS)
             for mean in self._means(kind)[: self.depth]:
                 chance = mean.stood / mean.trials + excess
                 alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
@@ -129,7 +127,7 @@ class Acceptance:
         """Learn from a draft's verdict. What only probes tell must be believed sooner: there are few of them."""
         if not seen.drafted or not self.depth:
             return
-        memory = KIND_TRIALS / 4.0 if probed else KIND_TRIALS
+        memory = KIND_TRIALS / 2 if probed else KIND_TRIALS
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
         own = self._requests.setdefault(seen.order, {}).setdefault(kind, _Own())
         accepted = min(seen.accepted, seen.drafted)
@@ -169,7 +167,7 @@ class Acceptance:
 
     def _chance(self, kind: Kind, own: _Own, position: int) -> float:
         mean = self._means(kind)[min(position, self.depth - 1)].value
-        return min(HIGH, max(LOW, mean + own.excess / (own.trials + REQUEST_PRIOR)))
+        return min(HIGH, max(LOW, mean + own.excess / (own.trials + PRIOR_TRIALS)))
 
     def _means(self, kind: Kind) -> list[Mean]:
         """By position; one that nobody has reached is as the last that somebody has, and the first as everyone's."""

@@ -10,7 +10,7 @@ from verifypd.control.cost import CostModel
 from verifypd.control.throughput import ThroughputController
 from verifypd.errors import ConfigError
 
-SHAPES: tuple[type[Architecture], ...] = (Unified, Baseline, PD, PDV, Table, Auto)
+SHAPES: dict[str, type[Architecture]] = {shape.name: shape for shape in (Unified, Baseline, PD, PDV, Table, Auto)}
 
 
 def make_controller(
@@ -30,7 +30,6 @@ def make_architecture(name: str, controller: Controller, cost: CostModel | None 
     """The architecture of that name, over a controller and the costs that both believe."""
     if name == "plain":
         return Plain(cost)
-    for shape in SHAPES:
-        if shape.name == name:
-            return shape(controller, cost)
+    if name in SHAPES:
+        return SHAPES[name](controller, cost)
     raise ConfigError(f"--arch {name!r} is not known; choose from {', '.join(ARCHITECTURES)}")

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from verifypd.control.cost import NOTHING, CostModel, Work
-
-LEAST = 0.02  # survival below which nothing is drafted, even where its row is free
+from verifypd.control.tuning import LEAST_CHANCE
 
 
 class Drafting(NamedTuple):
@@ -68,7 +67,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: 
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
         ends = (before, before + len(drafting) * max(1, longest))
         for slope in sorted({cost.slope(rows, load.riding.rows > 0) for rows in ends}):
-            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST, slope / price))
+            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
             if not lengths:
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0

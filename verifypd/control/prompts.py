@@ -22,7 +22,6 @@ from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
-UNREAD = 8  # prompts that may hold a slot before they are read: as many as a captured pass carries
 PRECISION = 8  # tokens to which the size of a chunk is found
 MS = 1e3
 

@@ -9,18 +9,20 @@ MARGIN = 0.02  # gain that drafting must predict before it begins; the error of 
 PROBE_SHARE = 0.005  # of the time may go to drafts of one token while nothing is drafted
 REVIEW_EVERY = 16  # steps between two looks at what drafting would gain while nothing is drafted
 
+LEAST_CHANCE = 0.02  # of standing, below which nothing is drafted, even where its row is free
+
 # -- acceptance
 PRIOR = 0.6  # chance of a draft token before anything was seen
-PRIOR_TRIALS = 8  # trials that a prior counts for
-KIND_TRIALS = 400  # trials that the mean of a kind of request looks back; a quarter of it while drafts are only probed
+PRIOR_TRIALS = 16  # trials that a prior counts for: variance of a trial over that between requests
+KIND_TRIALS = 400  # trials that the mean of a kind of request looks back; half of it while drafts are only probed
 REQUEST_TRIALS = 64  # trials that a request's own mean looks back: half of how long its text stays alike
-REQUEST_PRIOR = 20  # trials that its kind counts for there: variance of a trial over that between requests
 
 MEAN_OUTPUT = 64  # tokens a request is expected to come to before any has ended
 
 # -- prompts
 PROMPT_SHARE = 0.25  # of a step that prompts are sure of
 LEAST_LEFT = 0.25  # of the mean output, that a request which decodes is expected to write yet, at least
+LANE_FLOOR = 16  # tokens that every lane with work is sure of in a contended step of `pdv`
 OVERDUE = 4  # times its target after which a prompt goes before all others
 
 # -- costs

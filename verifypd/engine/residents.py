@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakMethod
 
+from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
-from verifypd.control.prompts import UNREAD, prompt_key
+from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import keep
@@ -77,7 +78,7 @@ class Residents:
         now = self.clock()
         lengths = [len(r.tokens) - r.computed for r in self.running.values() if r.state is State.PREFILL]
         while self.waiting and self.free_slots and len(self.running) < self.limit:
-            if len(lengths) >= UNREAD and sum(lengths) >= self.config.prefill_chunk:
+            if len(lengths) >= CHUNKS and sum(lengths) >= self.config.prefill_chunk:
                 break
             request = min(self.waiting, key=lambda r: self._prompt_key(r, now))
             request.unread = unread

@@ -19,7 +19,7 @@ from verifypd.buckets import CHUNKS, bucket, chunk_bucket
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import UNREAD, prompt_key
+from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import MEAN_OUTPUT
 from verifypd.control.work import work_of
@@ -177,7 +177,7 @@ class Simulation:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
         unread = [r.confirmed - r.computed for r in self.running.values() if not r.decoding]
         while self.waiting and self.free_slots:
-            if len(unread) >= UNREAD and sum(unread) >= self.settings.prefill_chunk:
+            if len(unread) >= CHUNKS and sum(unread) >= self.settings.prefill_chunk:
                 break
             request = min(self.waiting, key=self._prompt_key)
             self.waiting.remove(request)
