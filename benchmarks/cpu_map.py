@@ -38,8 +38,8 @@ from verifypd.bench.provenance import provenance
 from verifypd.bench.texts import STRETCH, drifting, prompts
 from verifypd.control.architectures import Architecture
 from verifypd.control.auto import Auto
-from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.cost import CostModel
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.engine.engine import Engine
 from verifypd.metrics.stats import percentile
 from verifypd.request import Request

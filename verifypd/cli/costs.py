@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from verifypd.bench.breakeven import break_even
 from verifypd.cli import running
 from verifypd.cli.flags import Command, add_engine_flags, engine_settings
 from verifypd.cli.terminal import emit, say
-from verifypd.bench.breakeven import break_even
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError

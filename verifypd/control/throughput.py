@@ -18,7 +18,7 @@ from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
-from verifypd.control.tuning import REVIEW_EVERY
+from verifypd.control.tuning import MARGIN, REVIEW_EVERY
 
 PROBED = 16  # requests of one probe, at most
 
@@ -184,7 +184,7 @@ class ThroughputController:
             "mode": self.mode.value,
             "draft_length": chosen.longest if chosen is not None and self.drafting else 0,
             "gain": self.gain,
-            "margin": self.acceptance.doubt,
+            "margin": MARGIN + self.acceptance.doubt,
             "acceptance": self.acceptance.mean(),
             "calibration_error": self.acceptance.reliability.error,
             "cost_error": self.cost.error,

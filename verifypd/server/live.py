@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from verifypd.engine.timing import RECENT
@@ -53,7 +53,7 @@ class Lookout:
     def _follow(self, policy: Any) -> None:
         """Take over what the policy has decided since."""
         decisions = getattr(policy, "decisions", ())
-        fresh = list(takewhile(lambda decision: decision is not self._decision, reversed(decisions[-CHANGES:])))
+        fresh = list(takewhile(lambda decision: decision is not self._decision, islice(reversed(decisions), CHANGES)))
         for decision in reversed(fresh):
             self.changed(decision.time, decision.previous, decision.architecture, decision.reason)
         self._decision = decisions[-1] if decisions else self._decision
