@@ -3,6 +3,8 @@ stands."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.control.views import snapshot, view
@@ -257,3 +259,17 @@ def test_who_left_is_forgotten() -> None:
     controller.forget(3, 2)
     controller.forget(3, 2)
     assert controller.acceptance.typical() == []
+
+
+def test_what_was_weighed_beside_a_prompt_is_weighed_again_without_it() -> None:
+    """Beside a large chunk every row is dear and nothing is drafted; the step after it drafts as before."""
+    controller = ThroughputController(h200(), 4)
+    World(16, lambda step, i: 0.6).run(controller, 60)
+    views = [view(i) for i in range(16)]
+    before = lengths(controller, views)
+    assert before
+    dear = Work(16_000, 16_000, 16_000, 16_000.0 * 16_000)
+    controller.cost.coefficients = replace(controller.cost.coefficients, steep=200e-6)
+    assert not lengths(controller, views, dear) and not controller.drafting
+    controller.observe_step(StepTiming(verify_requests=16, verify_rows=16_016, verify_seconds=0.1, step_seconds=0.1))
+    assert controller.may_draft and lengths(controller, views)

@@ -72,7 +72,7 @@ class ThroughputController(Controller):
         able = [view for view in views if allowed(view, self.max_draft)]
         if not able or not self.may_draft:
             return {}
-        self._unweighed = 0
+        self._unweighed = REVIEW_EVERY if riding.rows else 0  # beside prompts tells little of steps without
         joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
         found = options(joining, Load(len(views), _decode_work(views), riding), self.cost, overlap)
         plain, drafts = found[0], found[1:]
