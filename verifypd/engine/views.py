@@ -135,11 +135,14 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
 
 
 def targets(request: Request, config: EngineConfig) -> tuple[float, float]:
-    """ms for its first token and for each further one: its own, or the engine's; a deadline leaves half for each."""
+    """ms for its first token and for each further one: its own, or the engine's; a deadline leaves half for each.
+
+    No first token can be asked for within less than a step may last.
+    """
     params = request.params
     first = config.slo_ttft if params.slo_ttft is None else params.slo_ttft
     further = config.slo_tpot if params.slo_tpot is None else params.slo_tpot
     if params.deadline_ms is not None:
         first = min(first, params.deadline_ms / 2)
         further = min(further, params.deadline_ms / 2 / max(1, request.max_length - request.prompt_len))
-    return first, further
+    return max(first, config.slo_gap), further

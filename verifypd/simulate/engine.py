@@ -190,7 +190,7 @@ class Simulation:
 
     def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
         waited = self.now - request.arrival.time
-        return prompt_key(request.rank, request.confirmed, waited, self.settings.slo_ttft)
+        return prompt_key(request.rank, request.confirmed, waited, self.settings.first_token)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
@@ -243,7 +243,7 @@ class Simulation:
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
-            slo_ttft=self.settings.slo_ttft,
+            slo_ttft=self.settings.first_token,
             slo_tpot=request.outcome.slo_tpot,
             decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),

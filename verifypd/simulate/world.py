@@ -64,6 +64,11 @@ class Settings:
     spare_slots: int = 0  # slots beyond those the engine gives itself: backpressure is then the policy's alone
 
     @property
+    def first_token(self) -> float:
+        """ms, the target for it: no less than a step may last, as in the engine."""
+        return max(self.slo_ttft, self.slo_gap)
+
+    @property
     def slots(self) -> int:
         """Requests that may hold a slot at once."""
         return math.ceil(self.batch_size * self.queue_factor) + self.spare_slots
