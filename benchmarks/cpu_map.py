@@ -36,10 +36,10 @@ from tqdm import tqdm
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
 from verifypd.bench.texts import STRETCH, drifting, prompts
-from verifypd.control.architectures import Architecture, make_architecture
+from verifypd.control.architectures import Architecture
 from verifypd.control.auto import Auto
-from verifypd.control.controller import make_controller
 from verifypd.control.cost import CostModel
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.engine.engine import Engine
 from verifypd.metrics.stats import percentile
 from verifypd.request import Request
@@ -65,10 +65,10 @@ def policy(arm: str, cost: CostModel) -> Architecture:
     if kind == "auto":
         return Auto(make_controller("throughput", MAX_DRAFT, cost), cost)
     if kind == "throughput":
-        return make_architecture("unified", make_controller("throughput", MAX_DRAFT, cost))
+        return make_architecture("unified", make_controller("throughput", MAX_DRAFT, cost), cost)
     if kind == "table":
-        return make_architecture("table", make_controller("threshold", MAX_DRAFT))
-    return make_architecture(kind, make_controller("fixed", int(length or 0)))
+        return make_architecture("table", make_controller("threshold", MAX_DRAFT), cost)
+    return make_architecture(kind, make_controller("fixed", int(length or 0)), cost)
 
 
 class Loop:

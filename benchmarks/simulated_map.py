@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.provenance import provenance
-from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import Auto
-from verifypd.control.controller import make_controller
+from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.simulate import Simulation
-from verifypd.control.tables import h200
-from verifypd.control.traffic import Acceptance, poisson
-from verifypd.control.world import Settings, TrueCosts
+from verifypd.control.factory import make_architecture, make_controller
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.tables import h200
+from verifypd.simulate.traffic import Acceptance, poisson
+from verifypd.simulate.world import Settings, TrueCosts
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulated-map.json"
@@ -61,12 +60,12 @@ SHOWN = ("goodput", "throughput", *LATENCIES)
 def arm(name: str, settings: Settings, belief: Coefficients | None = None) -> Architecture:
     """`unified:4` is unified with L = 4; `table` has the original's controller; `auto` believes the measured table."""
     kind, _, length = name.partition(":")
+    cost = CostModel(belief or h200().coefficients)
     if kind == "auto":
-        cost = CostModel(belief or h200().coefficients)
-        return Auto(make_controller("throughput", settings.max_draft, cost), overlap=settings.devices > 1)
+        return make_architecture("auto", make_controller("throughput", settings.max_draft, cost), cost)
     if kind == "table":
-        return make_architecture("table", make_controller("threshold", settings.max_draft))
-    return make_architecture(kind, make_controller("fixed", int(length or 0)))
+        return make_architecture("table", make_controller("threshold", settings.max_draft), cost)
+    return make_architecture(kind, make_controller("fixed", int(length or 0)), cost)
 
 
 def arms() -> list[str]:

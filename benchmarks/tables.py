@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from verifypd.bench.figures import Outcome, cut, figures
+from verifypd.bench.results import HEADER, ratio, row
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -118,7 +121,40 @@ def low_acceptance() -> str:
     return rows(["α", "1 request", "32", "128"], lines) + source(*names)
 
 
+def original_metric() -> str:
+    """One arm that ran twice, cut off at three times: all tokens of the window, and those of finished requests."""
+    found = read("bench-original-metric")
+    one, two = (Outcome.unpacked(run) for run in found["runs"].values())
+    lines = []
+    for seconds in (39.0, 39.5, 45.0):
+        both = [figures([cut(each, seconds)]) for each in (one, two)]
+        line = [f"{seconds:g} s"]
+        for figure in ("tok_s", "tok_s_original"):
+            first, second = (each[figure] for each in both)
+            more = f"{100 * (second / first - 1):+,.0f} %" if first else "from nothing"
+            line += [f"{first:.1f}", f"{second:.1f}", more]
+        lines.append(line)
+    header = ["cut off at", "all tokens/s: once", "again", "", "of finished requests: once", "again", ""]
+    return rows(header, lines) + source("bench-original-metric")
+
+
+def serve_cpu() -> str:
+    """Two servers over HTTP on a CPU."""
+    found = read("bench-serve-cpu")
+    lines = []
+    for scenario, own in found["scenarios"].items():
+        lines += [[scenario, *row(arm, each)[:7]] for arm, each in own["arms"].items()]
+    lines += [
+        [scenario, f"{arm} over {found['reference']}", ratio(each["tok_s"]), "", "", "", ratio(each["e2e_ms_mean"]), ""]
+        for scenario, own in found["scenarios"].items()
+        for arm, each in own["compared"].items()
+    ]
+    return rows(["scenario", *HEADER[:7]], lines) + source("bench-serve-cpu")
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "bench-original-metric": original_metric,
+    "bench-serve-cpu": serve_cpu,
     "head-closed": closed,
     "head-closed-tails": closed_tails,
     "head-mixed": mixed,

@@ -19,13 +19,26 @@ PACKAGE = ROOT / "verifypd"
 
 # A module may import its own package and whatever stands to its left.
 ORDER = (
-    "errors hints progress config request batch metrics | control | tokenizer kernels kv attention sampling | models"
-    " | runtime | drafters | lanes testing | engine | server bench distil | cli"
+    "errors hints progress config buckets inflight request batch metrics | control | simulate"
+    " | tokenizer kernels kv attention sampling | models | runtime | drafters | lanes testing | engine"
+    " | server bench distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)
 
-TORCH_FREE = {"errors", "hints", "progress", "config", "request", "batch", "metrics", "control"}
+TORCH_FREE = {
+    "errors",
+    "hints",
+    "progress",
+    "config",
+    "buckets",
+    "inflight",
+    "request",
+    "batch",
+    "metrics",
+    "control",
+    "simulate",
+}
 PUBLIC = {
     "LLM": "engine",
     "AsyncLLM": "engine",
@@ -139,6 +152,38 @@ def prints(source: str, module: str) -> list[str]:
     ]
 
 
+def circles(sources: dict[str, str]) -> list[str]:
+    """Modules of one folder that import each other, over however many steps: TYPE_CHECKING and imports within functions
+    count. sources: module -> text. Each circle is named by its members.
+    """
+    known = {_dotted(module): module for module in sources}
+    reached: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        targets = {_nearest(name, known) for _, name in imports(source, module)}
+        folder = Path(module).parent
+        reached[module] = {known[t] for t in targets if t and Path(known[t]).parent == folder} - {module}
+    growing = True
+    while growing:
+        growing = False
+        for found in reached.values():
+            more = set().union(*(reached[target] for target in found)) - found
+            growing = growing or bool(more)
+            found |= more
+    rounds = {frozenset(m for m in reached if m in reached[n] and n in reached[m]) for n in reached if n in reached[n]}
+    return sorted(" <-> ".join(sorted(members)) for members in rounds)
+
+
+def _dotted(module: str) -> str:
+    return "verifypd." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _nearest(name: str, known: dict[str, str]) -> str | None:
+    """The module that a dotted name is, or is in."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
 def missing_docstring(source: str, module: str) -> list[str]:
     """A module that does not say what it is."""
     return [] if ast.get_docstring(ast.parse(source)) else [f"{module} has no docstring"]
@@ -190,6 +235,11 @@ def complaints_of(check) -> list[str]:
 
 def test_imports_point_left():
     assert complaints_of(wrong_way) == []
+
+
+def test_modules_of_a_folder_import_in_one_direction():
+    sources = {relative(path): path.read_text(encoding="utf-8") for path in modules()}
+    assert circles(sources) == []
 
 
 def test_policies_import_no_torch():
@@ -291,6 +341,28 @@ def test_wrong_way_is_caught(module, source):
 )
 def test_right_way_passes(module, source):
     assert wrong_way(source, module) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from verifypd.kv.a import x",
+        "from . import a",
+        "if TYPE_CHECKING:\n    from verifypd.kv.a import x",
+        "def f():\n    import verifypd.kv.a",
+        "from verifypd.kv.c import x",
+    ],
+)
+def test_a_circle_is_caught(back):
+    sources = {"kv/a.py": "from .b import x", "kv/b.py": back, "kv/c.py": "from verifypd.kv import a", "kv/d.py": ""}
+    members = ["kv/a.py", "kv/b.py", "kv/c.py"] if ".c " in back else ["kv/a.py", "kv/b.py"]
+    assert circles(sources) == [" <-> ".join(members)]
+
+
+def test_one_direction_is_no_circle():
+    assert (
+        circles({"kv/a.py": "from .b import x", "kv/b.py": "import torch", "kv/__init__.py": "from .a import x"}) == []
+    )
 
 
 @pytest.mark.parametrize("source", ["import torch", "def f():\n    import torch.cuda", "from torch import nn"])

@@ -70,6 +70,7 @@ class EngineConfig:
     lane_weights: str | None = setting(None, "relative lane weights, e.g. prefill=1,verify=2,decode=4 (pdv)")
     slo_ttft: float = setting(500.0, "target for the first token, ms")
     slo_tpot: float = setting(15.0, "target per output token, ms")
+    slo_gap: float = setting(30.0, "target for the time between two outputs of a request, ms")
     placement: str = setting(
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
@@ -97,16 +98,14 @@ class EngineConfig:
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
     block_size: int = setting(16, "tokens in a KV block")
-    prefill_chunk: int = setting(
-        0, "prompt tokens one pass takes beside the running requests (0: 256 on a CPU, 512 on a GPU)"
-    )
+    prefill_chunk: int = setting(0, "prompt tokens one pass takes, at most (0: 256 on a CPU, 2048 on a GPU)")
     draft_layers: str | None = setting(
         None,
         "states an EAGLE-3 head reads, whatever its config says: 2,16,29 are hidden_states 2, 16 and 29 as Hugging Face"
         " counts them, 0 the embedding",
         metavar="IDS",
     )
-    draft_chunk: int = setting(256, "tokens a pass of the draft model may catch up with")
+    draft_chunk: int = setting(1024, "tokens a step of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
     attention: str = setting(

@@ -10,6 +10,7 @@ from typing import Any
 
 from verifypd.config import DRAFT_TEMPERATURES
 from verifypd.errors import RequestError
+from verifypd.inflight import Progress
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -51,6 +52,7 @@ class SamplingParams:
     draft_temperature: float | None = None  # times the request's: what the drafter draws at; None: the engine chooses
     acceptance: str | None = None  # "rejection", "coupled"; None: coupled when a seed is given
     priority: int = 0  # lower runs first, as in vLLM
+    slo_ttft: float | None = None  # ms
     slo_tpot: float | None = None  # ms
     deadline_ms: float | None = None  # after so long it ends with what it has, for "deadline"
 
@@ -71,6 +73,7 @@ class SamplingParams:
         _integer(self, "max_draft", 0, 64, optional=True)
         _number(self, "draft_temperature", *DRAFT_TEMPERATURES, optional=True)
         _integer(self, "priority", -(2**31), 2**31 - 1)
+        _number(self, "slo_ttft", 0.0, math.inf, optional=True, open_low=True)
         _number(self, "slo_tpot", 0.0, math.inf, optional=True, open_low=True)
         _number(self, "deadline_ms", 0.0, math.inf, optional=True, open_low=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -284,7 +287,7 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
-class Request:
+class Request(Progress):
     """One choice on its way through the engine. Owned by the engine; every field is host data, at most one step old."""
 
     def __init__(
@@ -300,29 +303,21 @@ class Request:
         order: int = 0,
         bad_words_ids: tuple[tuple[int, ...], ...] = (),
     ) -> None:
+        super().__init__(len(prompt_ids), max_length)
         self.request_id = request_id
         self.params = params
         self.seed = seed
         self.choice = choice
         self.order = order  # arrival order: ties in priority go to the older request
-        self.max_length = max_length  # prompt + output tokens at which it ends for length
         self.bad_words_ids = bad_words_ids
         self.prompt_len = len(prompt_ids)
         self.tokens: list[int] = list(prompt_ids)  # confirmed: prompt and output
         self.state = State.WAITING
         self.entered = arrival  # s, when it came into this state
         self.last_output = arrival  # s, when it last got tokens
-        self.pending = 0  # draft tokens launched and waiting for the verify lane
-        self.drafter: str | None = None  # who wrote them
-        self.draft_temperature = 1.0  # of the drafter when it wrote them, relative to the request's own
         self.slot: int | None = None
-        self.computed = 0  # tokens in the verifier's cache, while prefilling
-        self.draft_lag = 0  # upper bound of confirmed tokens missing in the draft's cache
-        self.inflight: list[int] = []  # draft length of each launched span whose verdict is still out
-        self.counted: list[int] = []  # for each of those, tokens that `draft_lag` allows for it; 0: it is exact
         self.unread = False  # whether the verifier passed over tokens of it whose states no draft head got
         self.late_features = False  # whether those that a draft head got begin past its first token
-        self.temperatures: list[float] = []  # of the drafter, for each of those
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -347,16 +342,6 @@ class Request:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def length_bound(self) -> int:
-        """Upper bound of the length on the device: every draft in flight might stand."""
-        return len(self.tokens) + sum(drafted + 1 for drafted in self.inflight)
-
-    @property
-    def length_floor(self) -> int:
-        """Lower bound of the length on the device: each verdict in flight emits one token at least."""
-        return len(self.tokens) + len(self.inflight)
-
-    @property
     def finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.state is State.FINISHED
@@ -371,7 +356,7 @@ class Request:
         self.state = state
         self.entered = now
         if state is not State.VERIFY:
-            self.pending, self.drafter = 0, None
+            self.dropped()
         return waited
 
     def rank(self) -> tuple[int, int]:

@@ -10,11 +10,13 @@ import pytest
 from tests.control.views import VIEW, snapshot, view
 from verifypd.control import controller as module
 from verifypd.control import throughput
-from verifypd.control.controller import FixedController, ThresholdController, make_controller
+from verifypd.control.controller import FixedController, ThresholdController
+from verifypd.control.cost import Work
+from verifypd.control.factory import make_controller
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView
-from verifypd.control.tables import h200
 from verifypd.errors import ConfigError
+from verifypd.simulate.tables import h200
 
 # --- fixed ------------------------------------------------------------------------------------------------------------
 
@@ -35,7 +37,7 @@ from verifypd.errors import ConfigError
 def test_every_controller_respects_limit_promise_and_room(name: str, changes: dict[str, int], length: int) -> None:
     controller = make_controller(name, 4, h200())
     views = [view(0, **changes), view(1)]
-    lengths = controller.draft_lengths(views, snapshot(views))
+    lengths = controller.draft_lengths(views, snapshot(views), Work())
     assert lengths.get(0, 0) <= length
     if name != "throughput":
         assert lengths.get(0, 0) == length
@@ -44,7 +46,7 @@ def test_every_controller_respects_limit_promise_and_room(name: str, changes: di
 
 def test_fixed_is_fixed() -> None:
     controller = FixedController(3)
-    assert controller.draft_lengths([view(7)], snapshot([view(7)])) == {7: 3}
+    assert controller.draft_lengths([view(7)], snapshot([view(7)]), Work()) == {7: 3}
     assert controller.temperature(view(7)) == 1.0
 
 
@@ -68,7 +70,7 @@ def steps(controller: ThresholdController, seconds: float, count: int = 100, wai
 
 def queue(controller: ThresholdController, depth: int) -> None:
     views = [view(i, lane="verify", pending=2) for i in range(depth)]
-    controller.draft_lengths([], snapshot(views))
+    controller.draft_lengths([], snapshot(views), Work())
 
 
 def test_threshold_starts_at_four_and_moves_every_ten_observations() -> None:
@@ -142,15 +144,13 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
     members = [*inspect.getmembers(module, inspect.isclass), *inspect.getmembers(throughput, inspect.isclass)]
     classes = {c for _, c in members if c.__name__.endswith("Controller")}
     allowed = {
-        "meet": {"views"},
-        "draft_lengths": {"views", "snapshot"},
+        "draft_lengths": {"views", "snapshot", "riding", "overlap"},
         "temperature": {"view"},
         "observe": {"seen"},
         "observe_step": {"timing"},
         "forget": {"order", "emitted"},
+        "why": set(),
         "state": set(),
-        "predict": {"views", "snapshot", "overlap"},
-        "corrected": {"best", "plain"},
     }
     assert len(classes) == 4
     for controller in classes:

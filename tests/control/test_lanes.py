@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.control.test_architectures import snapshot, view
 from verifypd.config import LANES
 from verifypd.control.lanes import LaneView, allot, lane_views, longest_queued, order
+from verifypd.inflight import Draft
 from verifypd.metrics.stats import LaneStats
 from verifypd.request import PATH, Request, SamplingParams, State
 
@@ -146,9 +147,9 @@ def test_every_state_can_end_and_only_lanes_are_preempted() -> None:
 def test_leaving_the_verify_lane_leaves_the_draft_behind(after: State) -> None:
     one = request()
     one.state = State.VERIFY
-    one.pending, one.drafter = 3, "model"
+    one.drafted(Draft(3, "model"))
     one.enter(after, 6.0)
-    assert one.pending == 0 and one.drafter is None
+    assert one.pending == 0 and one.draft.drafter is None
 
 
 def test_lane_statistics() -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.control.views import VIEW, snapshot, view
-from verifypd.control.architectures import make_architecture
+from verifypd.control.acceptance import kind_of
+from verifypd.control.factory import make_architecture
 from verifypd.control.observe import Observation
-from verifypd.control.survival import kind_of
-from verifypd.control.tables import h200
 from verifypd.control.temperature import TemperatureSearch
 from verifypd.control.throughput import ThroughputController
+from verifypd.simulate.tables import h200
 
 
 def search(best: float, sharpness: float, rounds: int = 12_000) -> float:

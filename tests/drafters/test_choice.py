@@ -92,30 +92,31 @@ def test_a_request_that_leaves_is_forgotten() -> None:
     assert not choice._requests
 
 
-def test_it_says_once_how_look_ups_would_have_fared() -> None:
-    """Counted over output tokens alone, each in one pick; a text that never repeats says nothing."""
+def test_it_says_how_look_ups_would_have_fared_so_far() -> None:
+    """Counted over output tokens alone, each once; a text that never repeats says nothing."""
     period = [5, 9, 200, 31, 7, 14, 3]
     choice = Choice("ngram", "head", 2, 4)
     copying = request(period * 2, len(period))
-    stood, trials = choice.pick(copying, 8).overheard
+    stood, trials = choice.pick(copying, 8).lookups
     assert stood == trials > 0
-    assert choice.pick(copying, 8).overheard == (0, 0)
+    assert choice.pick(copying, 8).lookups == (stood, trials), "asking changes nothing"
     copying.tokens += [5, 9, 77]
-    assert choice.pick(copying, 8).overheard == (2, 3)
-    assert choice.pick(request(list(range(40, 70)), 4), 8).overheard == (0, 0)
+    assert choice.pick(copying, 8).lookups == (stood + 2, trials + 3)
+    assert Choice("ngram", "head", 2, 4).pick(request(list(range(40, 70)), 4), 8).lookups == (0, 0)
 
 
 def test_look_ups_that_nobody_would_make_are_not_heard_of() -> None:
     """After a pair the text mostly goes on in a new way, after four tokens as it did: only of those is it told."""
     choice, fresh = Choice("ngram", "head", 2, 4), itertools.count(1000)
     text, block = request([1, 2], 2), list(range(10, 24))
-    stood = trials = 0
+    before = (0, 0)
     for turn in range(60):
         for _ in range(6):
             text.tokens += [next(fresh), 1, 2]
         text.tokens += [next(fresh), *block]
         pick = choice.pick(text, 8)
-        if turn > 20:
-            stood, trials = stood + pick.overheard[0], trials + pick.overheard[1]
+        if turn == 20:
+            before = pick.lookups
+    stood, trials = pick.lookups[0] - before[0], pick.lookups[1] - before[1]
     assert trials == 39 * 11, "eleven of a block's tokens follow four that came before, and so does one that is new"
     assert stood == 39 * 10

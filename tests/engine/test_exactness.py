@@ -26,7 +26,7 @@ from verifypd.request import State
 TAUS = (0.6, 1.0, 1.6)
 REQUESTS, TOKENS = 6, 18
 # drafting is all but free, and stays so: a controller that goes by costs has every reason to draft
-EAGER = Coefficients(floor=1e-3, row=1e-7, context=0.0, draft_step=1e-6, draft_context=0.0, draft_row=0.0)
+EAGER = Coefficients(base=1e-3, row=1e-7, steep=0.0, context=0.0, draft_step=1e-6, draft_context=0.0, draft_row=0.0)
 
 
 def set_tau(monkeypatch: pytest.MonkeyPatch, tau: float) -> None:
@@ -196,6 +196,6 @@ def test_leaving_in_each_state_leaks_nothing(
                 llm.engine.check()
         finish(llm)
         assert all(lane.depth == 0 for lane in llm.engine.stats.lanes.values())
-        assert chosen.pending == 0 and not chosen.inflight and not chosen.temperatures
+        assert chosen.pending == 0 and not chosen.inflight
         expected = plain[int(chosen.request_id)]
         assert chosen.output_ids == (expected[: chosen.output_len] if leave == "abort" else expected)

@@ -81,7 +81,7 @@ def test_what_tells_the_coefficients_apart_comes_first() -> None:
     assert not set(first) & set(rest)
     for part in (first, rest):
         assert [point.work for point in part] == sorted(point.work for point in part)
-    assert max(p.work for p in first) < max(p.work for p in rest) / 5, "what a budget cuts off is the most work"
+    assert max(p.work for p in first) < max(p.work for p in rest) / 4, "what a budget cuts off is the most work"
 
 
 def test_a_model_of_few_tokens_has_none() -> None:
@@ -118,7 +118,7 @@ def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path], drafter: str |
         assert {t.draft_steps for t in drafts} >= {0, 1, 3}, "catching up alone, and loops"
         assert max(t.draft_rows for t in drafts) == 16
     cost = costs.fit(CostModel(), found)
-    assert cost.known and cost.overhead == found.overhead and cost.coefficients.base + cost.coefficients.floor > 0
+    assert cost.known and cost.overhead == found.overhead and cost.coefficients.base > 0
 
 
 def test_no_prefix_of_a_measurement_is_ever_found(pair: tuple[Path, Path]) -> None:

@@ -82,5 +82,5 @@ def test_chosen_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select(DEVICE, "triton").name == "triton"
     assert select("cpu").name != "triton"
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(ConfigError, match="they need CUDA"):
+    with pytest.raises(ConfigError, match="it needs CUDA"):
         select("cpu", "triton")

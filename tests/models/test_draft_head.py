@@ -9,7 +9,8 @@ import torch
 
 from tests.engine.heads import head_for, make_head
 from tests.models.checkpoints import FAMILIES, VOCAB, tiny
-from verifypd.attention.base import PassLayout, available_backends, backend
+from verifypd.attention.base import PassLayout
+from verifypd.attention.choose import available_backends, backend
 from verifypd.distil.dense import read_features
 from verifypd.distil.head import shape_for
 from verifypd.errors import ConfigError, ModelError

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.models.checkpoints import FAMILIES, _reference, random_ids, tiny
-from verifypd.attention.base import PassLayout, available_backends, backend
+from verifypd.attention.base import PassLayout
+from verifypd.attention.choose import available_backends, backend
 from verifypd.distil.dense import read_features
 from verifypd.errors import ConfigError, HubError, ModelError
 from verifypd.kernels import select

@@ -11,7 +11,7 @@ import torch
 
 from tests.models.checkpoints import FAMILIES, PagedRun, layout_for, load, random_ids, tiny
 from tests.models.test_families import VARIANTS
-from verifypd.attention.base import available_backends, backend
+from verifypd.attention.choose import available_backends, backend
 from verifypd.kernels import select
 from verifypd.kernels.native import NativeKernels
 from verifypd.models import loader

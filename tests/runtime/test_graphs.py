@@ -53,6 +53,13 @@ def heard(engine: Any) -> dict[tuple[int, int], list[int]]:
     return said
 
 
+def same_drafts(one: dict[tuple[int, int], list[int]], other: dict[tuple[int, int], list[int]]) -> bool:
+    """Whether both proposed the same wherever both drafted: on a GPU a verdict may come a step later, and drafts with
+    it at other places."""
+    shared = one.keys() & other.keys()
+    return len(shared) >= 3 and all(one[at] == other[at] for at in shared)
+
+
 def generate(draft: Path, verifier: Path, params: list[SamplingParams], **changes: Any) -> tuple[Any, set[str]]:
     """Texts and, last, all drafts; and the kinds of what was replayed."""
     with LLM(str(verifier), draft=str(draft), **{**OPTIONS, **changes}) as llm:
@@ -94,11 +101,7 @@ SHAPED = [
 
 @pytest.mark.parametrize("draft", ["model", "head"])
 def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
-    """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing.
-
-    On a GPU a verdict may reach the host a step later, and a request then drafts at other places: those that both runs
-    drafted at are compared.
-    """
+    """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing."""
     verifier = tiny("llama", tmp_path / "verifier")
     small = head_for(verifier, tmp_path / "head", taught=False)
     small = small if draft == "head" else noisy_copy(verifier, tmp_path / "draft", 0.05)
@@ -113,9 +116,7 @@ def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
             padded = llm.engine.verify.padded
             assert padded is None or "shaped draft" in {key[1] for key in padded.graphs.keys}
     (drafts, texts), (other_drafts, other_texts) = said
-    shared = drafts.keys() & other_drafts.keys()
-    assert texts == other_texts and len(shared) >= 3
-    assert {at: drafts[at] for at in shared} == {at: other_drafts[at] for at in shared}
+    assert texts == other_texts and same_drafts(drafts, other_drafts)
 
 
 @pytest.mark.parametrize(("kind", "late"), [("ours", False), ("eagle3", True)])
@@ -131,7 +132,7 @@ def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) ->
     expected, _ = generate(head, verifier, params, late_tickets=late)
     padded: dict[str, Any] = {"attention": "triton", "sampler": "triton", "graphs": "lazy", "late_tickets": late}
     found, kinds = generate(head, verifier, params, **padded)
-    assert found == expected
+    assert found[:-1] == expected[:-1] and same_drafts(found[-1], expected[-1])
     assert kinds == {"verify", "catch up", "draft"}
 
 

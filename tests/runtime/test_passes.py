@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftSpan
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
 from verifypd.runtime.inputs import BlockTables, Slots, draft_layouts
-from verifypd.runtime.passes import (
-    CHUNKS,
-    PassInputs,
-    bucket,
-    chunk_bucket,
-    padding,
-    pass_key,
-    reachable,
-    span_bucket,
-)
+from verifypd.runtime.passes import PassInputs, padding, pass_key, reachable
 
 
 def test_buckets() -> None:

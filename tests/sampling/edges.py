@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Spans
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Spans, judge
+from verifypd.sampling.verify import judge
 
 
 def outcome(kernels: str, acceptance: str, depth: int, point: bool, seed: int, device: str = "cpu") -> list[list[int]]:

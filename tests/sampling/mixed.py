@@ -7,8 +7,9 @@ import torch
 
 from tests.sampling.toy import PROMPT, Toy, chi_square
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Spans
 from verifypd.sampling.sampler import propose
-from verifypd.sampling.verify import Spans, judge
+from verifypd.sampling.verify import judge
 
 KINDS = {
     "rejection": SamplingParams(temperature=0.9),

@@ -7,7 +7,8 @@ import torch
 
 from tests.sampling.toy import PROMPT, Toy
 from verifypd.request import SamplingParams
-from verifypd.sampling.verify import Spans, judge
+from verifypd.sampling.case import Spans
+from verifypd.sampling.verify import judge
 
 SEEDS, LENGTH = 50, 24
 PARAMS = [{}, {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": 0.2}]

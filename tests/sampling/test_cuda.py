@@ -7,9 +7,10 @@ import torch
 
 from tests.sampling.test_sync import CASES
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Spans, Verdicts
 from verifypd.sampling.sampler import propose
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Spans, Verdicts, judge
+from verifypd.sampling.verify import judge
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -7,13 +7,14 @@ import torch
 
 from tests.sampling.edges import outcome
 from tests.sampling.test_cuda import Cycle, same
-from verifypd.engine.build import pick_sampler
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.request import SamplingParams
 from verifypd.sampling import native
+from verifypd.sampling.case import Spans
+from verifypd.sampling.choose import pick_sampler
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Spans, judge
+from verifypd.sampling.verify import judge
 
 NUMBERS = ("chosen", "ranks", "top_ids", "top")  # of Logprobs
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
@@ -52,7 +53,7 @@ def test_which_sampler_a_cpu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [pick_sampler(name, cpu) for name in ("auto", "native", "torch")] == ["native", "native", "torch"]
     monkeypatch.setenv("VERIFYPD_NATIVE", "0")
     assert pick_sampler("auto", cpu) == "torch"
-    with pytest.raises(ConfigError, match="--sampler torch"):
+    with pytest.raises(ConfigError, match="--sampler native does not run on cpu here: it needs a CPU and a C compiler"):
         pick_sampler("native", cpu)
 
 

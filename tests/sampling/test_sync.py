@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.sampling.toy import Toy
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Spans
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Spans, judge
+from verifypd.sampling.verify import judge
 
 WAITING = {
     torch.ops.aten._local_scalar_dense.default,

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from tests.sampling.reference import transformed
 from verifypd.request import SamplingParams
 from verifypd.sampling import draws
+from verifypd.sampling.cuts import histogram_threshold, sorted_threshold
 from verifypd.sampling.draws import best
+from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.transforms import Rows, histogram_threshold, sorted_threshold, transform, unpack_mask
+from verifypd.sampling.transforms import transform, unpack_mask
 
 VOCAB, DEPTH, EOS = 24, 3, (2, 23)
 TOKEN = st.integers(0, VOCAB - 1)

@@ -16,11 +16,12 @@ from tests.sampling.edges import outcome
 from tests.sampling.test_cuda import Cycle, same
 from verifypd.request import SamplingParams
 from verifypd.sampling import triton_noise, triton_state
+from verifypd.sampling.case import Finish
 from verifypd.sampling.philox import Role, gumbel, uniforms
+from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.transforms import Rows, transform
+from verifypd.sampling.transforms import transform
 from verifypd.sampling.triton_noise import gumbel_noise, uniform_pair
-from verifypd.sampling.verify import Finish
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 700  # no multiple of a block

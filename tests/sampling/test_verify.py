@@ -6,9 +6,11 @@ import torch
 
 from tests.sampling.toy import chi_square
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Finish, Spans, Verdicts
 from verifypd.sampling.draws import draw
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Finish, Spans, Verdicts, accepted_prefix, judge, residual
+from verifypd.sampling.torch import accepted_prefix, residual
+from verifypd.sampling.verify import judge
 
 NEVER = float("-inf")
 MODES = {"greedy": {"temperature": 0}, "rejection": {}, "coupled": {"acceptance": "coupled"}}

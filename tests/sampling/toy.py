@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tests.sampling.reference import probabilities, transformed
 from verifypd.request import SamplingParams
+from verifypd.sampling.case import Spans, Verdicts
 from verifypd.sampling.sampler import Proposal, propose
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Spans, Verdicts, judge
+from verifypd.sampling.verify import judge
 
 PROMPT = (1, 3, 3)
 Rule = Callable[["Toy", Proposal, int], Tensor]  # which requests [S] draft the token just proposed

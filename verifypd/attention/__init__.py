@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from verifypd.attention.base import AttentionBackend, PassLayout, available_backends, backend
+from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.attention.choose import available_backends, backend
 
 __all__ = ["AttentionBackend", "PassLayout", "available_backends", "backend"]

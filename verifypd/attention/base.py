@@ -1,4 +1,4 @@
-"""What every attention backend sees of one model pass, and which backends there are.
+"""What every attention backend sees of one model pass.
 
 Knows rows, spans and blocks; nothing of models, requests or who owns a block.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from verifypd.errors import ConfigError
-from verifypd.kernels import build, triton_runs_on
+from verifypd.kernels import build
 from verifypd.kv.pool import LayerCache
 
 Rotary = tuple[Tensor, Tensor]  # cos and sin, [T, R / 2] float32, for the first R dimensions of a head
@@ -193,60 +191,3 @@ class AttentionBackend(Protocol):
         Void rows come out finite and mean nothing.
         """
         ...
-
-
-def available_backends(device: torch.device | str = "cpu") -> list[str]:
-    """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
-    kind = torch.device(device).type
-    if kind == "cpu" and build.library() is not None:
-        return ["native", "torch"]
-    if kind == "cuda" and triton_runs_on(device):
-        return ["triton", "torch"]
-    return ["torch"]
-
-
-def backend(
-    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False
-) -> AttentionBackend:
-    """The backend called `name`; "auto" takes the preferred one of the device.
-
-    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" and
-    "flashinfer" rows always may).
-    """
-    available = available_backends(device)
-    if name == "flashinfer":  # never by itself: see its module
-        return _flashinfer(device, available, batch_invariant)
-    chosen = available[0] if name == "auto" else name
-    if chosen not in available and not (chosen == "triton" and triton_runs_on(device)):
-        raise ConfigError(
-            f"attention backend {name!r} does not run on {device} here; use one of: {', '.join(['auto', *available])}"
-        )
-    if chosen == "native":
-        from verifypd.attention.native import NativeAttention
-
-        return NativeAttention()
-    if chosen == "triton":
-        from verifypd.attention.triton import TritonAttention
-
-        return TritonAttention(batch_invariant=batch_invariant)
-    from verifypd.attention.torch import TorchAttention
-
-    return TorchAttention()
-
-
-def _flashinfer(device: torch.device | str, available: list[str], batch_invariant: bool) -> AttentionBackend:
-    instead = f"use one of: {', '.join(['auto', *available])}"
-    if torch.device(device).type != "cuda" or not triton_runs_on(device):
-        raise ConfigError(f"--attention flashinfer needs CUDA and Triton and does not run on {device} here; {instead}")
-    if batch_invariant:
-        raise ConfigError(
-            "--batch-invariant needs --attention triton: how flashinfer splits a context depends on the whole pass"
-        )
-    if find_spec("flashinfer") is None:
-        raise ConfigError(
-            "--attention flashinfer needs the package flashinfer-python, which is not installed here: run"
-            f" pip install 'verifypd[flashinfer]', or {instead}"
-        )
-    from verifypd.attention.flashinfer import FlashInferAttention
-
-    return FlashInferAttention()

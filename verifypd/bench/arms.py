@@ -62,10 +62,10 @@ def parse(text: str, draft: str = DRAFT_MODEL) -> Arm:
             f"arm {text!r} is not known; arms are {', '.join(names)}, with settings as in {names[1]}:arch=pd"
         )
     chosen = known[name]
-    return Arm(text, engine, draft if chosen == "" else chosen, parsed(_settings(given, text)))
+    return Arm(text, engine, draft if chosen == "" else chosen, parsed(pairs_of(given, text)))
 
 
-def _settings(given: str, text: str) -> list[str]:
+def pairs_of(given: str, text: str) -> list[str]:
     """`a=1,b=x,y` -> ["a=1", "b=x,y"]: a comma may be part of a value."""
     pairs: list[str] = []
     for part in given.split(",") if given else ():

@@ -62,6 +62,7 @@ class Drive:
         run = Run(self.engine)
         waiting = requests
         while (waiting or run.active) and run.elapsed < cap:
+            run.collect()
             while waiting and len(run.active) < concurrency:
                 run.send(next(ids), output, self.engine.clock())
                 waiting -= 1
@@ -87,6 +88,7 @@ class Drive:
             background.send(tokens, longest - 65, self.engine.clock())
         todo = list(zip(arrivals, ids, strict=True))[::-1]
         while (todo or run.active) and run.elapsed < cap:
+            background.note(run.collect())
             while todo and todo[-1][0].at <= run.elapsed:
                 arrival, tokens = todo.pop()
                 output = min(arrival.output_tokens, longest - len(tokens) - 1)
@@ -127,6 +129,12 @@ class Run:
         self.engine.add(request)
         self.sent[order] = Sent(request, at=self.engine.clock())
         self.active.add(order)
+
+    def collect(self) -> list[Request]:
+        """What the device has brought is noted, before anything is sent."""
+        changed = self.engine.collect()
+        self.note(changed)
+        return changed
 
     def step(self) -> list[Request]:
         """One step of the engine; what it brought is noted."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.control.cost import CostModel
+from verifypd.bench.charts import Chart, Heatmap
+from verifypd.control.cost import CostModel, Work
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,13 +86,12 @@ def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
             label=label,
         )
         for t in members:
-            mixed = bool(t.chunk_rows and t.verify_requests)
-            predicted = cost.verify_seconds(t.verify_rows, t.verify_context, t.chunk_context, mixed) * 1e3
+            predicted = cost.pass_seconds(Work(t.verify_rows, t.verify_context, t.chunk_rows, t.chunk_context)) * 1e3
             axis.plot([t.verify_rows] * 2, [t.verify_seconds * 1e3, predicted], color=colour, linewidth=0.8, alpha=0.6)
             axis.plot(t.verify_rows, predicted, "_", color=colour, markersize=9)
     most = max(t.verify_rows for t in timings)
     rows = [most ** (i / 60) for i in range(61)]
-    line = [cost.verify_seconds(r, contexts[0]) * 1e3 for r in rows]
+    line = [cost.pass_seconds(Work(r, contexts[0])) * 1e3 for r in rows]
     axis.plot(rows, line, color=INK, linewidth=1.2, label="predicted, one short context", zorder=1)
     knee = cost.coefficients.knee
     if 1.0 < knee < most:
@@ -141,6 +141,88 @@ def _break_even(axis: Axes, alphas: dict[str, list[float | None]]) -> None:
     axis.set(xlabel="draft length L", ylabel="acceptance α", ylim=(0, 1.02))
     axis.set_title("drafting pays above", color=INK, fontsize=10)
     _legend(axis)
+
+
+# -- charts of a benchmark ---------------------------------------------------------------------------------------------
+
+
+def draw_chart(file: Path, parts: Sequence[Chart], title: str = "") -> None:
+    """One chart, or some side by side."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    wide = max(6.4, 1.3 * max((len(part.groups) for part in parts), default=1)) if len(parts) == 1 else 4.6 * len(parts)
+    figure, axes = plt.subplots(1, len(parts), figsize=(wide, 3.9), squeeze=False, facecolor="white")
+    for axis, part in zip(axes[0], parts, strict=True):
+        _dress(axis)
+        _bar_groups(axis, part) if part.kind == "bars" else _curves(axis, part)
+        axis.set(xlabel=part.x, ylabel=part.y)
+        axis.set_title(part.title, color=INK, fontsize=10)
+        axis.set_axisbelow(True)
+        highest = max((y for each in part.series for y in (*each.ys, *each.highs)), default=1.0)
+        axis.set_ylim(0, 1.2 * highest or 1.0)  # room for the legend
+        _legend(axis)
+    figure.suptitle(title, color=SOFT, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def _bar_groups(axis: Axes, chart: Chart) -> None:
+    width = 0.8 / max(1, len(chart.series))
+    for i, (series, colour) in enumerate(zip(chart.series, _shades(len(chart.series)), strict=True)):
+        places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
+        if series.highs:
+            axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
+        axis.bar(places, series.ys, 0.92 * width, color=colour, label=series.name)
+    long = max(map(len, chart.groups), default=0) > 14
+    axis.set_xticks(
+        range(len(chart.groups)), chart.groups, rotation=20 if long else 0, ha="right" if long else "center"
+    )
+
+
+def _curves(axis: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    for series, colour in zip(chart.series, _shades(len(chart.series)), strict=True):
+        axis.plot(series.xs, series.ys, color=colour, marker="o" if len(series.xs) <= 16 else "", label=series.name)
+        for x, y, label in zip(series.xs, series.ys, series.labels, strict=False):
+            axis.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=SOFT)
+    if chart.log_x:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
+    else:
+        axis.set_xlim(left=0)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def draw_heatmap(file: Path, chart: Heatmap) -> None:
+    """Improvements in per cent, coloured to both sides of none."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shares = [[float("nan") if v is None else 100 * (v - 1) for v in line] for line in chart.values]
+    far = max((abs(v) for line in shares for v in line if v == v), default=0.0) or 1.0
+    size = (2.4 + 1.3 * len(chart.columns), 1.4 + 0.6 * len(chart.rows))
+    figure, axis = plt.subplots(figsize=size, facecolor="white")
+    axis.imshow(shares, cmap="RdBu", vmin=-far, vmax=far, aspect="auto")
+    axis.set_xticks(range(len(chart.columns)), chart.columns, rotation=20, ha="right", fontsize=8)
+    axis.set_yticks(range(len(chart.rows)), chart.rows, fontsize=8)
+    for i, line in enumerate(shares):
+        for k, value in enumerate(line):
+            ink = "white" if abs(value) > 0.6 * far else INK
+            text = "–" if value != value else f"{value:+.1f} %\n{chart.words[i][k]}"
+            axis.text(k, i, text, ha="center", va="center", fontsize=7.5, color=ink)
+    axis.set_title(chart.title, color=INK, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
 
 
 def _each(timing: StepTiming) -> float:

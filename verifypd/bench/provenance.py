@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -11,19 +12,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]  # of the source tree, or where packages are installed
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers")
 
 
-def provenance(commit: str | None = None) -> dict[str, Any]:
-    """What a reader needs to repeat a run. `commit`: where the source tree has no git to ask."""
+def provenance(commit: str | None = None, command: str | None = None) -> dict[str, Any]:
+    """What a reader needs to repeat a run. `commit`: where the source tree has no git to ask.
+
+    `modified` is None where nobody can say; `files` tells the code from any other, with git and without.
+    """
     import torch
 
     from verifypd import __version__
 
     return {
-        "command": " ".join(["python", *map(_relative, sys.argv)]),
+        "command": command or " ".join(["python", *map(relative, sys.argv)]),
         "commit": commit or _git("rev-parse", "HEAD") or "unknown",
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")) if tracked() else None,
+        "files": files_hash(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"verifypd": __version__, "python": platform.python_version(), **_versions()},
         "cpu": cpu_name(),
@@ -32,6 +38,28 @@ def provenance(commit: str | None = None) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
     }
+
+
+def tracked(root: Path = ROOT) -> list[str]:
+    """Files that git tracks in a source tree, by path; none where the tree is none of git's."""
+    if _git("rev-parse", "--show-toplevel", root=root) != str(root):  # an environment within somebody else's tree
+        return []
+    return sorted(filter(None, _git("ls-files", "-z", root=root).split("\0")))
+
+
+def files_hash(root: Path = ROOT) -> str:
+    """SHA-256 over paths and contents: of all tracked files, or, without git, of the package's own."""
+    kind, names = "tracked", tracked(root)
+    if not names:
+        kind = "package"
+        own = (path for path in (root / "verifypd").rglob("*") if path.is_file() and path.suffix != ".pyc")
+        names = sorted(path.relative_to(root).as_posix() for path in own)
+    whole = hashlib.sha256()
+    for name in names:
+        path = root / name
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return f"{kind}:{whole.hexdigest()}"
 
 
 def cpu_name() -> str:
@@ -54,16 +82,15 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str, root: Path = ROOT) -> str:
     """What git says of the tree this package is in; nothing where it is none of git's."""
-    here = Path(__file__).resolve().parent
     try:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
 
-def _relative(argument: str) -> str:
+def relative(argument: str) -> str:
     """A path below the working folder without it: a report names no one's home."""
     path = Path(argument)
     if path.is_absolute():

@@ -12,12 +12,23 @@ import sys
 from collections.abc import Sequence
 
 from verifypd import __version__
-from verifypd.cli import chat, costs, demo, distil, evaluate, generate, models, records, serve
+from verifypd.cli import bench, chat, costs, demo, distil, evaluate, generate, models, records, serve
 from verifypd.cli.flags import Parser, Run, wide
 from verifypd.cli.terminal import BAD_INPUT, INTERRUPTED, PIPE_CLOSED, one_line, say
 from verifypd.errors import VerifyPDError
 
-COMMANDS = (generate, chat, serve, demo, models, costs, distil, evaluate, records)  # in the order `--help` lists them
+COMMANDS = (
+    generate,
+    chat,
+    serve,
+    demo,
+    models,
+    costs,
+    bench,
+    distil,
+    evaluate,
+    records,
+)  # in the order `--help` lists them
 
 
 def build_parser() -> Parser:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from verifypd.bench.breakeven import break_even
 from verifypd.cli import running
 from verifypd.cli.flags import Command, add_engine_flags, engine_settings
 from verifypd.cli.terminal import emit, say
-from verifypd.control.breakeven import break_even
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import CostModel, Work
 from verifypd.control.observe import StepTiming
 from verifypd.errors import ConfigError
 
@@ -24,9 +24,9 @@ REQUESTS = (1, 8, 32)
 LENGTHS = range(1, 9)
 CONTEXT = 256  # tokens of each request, for the break-even table
 UNITS = {
-    "base": "a pass",
-    "floor": "a pass: reading the weights",
-    "row": "a row, past the knee",
+    "base": "a pass: reading the weights",
+    "row": "a row",
+    "steep": "a row beyond the knee, more",
     "context": "a token of context",
     "chunk_context": "a chunk token × context token",
     "mixed": "a pass with both decode rows and a chunk",
@@ -75,11 +75,12 @@ def run(args: argparse.Namespace) -> int:
 def summary(cost: CostModel, measured: Measured, setup: dict[str, Any], drafter: Drafter | None) -> dict[str, Any]:
     """Everything the command shows, as plain data. Seconds."""
     coefficients = cost.coefficients
+    values = {name: value for name, value in asdict(coefficients).items() if name != "knee"}
     return {
         "setup": setup,
-        "coefficients": {name: value for name, value in asdict(coefficients).items() if _is_measured(name, measured)},
+        "coefficients": {name: value for name, value in values.items() if _is_measured(name, measured)},
         "overhead": cost.overhead,
-        "knee": coefficients.knee if coefficients.row else None,
+        "knee": coefficients.knee if coefficients.steep else None,
         "measured_in": measured.seconds,
         "skipped": measured.skipped,
         "passes": [_pass(cost, timing) for timing in measured.timings],
@@ -100,8 +101,8 @@ def _is_measured(name: str, measured: Measured) -> bool:
 
 
 def _pass(cost: CostModel, timing: StepTiming) -> dict[str, float]:
-    mixed = bool(timing.chunk_rows and timing.verify_requests)
-    predicted = cost.verify_seconds(timing.verify_rows, timing.verify_context, timing.chunk_context, mixed)
+    work = Work(timing.verify_rows, timing.verify_context, timing.chunk_rows, timing.chunk_context)
+    predicted = cost.pass_seconds(work)
     return {
         "requests": timing.verify_requests,
         "rows": timing.verify_rows,
@@ -159,7 +160,7 @@ def show(report: dict[str, Any]) -> list[str]:
         "",
     ]
     knee = report["knee"]
-    lines.append(f"knee: passes cost the same up to {knee:.0f} rows" if knee else "knee: every pass costs the same")
+    lines.append(f"knee: rows beyond {knee:.0f} cost more" if knee else "knee: every row costs the same")
     header = ("requests", "rows", "chunk", "context", "measured ms", "predicted ms", "error")
     lines += ["", "verifier passes", *table(header, [_line(e, header[:4]) for e in report["passes"]], ">" * 7)]
     if report["drafts"]:

@@ -21,7 +21,7 @@ from verifypd.request import SamplingParams
 # Prefix of the engine's settings in the namespace: some names are a request's too.
 ENGINE = "engine_"
 # A setting of both the engine and a request: the command runs one engine for one user, so the engine's flag is enough.
-ENGINE_OWNED = ("max_draft", "draft_temperature", "acceptance", "slo_tpot")
+ENGINE_OWNED = ("max_draft", "draft_temperature", "acceptance", "slo_ttft", "slo_tpot")
 # Requests own --seed; the engine's default seed is named apart.
 ENGINE_FLAGS = {"seed": "--engine-seed"}
 # The command prints text, so it always detokenises.

@@ -15,6 +15,7 @@ def register(command: Command) -> None:
     trace.add_argument("--out", metavar="FILE", default="trace.json", help="file to write (default: trace.json)")
     explain = command("explain", "say what a recorded run did and why", run_explain)
     explain.add_argument("folder", metavar="DIR", help="what --record wrote")
+    explain.add_argument("--step", type=int, metavar="N", help="one step: its plan, and what it was chosen over")
 
 
 def run_trace(args: argparse.Namespace) -> int:
@@ -30,5 +31,8 @@ def run_explain(args: argparse.Namespace) -> int:
     """`verifypd explain`."""
     from verifypd.engine import trace
 
-    emit(trace.explain(trace.read(args.folder)) + "\n")
+    if args.step is not None:
+        emit(trace.explain_step(args.folder, args.step) + "\n")
+    else:
+        emit(trace.explain(trace.read(args.folder)) + "\n")
     return 0

@@ -1,131 +1,128 @@
-"""Architectures: policies that turn a snapshot into a plan. Pure: no tensors, no clock, no requests."""
+"""Architectures: shapes of a plan. Each turns a snapshot into what the next step runs. Pure: no tensors, no clock."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.config import ARCHITECTURES
 from verifypd.control.controller import Controller, FixedController
+from verifypd.control.cost import CostModel, Work
 from verifypd.control.lanes import allot, lane_views, longest_queued, longest_waiting
+from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Beside, Reading, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.tuning import LEARNING_RATE
 from verifypd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from verifypd.control.observe import Observation, StepTiming
-
 
 SELECT_VARIANTS = ("readme", "slides")  # where the original gives its advice; the two differ
 
 
-class Architecture(Protocol):
-    """Makes plans, and is told what came of them."""
+class Architecture:
+    """Makes plans, and is told what came of them.
+
+    All share drafting as the controller says, prompts by one rule, and learning what steps cost.
+    """
 
     name: str
-    speculative: bool  # whether its plans may ever draft
+    speculative = True  # whether its plans may ever draft
+
+    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
+        self.controller = controller
+        self.cost = cost or CostModel()
+        self.tokens_each = 1.0  # that a step brings each request, lately
+        self.reading = Reading()  # of the last plan
+        self._told = (0, 0)  # tokens and verdicts at the last plan
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """What the next step runs."""
+        raise NotImplementedError
 
     @property
     def ran(self) -> str:
         """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
-        ...
+        return self.name
 
     @property
-    def curious(self) -> bool:
+    def may_draft(self) -> bool:
         """Whether the next plan may draft: while not, the views need not say what could be proposed."""
-        ...
+        return self.controller.may_draft
 
     @property
     def drafting(self) -> bool:
         """Whether it drafts at present, and does not only try now and then whether it should."""
-        ...
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether, while nobody prefills, its next plan is one token for each request and nothing else.
-
-        It is told of no verdicts without drafts meanwhile: the next snapshot says how many tokens there are.
-        """
-        ...
-
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """What the next step runs."""
-        ...
-
-    def observe(self, observation: Observation) -> None:
-        """A verdict was absorbed. Those without drafts are not told of at rest."""
-        ...
-
-    def observe_step(self, timing: StepTiming) -> None:
-        """The batches of a plan have run."""
-        ...
-
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
-        ...
-
-    def state(self) -> dict[str, float | str]:
-        """What runs now and what it rests on, by name, for metrics and records."""
-        ...
-
-
-class Policy:
-    """What architectures share: drafting as the controller says, and passing on to it what happened."""
-
-    name: str
-    speculative = True
-
-    def __init__(self, controller: Controller) -> None:
-        self.controller = controller
-
-    @property
-    def ran(self) -> str:
-        """Its own."""
-        return self.name
-
-    @property
-    def at_rest(self) -> bool:
-        """Not by itself: lanes and turns have an order of their own."""
-        return False
-
-    @property
-    def curious(self) -> bool:
-        """As its controller is."""
-        return self.controller.curious
-
-    @property
-    def drafting(self) -> bool:
-        """As its controller does."""
         return self.controller.drafting
 
     def observe(self, observation: Observation) -> None:
-        """A verdict was absorbed."""
+        """A draft was judged."""
         self.controller.observe(observation)
 
     def observe_step(self, timing: StepTiming) -> None:
         """The batches of a plan have run."""
+        self.cost.observe(timing)
         self.controller.observe_step(timing)
 
     def forget(self, order: int, emitted: int) -> None:
         """A request has left for good, with so many output tokens."""
         self.controller.forget(order, emitted)
 
+    def why(self) -> dict[str, Any]:
+        """Drafts as its controller weighed them, and prompt tokens: what the step takes and is worth, and the next."""
+        chosen, second = self.reading.chosen, self.reading.runner_up
+        if chosen is None or second is None:
+            return self.controller.why()
+        return self.controller.why() | {
+            "prompt_tokens": chosen.tokens,
+            "step_ms": 1e3 * chosen.seconds,
+            "worth": chosen.worth,
+            "next_prompt_tokens": second.tokens,
+            "next_step_ms": 1e3 * second.seconds,
+            "next_worth": second.worth,
+        }
+
     def state(self) -> dict[str, float | str]:
         """Whose plans it gives, and what its controller believes."""
         return {"architecture": self.ran, **self.controller.state()}
 
-    def draft(self, views: Sequence[RequestView], snapshot: Snapshot) -> list[DraftSpan]:
-        """Who drafts how much. A draft model that lags behind catches up first, within the chunk budget.
+    # -- parts of a plan ----------------------------------------------------------------------------------------------
+
+    def atomic(
+        self, views: Sequence[RequestView], snapshot: Snapshot, apart: bool
+    ) -> tuple[DraftBatch | None, tuple[VerifySpan, ...], Beside]:
+        """Draft and verify the same requests in one plan; drafts already written are verified as they stand.
+
+        apart: prompts get a pass of their own, else they ride in this one.
+        """
+        riding = Work() if apart else self.riding(views, snapshot)
+        drafts = self.draft(views, snapshot, riding)
+        lengths = {span.slot: span.drafts for span in drafts}
+        spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
+        return draft_batch(drafts, snapshot), spans, self._beside(views, spans, drafts, snapshot, apart)
+
+    def riding(self, views: Sequence[RequestView], snapshot: Snapshot) -> Work:
+        """The prompt chunks that would join these requests' pass if nothing were drafted."""
+        beside = self._beside(views, (), (), snapshot, apart=False)
+        return next_chunks(snapshot, self.cost, beside, snapshot.batch_size - len(views)).work
+
+    def read(self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None) -> tuple[VerifySpan, ...]:
+        """The prompt chunks of the step."""
+        self.reading = next_chunks(snapshot, self.cost, beside, room, joining)
+        return self.reading.spans
+
+    def draft(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> list[DraftSpan]:
+        """Who drafts how much. A drafter that lags behind catches up first, within the chunk budget.
 
         What it lacks after every verdict is not counted against that budget.
         """
+        self._listen(snapshot)
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
-            self.controller.meet(views)
             return []
-        lengths = self.controller.draft_lengths(fresh, snapshot)
+        lengths = self.controller.draft_lengths(fresh, snapshot, riding, overlap)
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag
         spans = []
         for view in sorted(fresh, key=lambda v: v.draft_lag):  # one far behind must not hold up those that are level
@@ -144,47 +141,52 @@ class Policy:
                 spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
         return spans
 
+    def _beside(
+        self,
+        views: Sequence[RequestView],
+        spans: Sequence[VerifySpan],
+        drafts: Sequence[DraftSpan],
+        snapshot: Snapshot,
+        apart: bool,
+    ) -> Beside:
+        """The decode work of a step: of these spans, or of one token for each request where there are none yet."""
+        rows = sum([span.rows for span in spans]) if spans else len(views)
+        model = [span for span in drafts if span.drafter is None]
+        loop = 0.0
+        if model:
+            longest, caught_up = max([span.drafts for span in model]), sum([span.rows for span in model])
+            loop = self.cost.draft_seconds(longest, caught_up, sum([span.context for span in model]))
+        waiting = any(view.prefill_left for view in snapshot.requests)
+        worth = decode_worth(views, self.tokens_each, snapshot.mean_output) if waiting else 0.0
+        return Beside(Work(rows, sum([view.length_bound for view in views])), loop, worth, apart)
+
+    def _listen(self, snapshot: Snapshot) -> None:
+        """Note how many tokens verdicts have brought since the last plan."""
+        tokens, verdicts = snapshot.emitted - self._told[0], snapshot.verdicts - self._told[1]
+        self._told = snapshot.emitted, snapshot.verdicts
+        if verdicts > 0:
+            self.tokens_each += LEARNING_RATE * (tokens / verdicts - self.tokens_each)
+
     def _temperature(self, view: RequestView) -> float:
         """τ of a draft: what the request or the engine's settings fix, else the controller's choice."""
         return self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
 
-    def atomic(
-        self, views: Sequence[RequestView], snapshot: Snapshot
-    ) -> tuple[DraftBatch | None, tuple[VerifySpan, ...]]:
-        """Draft and verify the same requests in one plan; drafts already written are verified as they stand."""
-        drafts = self.draft(views, snapshot)
-        lengths = {span.slot: span.drafts for span in drafts}
-        spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
-        return draft_batch(drafts, snapshot), spans
 
-
-class Unified(Policy):
+class Unified(Architecture):
     """One worker, no hand-off: a ragged verifier pass carries verify spans, plain tokens and prefill chunks."""
 
     name = "unified"
-
-    def __init__(self, controller: Controller, queue_factor: float | None = None) -> None:
-        super().__init__(controller)
-        self.queue_factor = queue_factor  # None: the server's setting
-        self._prompts = False  # whether prompts were waiting at the last plan
-
-    @property
-    def at_rest(self) -> bool:
-        """While its controller would not draft, and has met everybody."""
-        return not (self.controller.curious or self._prompts)
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """Draft for as many decoding requests as the batch takes, verify them, and let prompt chunks ride along.
 
         Backpressure: a prompt does not end, and so does not join the decode queue, while that queue is full.
         """
-        self._prompts = any(view.prefill_left for view in snapshot.requests)
-        queue = decoding(snapshot)
-        factor = snapshot.queue_factor if self.queue_factor is None else self.queue_factor
-        free = math.ceil(factor * snapshot.batch_size) - sum(1 for v in snapshot.requests if not v.prefill_left)
-        batch = queue[: snapshot.batch_size]
-        draft, spans = self.atomic(batch, snapshot)
-        chunks = prefill_spans(snapshot, snapshot.batch_size - len(batch), snapshot.prefill_chunk, joining=free)
+        batch = decoding(snapshot)[: snapshot.batch_size]
+        free = math.ceil(snapshot.queue_factor * snapshot.batch_size)
+        free -= sum([1 for view in snapshot.requests if not view.prefill_left])
+        draft, spans, beside = self.atomic(batch, snapshot, apart=False)
+        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch), joining=free)
         return Plan(draft=draft, verify=verify_batch((*spans, *chunks)))
 
 
@@ -194,11 +196,11 @@ class Plain(Unified):
     name = "plain"
     speculative = False
 
-    def __init__(self) -> None:
-        super().__init__(FixedController(0))
+    def __init__(self, cost: CostModel | None = None) -> None:
+        super().__init__(FixedController(0), cost)
 
 
-class Baseline(Policy):
+class Baseline(Architecture):
     """Colocation: each request runs its own prefill → draft → verify loop at batch 1; workers take turns.
 
     A worker keeps its request until it ends; the turn goes to the one that had it longest ago, whatever its priority.
@@ -214,12 +216,13 @@ class Baseline(Policy):
             return Plan()
         view = min(held, key=lambda view: (view.served, view.rank))
         if view.prefill_left:
-            return Plan(prefill=verify_batch(prefill_spans(replace(snapshot, requests=(view,)), 1)))
-        draft, spans = self.atomic([view], snapshot)
+            alone = replace(snapshot, requests=(view,))
+            return Plan(prefill=verify_batch(self.read(alone, Beside(apart=True), 1)))
+        draft, spans, _ = self.atomic([view], snapshot, apart=True)
         return Plan(draft=draft, verify=verify_batch(spans))
 
 
-class PD(Policy):
+class PD(Architecture):
     """Two lanes: prefill in a pass of its own; draft and verify atomic, lock-step over the batch."""
 
     name = "pd"
@@ -227,8 +230,8 @@ class PD(Policy):
     def plan(self, snapshot: Snapshot) -> Plan:
         """Draft and verify the whole batch, then a pass over prompt chunks."""
         batch = decoding(snapshot)[: snapshot.batch_size]
-        draft, spans = self.atomic(batch, snapshot)
-        chunks = prefill_spans(snapshot, snapshot.batch_size - len(batch))
+        draft, spans, beside = self.atomic(batch, snapshot, apart=True)
+        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch))
         return Plan(draft=draft, verify=verify_batch(spans), prefill=verify_batch(chunks))
 
 
@@ -241,8 +244,8 @@ class PDV(PD):
 
     name = "pdv"
 
-    def __init__(self, controller: Controller) -> None:
-        super().__init__(controller)
+    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
+        super().__init__(controller, cost)
         self.is_atomic = True
 
     @property
@@ -257,12 +260,13 @@ class PDV(PD):
             return super().plan(snapshot)
         ready = decoding(snapshot)
         fresh = [view for view in ready if not view.pending][: snapshot.batch_size]
-        drafts = self.draft(fresh, snapshot)
+        drafts = self.draft(fresh, snapshot, Work(), overlap=snapshot.overlap)
         writing = {span.slot for span in drafts if span.drafts}
         # who drafts nothing needs no draft to be verified: its one token queues with the drafts
         queue = longest_queued([v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing])
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
-        chunks = prefill_spans(snapshot, snapshot.batch_size, self._prompt_tokens(snapshot))
+        limited = replace(snapshot, prefill_chunk=self._prompt_tokens(snapshot))
+        chunks = self.read(limited, self._beside(batch, (), drafts, snapshot, True), snapshot.batch_size)
         if not verify_due(batch, snapshot, idle=not (writing or chunks)):
             batch = []
         spans = tuple(decode_span(view, 0, None) for view in batch)
@@ -283,14 +287,14 @@ class PDV(PD):
         return min(share, snapshot.prefill_chunk)
 
 
-class Table(Policy):
+class Table(Architecture):
     """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
 
     name = "table"
 
-    def __init__(self, controller: Controller) -> None:
-        super().__init__(controller)
-        self.choices: dict[str, Architecture] = {"pd": PD(controller), "pdv": PDV(controller)}
+    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
+        super().__init__(controller, cost)
+        self.choices: dict[str, Architecture] = {"pd": PD(controller, self.cost), "pdv": PDV(controller, self.cost)}
         self.running = "pd"  # whose plans it answers with
 
     @property
@@ -348,40 +352,6 @@ def decode_span(view: RequestView, drafts: int, drafter: str | None) -> VerifySp
     )
 
 
-def prefill_spans(
-    snapshot: Snapshot, room: int, tokens: int | None = None, joining: int | None = None
-) -> tuple[VerifySpan, ...]:
-    """Prompt chunks in order of rank: `tokens` (the prefill chunk) in all, for `room` requests, but one at least.
-
-    At most `joining` prompts are finished; the others stop one token short.
-    """
-    budget = snapshot.prefill_chunk if tokens is None else min(tokens, snapshot.prefill_chunk)
-    spans: list[VerifySpan] = []
-    for view in sorted((v for v in snapshot.requests if v.prefill_left), key=lambda v: v.rank):
-        if not budget or len(spans) >= max(min(room, snapshot.most_chunks), 1):
-            break
-        left = view.prefill_left - (joining is not None and joining <= 0)
-        rows = min(left, budget)
-        if not rows:
-            continue
-        budget -= rows
-        ends = rows == view.prefill_left
-        if ends and joining is not None:
-            joining -= 1
-        spans.append(
-            VerifySpan(
-                slot=view.slot,
-                rows=rows,
-                drafts=0,
-                start=view.chunk_start,
-                emits=ends,
-                context=view.chunk_start + rows,
-                prompt_logprobs=view.prompt_logprobs,
-            )
-        )
-    return tuple(spans)
-
-
 def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | None:
     """The spans as a batch; None without any."""
     return DraftBatch(snapshot.drafter, tuple(spans)) if spans and snapshot.drafter else None
@@ -390,24 +360,3 @@ def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | 
 def verify_batch(spans: Sequence[VerifySpan]) -> VerifyBatch | None:
     """The spans as a batch; None without any."""
     return VerifyBatch(tuple(spans)) if spans else None
-
-
-def make_architecture(name: str, controller: Controller) -> Architecture:
-    """The architecture of that name."""
-    if name == "plain":
-        return Plain()
-    if name == "unified":
-        return Unified(controller)
-    if name == "baseline":
-        return Baseline(controller)
-    if name == "pd":
-        return PD(controller)
-    if name == "pdv":
-        return PDV(controller)
-    if name == "table":
-        return Table(controller)
-    if name == "auto":
-        from verifypd.control.auto import Auto  # it stands over all the others
-
-        return Auto(controller)
-    raise ConfigError(f"--arch {name!r} is not known; choose from {', '.join(ARCHITECTURES)}")

@@ -9,57 +9,58 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TAU_STEP
-from verifypd.errors import ConfigError
 
 
-class Controller(Protocol):
-    """Chooses how many tokens each request drafts next, and how hot its drafter draws."""
+class Controller:
+    """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
     name: str
 
     @property
-    def curious(self) -> bool:
-        """Whether it may draft in the next step: while not, nobody needs to say what could be proposed."""
-        ...
+    def may_draft(self) -> bool:
+        """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
+        return True
 
     @property
     def drafting(self) -> bool:
         """Whether it drafts at present, and does not only try now and then whether it should."""
-        ...
+        return self.may_draft
 
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Who decodes in a step for which it is not asked."""
-        ...
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
+        """slot → tokens to draft, for requests that would draft and verify together; missing: 0.
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
-        """slot → tokens to draft, for requests that would draft and verify together; missing: 0."""
-        ...
+        riding: the prompt chunks that their pass would carry; overlap: whether others are verified meanwhile.
+        """
+        raise NotImplementedError
 
     def temperature(self, view: RequestView) -> float:
         """τ: the drafter draws at τ times the request's temperature."""
-        ...
+        return 1.0
 
     def observe(self, seen: Observation) -> None:
-        """A verdict came in."""
-        ...
+        """A draft was judged."""
 
     def observe_step(self, timing: StepTiming) -> None:
         """A step was measured."""
-        ...
 
     def forget(self, order: int, emitted: int) -> None:
         """A request has left for good, with so many output tokens."""
-        ...
 
-    def state(self) -> dict[str, float]:
+    def why(self) -> dict[str, Any]:
+        """What its last choice was weighed against; empty where nothing was."""
+        return {}
+
+    def state(self) -> dict[str, float | str]:
         """What it believes and does now, by name, for metrics and records."""
-        ...
+        raise NotImplementedError
 
 
 def allowed(view: RequestView, length: int) -> int:
@@ -67,7 +68,7 @@ def allowed(view: RequestView, length: int) -> int:
     return max(0, min(length, view.draft_limit, view.promise, view.max_length - view.length_floor - 1))
 
 
-class FixedController:
+class FixedController(Controller):
     """Always asks for the same length."""
 
     name = "fixed"
@@ -76,41 +77,22 @@ class FixedController:
         self.length = length
 
     @property
-    def curious(self) -> bool:
+    def may_draft(self) -> bool:
         """Unless it never drafts."""
         return self.length > 0
 
-    @property
-    def drafting(self) -> bool:
-        """Unless it never drafts."""
-        return self.length > 0
-
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Nobody is known by name."""
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
 
-    def temperature(self, view: RequestView) -> float:
-        """The request's own."""
-        return 1.0
-
-    def observe(self, seen: Observation) -> None:
-        """Nothing to learn."""
-
-    def observe_step(self, timing: StepTiming) -> None:
-        """Nothing to learn."""
-
-    def forget(self, order: int, emitted: int) -> None:
-        """Nothing was kept."""
-
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, float | str]:
         """The length."""
         return {"draft_length": self.length}
 
 
-class ThresholdController:
+class ThresholdController(Controller):
     """The original's rules: one length for all, moved by one every ten observations, by fixed limits."""
 
     name = "threshold"
@@ -120,7 +102,6 @@ class ThresholdController:
     QUEUE_HIGH, QUEUE_LOW = 10, 1  # requests in the verify queue
     P95_HIGH, P95_LOW = 50e-3, 45e-3  # s
     RATE_LOW, RATE_HIGH = 0.35, 0.65
-    curious = drafting = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = min(self.LONGEST, longest)
@@ -132,10 +113,9 @@ class ThresholdController:
         self._drafted = 0
         self._emitted = 0
 
-    def meet(self, views: Sequence[RequestView]) -> None:
-        """Nobody is known by name."""
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot) -> dict[int, int]:
+    def draft_lengths(
+        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
+    ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
@@ -160,10 +140,7 @@ class ThresholdController:
         if timing.draft_requests:
             self._steps.append(timing.decode_wait + timing.draft_seconds)
 
-    def forget(self, order: int, emitted: int) -> None:
-        """Nothing is kept by request."""
-
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, float | str]:
         """The length, and what it was last moved by."""
         return {"draft_length": self.length, "tau": self.tau, "queue": self.queue, "decode_p95_ms": self.p95 * 1e3}
 
@@ -186,18 +163,3 @@ class ThresholdController:
             self.length = max(min(self.SHORTEST, self.longest), self.length - 1)
         elif self.queue <= self.QUEUE_LOW and p95 < self.P95_LOW and rate > self.RATE_HIGH:
             self.length = min(self.longest, self.length + 1)
-
-
-def make_controller(
-    name: str, max_draft: int, cost: CostModel | None = None, *, search_temperature: bool = False
-) -> Controller:
-    """The controller of that name."""
-    if name == "fixed":
-        return FixedController(max_draft)
-    if name == "threshold":
-        return ThresholdController(max_draft)
-    if name == "throughput":
-        from verifypd.control.throughput import ThroughputController  # it stands on this module
-
-        return ThroughputController(cost, max_draft, search_temperature=search_temperature)
-    raise ConfigError(f"--controller {name!r} is not known; choose from throughput, threshold, fixed")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from verifypd.config import LANES
 from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.tuning import LANE_FLOOR
 
 PRIORITY = ("decode", "verify", "prefill")  # high, medium, low
-FLOOR = 16  # tokens every lane with work is sure of in a contended step
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LaneView:
 
 def lane_views(snapshot: Snapshot) -> dict[str, LaneView]:
     """The lanes, by name. A prompt may wait half its target for the first token before it is overdue."""
-    patience = {"prefill": snapshot.slo_ttft / 2e3, "verify": snapshot.verify_wait_ms / 1e3}
+    patience = {"prefill": snapshot.slo_ttft / 2 / 1e3, "verify": snapshot.verify_wait_ms / 1e3}
     views = {}
     for name in LANES:
         members = [view for view in snapshot.requests if view.lane == name]
@@ -55,7 +55,7 @@ def order(lanes: Mapping[str, LaneView]) -> list[str]:
 def allot(lanes: Mapping[str, LaneView], tokens: int, weights: Iterable[tuple[str, float]] = ()) -> dict[str, int]:
     """Share a step's tokens: each lane is sure of a floor, the rest goes by order of service to those who want it.
 
-    With weights the floor is the lane's share of weight × depth, so that a longer queue gets more; without, `FLOOR`.
+    With weights the floor is the lane's share of weight × depth, so that a longer queue gets more; else `LANE_FLOOR`.
     The floors come first, so no lane starves: whoever wants a token gets one in every step.
     """
     turn = order(lanes)
@@ -64,7 +64,7 @@ def allot(lanes: Mapping[str, LaneView], tokens: int, weights: Iterable[tuple[st
     total = sum(pressure.values())
     shares = {}
     for name in turn:
-        floor = math.floor(tokens * pressure[name] / total) if given and total else FLOOR
+        floor = math.floor(tokens * pressure[name] / total) if given and total else LANE_FLOOR
         shares[name] = min(lanes[name].tokens, max(floor, 1), max(tokens // len(turn), 1))
     left = tokens - sum(shares.values())
     for name in turn:

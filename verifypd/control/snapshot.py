@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.control.tuning import MEAN_OUTPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class RequestView:
     waited: float = 0.0  # s since it entered this lane
     pending: int = 0  # draft tokens written and waiting for the verify lane
     drafter: str | None = None  # who wrote them
+    slo_ttft: float = 500.0  # ms, its target for the first token
     slo_tpot: float = 15.0  # ms, its target per output token
+    decoding: float = 0.0  # s since its first token
     since_output: float = 0.0  # s since its last output, or since it arrived
     inflight: int = 0  # verdicts launched and not yet absorbed
     emitted: int = 0  # output tokens, of verdicts that were absorbed
@@ -37,12 +40,16 @@ class RequestView:
     temperature: float = 1.0  # its own, not the drafter's
     draft_temperature: float | None = None  # its drafter's relative to that, where it is set; None: the controller's
     proposer: str | None = None  # who drafts for it next, where it is not the snapshot's drafter
-    overheard: tuple[int, int] = (0, 0)  # look-ups that its text since the last view would have borne out, of so many
+    lookups: tuple[int, int] = (0, 0)  # look-ups that its text so far has borne out, of so many
 
     @property
     def room(self) -> int:
         """Tokens it can still emit, at most; 0 when the verdicts in flight are sure to end it."""
         return self.max_length - self.length_floor
+
+    def expected_left(self, mean_output: float) -> float:
+        """Tokens it is expected to write yet: as many as others did, or as many again as it has."""
+        return max(1.0, min(max(mean_output - self.emitted, float(self.emitted)), self.room))
 
     @property
     def context(self) -> int:
@@ -57,13 +64,17 @@ class Snapshot:
     step: int
     requests: tuple[RequestView, ...]
     batch_size: int
-    prefill_chunk: int  # tokens
-    draft_chunk: int  # tokens
+    prefill_chunk: int  # prompt tokens of one pass, at most
+    draft_chunk: int  # tokens that drafts' caches catch up with in one step, at most
     drafter: str | None
     drafter_has_cache: bool
     copier: str | None = None  # the drafter beside it that looks up
     now: float = 0.0  # s of the engine's clock
     waiting: int = 0  # requests that arrived and hold no slot yet
+    waiting_tokens: int = 0  # of their prompts
+    emitted: int = 0  # output tokens of all requests so far, the first of each left out
+    verdicts: int = 0  # that brought them
+    mean_output: float = MEAN_OUTPUT  # tokens of a request that has ended
     away: int = 0  # requests left out of `requests`: their prompts run beside the rest
     most_chunks: int = 1 << 30  # prompts that may have a chunk in one pass
     verify_batch: int = 1  # drafts the verify lane of `pdv` waits for
@@ -72,9 +83,10 @@ class Snapshot:
     queue_factor: float = 1.2  # decode queue at most this many times the batch size
     lane_weights: tuple[tuple[str, float], ...] = ()  # lane -> share of a contended step; missing: 1
     slo_ttft: float = 500.0  # ms, target for the first token
+    slo_gap: float = 30.0  # ms, target for the time between two outputs of a request
     verifier_bytes: int = 0  # weights of the verifier
     device: str = "cpu"
-    pressed: bool = False  # prompts are late: drafts leave them more of a step
+    overlap: bool = False  # whether drafts run on a device of their own, beside the verifier
     routine_lag: int = 2  # tokens a draft's cache lacks, at most, after a verdict that followed a draft; more is a debt
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from verifypd.control.acceptance import Kind, kind_of
 from verifypd.control.observe import Observation
-from verifypd.control.survival import Kind, kind_of
 
 TAU_LOW, TAU_HIGH, TAU_STEP = 0.6, 1.6, 0.1
 

@@ -25,7 +25,7 @@ from verifypd.engine.llm import LLM
 from verifypd.lanes.verify import VerifyLane
 from verifypd.progress import Bar, bar
 from verifypd.request import SamplingParams
-from verifypd.sampling.verify import Verdicts
+from verifypd.sampling.case import Verdicts
 
 TAUS = tuple(round(0.6 + 0.1 * i, 1) for i in range(11))
 
@@ -229,7 +229,7 @@ def _calibration(trial: Trial, shown: Bar) -> dict[str, Any]:
     with _open(trial, draft=trial.draft, **settings) as llm:
         prompts = [_render(llm, prompt) for prompt in trial.prompts]
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=trial.tokens), tick=shown.update)
-        reliability = llm.engine.architecture.controller.survival.reliability  # type: ignore[attr-defined]
+        reliability = llm.engine.architecture.controller.acceptance.reliability  # type: ignore[attr-defined]
     rows = [[round(f, 3), round(c, 3), round(n, 1)] for f, c, n in reliability.rows()]
     return {"error": round(reliability.error, 4), "foretold_came_trials": rows}
 

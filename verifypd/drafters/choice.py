@@ -66,7 +66,8 @@ class Copying:
         self._chances = tuple(Chance(prior) for prior in PRIOR)
         self._length = 0
         self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the foretold token stands
-        self._heard = [[0, 0], [0, 0]]  # of each kind trials that stood, and all, since somebody asked
+        self._heard = [[0, 0], [0, 0]]  # of each kind trials that stood, and all, since they were last counted
+        self._counted = (0, 0)
 
     def extend(self, tokens: list[int], prompt_len: int) -> None:
         """Take in what was appended to `tokens` since the last call."""
@@ -90,14 +91,14 @@ class Copying:
                 follows[gram] = end
         self._match, self._length = match, len(tokens)
 
-    def take_heard(self, worthwhile: Callable[[float], bool]) -> tuple[int, int]:
-        """Look-ups that the text has borne out since the last call, of how many: of the kinds whose chance is such that
-        they would have been made."""
-        stood = trials = 0
+    def heard(self, worthwhile: Callable[[float], bool]) -> tuple[int, int]:
+        """Look-ups that the text has borne out so far, of how many: of the kinds whose chance was such that they would
+        have been made."""
+        stood, trials = self._counted
         for chance, (good, all_of_them) in zip(self._chances, self._heard, strict=True):
             if all_of_them and worthwhile(chance.mean):
                 stood, trials = stood + good, trials + all_of_them
-        self._heard = [[0, 0], [0, 0]]
+        self._heard, self._counted = [[0, 0], [0, 0]], (stood, trials)
         return stood, trials
 
     def _read_prompt(self, tokens: list[int]) -> None:
@@ -118,7 +119,7 @@ class Pick(NamedTuple):
 
     drafter: str
     longest: int  # tokens, at most
-    overheard: tuple[int, int]  # look-ups that the text since the last pick has borne out, of those worth making
+    lookups: tuple[int, int]  # that the text so far has borne out, of those worth making
 
 
 @dataclass(slots=True)
@@ -153,11 +154,11 @@ class Choice:
             value, length = gain(chance, limit, self.row)
             return length if value >= own else 0
 
-        overheard = known.copying.take_heard(lambda chance: copied(chance) > 0)
+        lookups = known.copying.heard(lambda chance: copied(chance) > 0)
         chance = known.copying.chance
         if chance is not None and (length := copied(chance)):
             name, longest = self.copier, length
-        return Pick(name, longest, overheard)
+        return Pick(name, longest, lookups)
 
     def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
         """A draft was judged. Look-ups are counted from the text alone."""

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from verifypd.attention.base import Reader
 from verifypd.batch import DraftBatch, DraftSpan
+from verifypd.inflight import CAUGHT_UP
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, catch_up_layout, draft_layouts, host_tensor
 from verifypd.runtime.padded import DraftLoops, Drawing
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.sampler import draft_noise, propose
-
-CAUGHT_UP = 2  # the verdict's next token and, if all drafts stood, the last of them
 
 
 class ModelDrafter:

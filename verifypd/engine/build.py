@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from verifypd import kernels as kernel_sets
-from verifypd.attention.base import backend
+from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
@@ -20,8 +19,8 @@ from verifypd.engine.measure import warm_up
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
-from verifypd.kernels import build as kernel_build
 from verifypd.kernels.base import Kernels
+from verifypd.kernels.choose import select
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
@@ -31,12 +30,13 @@ from verifypd.models.head import DraftHead
 from verifypd.models.head_loader import DUMMIES, dummy_head, fit_head, make_head
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
+from verifypd.sampling.choose import pick_sampler
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV = 1 << 30  # bytes
-PREFILL_CHUNK = {"cpu": 256, "cuda": 512}  # tokens
+PREFILL_CHUNK = {"cpu": 256, "cuda": 2048}  # tokens
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
@@ -70,7 +70,7 @@ def build(config: EngineConfig) -> Built:
             verifier_name=source.name,
         )  # fmt: skip
     check_memory(config, source, draft_source, device)  # before kernels are compiled
-    kernels = kernel_sets.select(device, config.kernels, batch_invariant=config.batch_invariant)
+    kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
         raise ConfigError(
@@ -130,7 +130,7 @@ def build(config: EngineConfig) -> Built:
     engine = wire(parts, cost)
     if device.type == "cuda":
         warm_up(engine)
-    if config.wants_costs:
+    if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     return Built(engine, tokenizer, budget)
 
@@ -280,23 +280,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     return device
-
-
-def pick_sampler(name: str, device: torch.device) -> str:
-    """What cuts and judges. auto: Triton on CUDA, C on a CPU that has a compiler, torch elsewhere."""
-    runs = kernel_sets.triton_runs_on(device)
-    native = name in ("auto", "native") and device.type == "cpu" and kernel_build.library() is not None
-    if name == "native" and not native:
-        raise ConfigError(
-            f"--sampler native does not run on {device} here: it needs a CPU and gcc or clang; use --sampler torch"
-        )
-    if name == "triton" and not runs:
-        raise ConfigError(
-            f"--sampler triton does not run on {device} here: it needs CUDA and Triton; use --sampler torch"
-        )
-    if name != "auto":
-        return name
-    return "triton" if runs and device.type == "cuda" else "native" if native else "torch"
 
 
 def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str:

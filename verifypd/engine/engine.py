@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
-from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
@@ -19,14 +19,14 @@ from verifypd.drafters.choice import Choice
 from verifypd.engine.first_drafts import FirstDrafts
 from verifypd.engine.heads import HeadBooks
 from verifypd.engine.memory import RequestMemory
-from verifypd.engine.plans import routine
 from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
-from verifypd.engine.verdicts import confirm, observe, take_prompt_logprobs
+from verifypd.engine.verdicts import confirm, observation, take_prompt_logprobs
 from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
+from verifypd.inflight import Draft
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
@@ -155,7 +155,7 @@ class Engine:
 
     def skip_prefill(self, request: Request) -> None:
         """Take a prompt as computed, whatever the caches hold: for measurements, whose texts nobody reads."""
-        request.computed, request.draft_lag = len(request.tokens), 0
+        request.admitted(len(request.tokens), draft_lag=0)
         self.residents.enter(request, State.DECODE)
 
     @property
@@ -182,6 +182,16 @@ class Engine:
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
+    def collect(self) -> list[Request]:
+        """Wait until the next step may be planned, and take in what has run. Returns who got tokens or ended.
+
+        A loop that calls it before it adds requests lets those join the next plan who arrived while the device was
+        waited for, and passes tokens on before it plans. `step` does the same for loops that do not.
+        """
+        if self.inflight.delay:
+            return []  # verdicts are held back by counting steps
+        return [request for ticket in self.inflight.finished() for request in self.absorb(ticket)]
+
     def step(self) -> list[Request]:
         """One turn. Returns the requests that got tokens or ended."""
         news: dict[int, Request] = {}
@@ -193,7 +203,7 @@ class Engine:
         if self.synthetic and admitted:
             self._set_alpha(admitted)
         self._price()
-        plan = self.residents.reserve(routine(self) or self.architecture.plan(snapshot(self)))
+        plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
@@ -208,7 +218,7 @@ class Engine:
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
-        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.curious:
+        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.may_draft:
             return
         lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
         self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
@@ -221,6 +231,7 @@ class Engine:
         if plan.empty:
             return
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
+        timed.why = self.architecture.why() if self.recorder else {}
         captured = self.verify.captured
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
@@ -287,14 +298,11 @@ class Engine:
         now, longest = self.clock(), 0.0
         for span in batch.spans:
             request = self.running[span.slot]
-            request.draft_lag -= span.rows
-            if span.rows:
-                request.counted = [0] * len(request.inflight)  # the device started from what there really was
+            request.caught_up(span.rows)
             if span.drafts:
                 longest = max(longest, now - request.entered)
                 self.residents.enter(request, State.VERIFY, now)
-                request.pending, request.drafter = span.drafts, span.drafter or batch.drafter
-                request.draft_temperature = span.temperature
+                request.drafted(Draft(span.drafts, span.drafter or batch.drafter, span.temperature))
                 request.served = self.stats.steps
         return longest
 
@@ -319,22 +327,12 @@ class Engine:
         request.served = self.stats.steps
         request.unread = request.unread or not self.verify.keeps
         if span.start is not None:
-            request.computed += span.rows
+            request.read(span.rows)
             self.stats.prompt_tokens += span.rows
         if not span.emits:
             return
-        assert span.drafts in (0, request.pending), "drafts are verified as they stand"
         drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
-        if drafter is not None and drafter.has_cache and drafter.keeps_drafts:
-            # after drafting, its cache lacks the verdict's next token and, if all stood, the last draft token; that
-            # holds however long ago the draft was written: nothing moves a slot between its draft and its verdict
-            request.draft_lag = 2
-            request.counted = [0] * (len(request.inflight) + 1)
-        else:
-            request.draft_lag += span.drafts + 1
-            request.counted.append(span.drafts + 1)
-        request.inflight.append(span.drafts)
-        request.temperatures.append(request.draft_temperature if span.drafts else 1.0)
+        request.launched(span.drafts, kept=drafter is not None and drafter.has_cache and drafter.keeps_drafts)
         now = self.clock()
         if request.state is State.DECODE:
             # one token and no draft: through the lane within this plan
@@ -369,7 +367,6 @@ class Engine:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
         batch: VerifyBatch = ticket.batch
         result: PassResult = ticket.result()
-        resting = self.architecture.at_rest
         news = []
         for index, span in enumerate(batch.spans):
             request = self.running[span.slot]
@@ -377,16 +374,16 @@ class Engine:
             verdict = result.verdicts[index]
             tau = 1.0
             if verdict is not None:
-                request.inflight.pop(0)
-                tau = request.temperatures.pop(0)
-                counted = request.counted.pop(0)
-                request.draft_lag -= max(0, counted - len(verdict.tokens))  # now it is known how many there are
+                tau = request.absorbed(0 if request.finished else len(verdict.tokens)).temperature
             if not request.finished:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
-                    confirm(self, request, verdict)
-                    if verdict.drafted or not resting:
-                        observe(self, request, span, verdict, tau)
+                    self._confirm(request, verdict)
+                    if span.start is None:
+                        self.stats.verdicts += 1
+                        self.stats.continued += len(verdict.tokens)
+                    if verdict.drafted:
+                        self._observe(request, span, verdict, tau)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -396,6 +393,26 @@ class Engine:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
 
+    def _confirm(self, request: Request, verdict: Verdict) -> None:
+        """The verdict's tokens are the request's; what ends with it ends."""
+        confirm(request, verdict, self.clock())
+        self.stats.emitted += len(verdict.tokens)
+        self.stats.drafted += verdict.drafted
+        self.stats.accepted += verdict.accepted
+        if verdict.finish == "stop":
+            last = verdict.tokens[-1]
+            self.end(request, "stop", None if last in self.eos_ids else last)
+        elif verdict.finish is not None:
+            self.end(request, verdict.finish)
+
+    def _observe(self, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
+        """Tell the policy, and whoever chooses between drafters, what became of a draft."""
+        if span.drafter == "head" and self.synthetic is None:
+            self.first_drafts.count(verdict.drafted, verdict.accepted)
+        if self.choice is not None:
+            self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
+        self.architecture.observe(observation(request, span, verdict, tau, self.config.acceptance))
+
     def end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         """The request has all its tokens; it leaves when nothing of it is in flight."""
         self.residents.enter(request, State.FINISHED)
@@ -403,6 +420,7 @@ class Engine:
         request.stop_reason = stop_reason
         request.metrics.finished_time = self.clock()
         self.stats.finished += 1
+        self.stats.finished_tokens += request.output_len
 
     def _set_alpha(self, requests: Iterable[Request]) -> None:
         assert self.synthetic is not None

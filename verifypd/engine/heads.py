@@ -33,11 +33,11 @@ class HeadBooks:
         for request, span in zip(requests, spans, strict=True):
             if not request.unread:
                 continue
-            request.unread, request.draft_lag = False, 0
-            request.counted = [0] * len(request.inflight)
+            request.unread = False
             if span.start is not None:
-                request.draft_lag = len(request.tokens) - self.memory.begin_head(request, span.slot, span.start)
+                request.begun(len(request.tokens) - self.memory.begin_head(request, span.slot, span.start))
             else:
+                request.begun(0)
                 request.late_features = True
                 decoding.append(span.slot)
         self.memory.begin_heads_at(decoding, lengths)
@@ -57,7 +57,7 @@ class HeadBooks:
             begin = request.length_bound - request.draft_lag
             rows = min(request.computed - begin, max(span.rows, self.longest))
             if rows > 0:
-                request.draft_lag -= rows
+                request.followed(rows)
                 found.append(DraftSpan(span.slot, 0, rows, 0, begin + rows, start=begin))
         self._chunks.clear()
         return found

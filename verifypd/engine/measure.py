@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.chunks import CHUNK_FACTOR
-from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.architectures import Architecture
+from verifypd.control.controller import FixedController
+from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter
 from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
 from verifypd.progress import bar
-from verifypd.request import Request, SamplingParams
+from verifypd.request import Request, SamplingParams, State
 from verifypd.runtime.streams import keep_busy, synchronize
 
 BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
@@ -82,7 +83,7 @@ def grid(
     points = [Point(count, 0, context) for count in counts for context in (short, long)]
     points += [Point(count, drafts, short) for count in few for drafts in lengths]
     points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
-    chunks = sorted({min(64, prefill_chunk), prefill_chunk, CHUNK_FACTOR * prefill_chunk})
+    chunks = sorted({min(rows, prefill_chunk) for rows in (64, 512, prefill_chunk)})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
     points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
     if drafter and drafter.has_cache:
@@ -167,30 +168,24 @@ def warm_up(engine: Engine) -> None:
     time_points(engine, [Point(1, count, min(SHORT, engine.max_model_len // 2)) for count in drafts])
 
 
-class _Probe:
+class _Probe(Architecture):
     """A policy that plans what it is told to and keeps the times."""
 
-    name = ran = "measure"
-    speculative = True
-    curious = drafting = at_rest = False  # it has its plan already
+    name = "measure"
 
     def __init__(self) -> None:
+        super().__init__(FixedController(0))  # it has its plan already
         self.next = Plan()
         self.timings: list[StepTiming] = []
 
     def plan(self, snapshot: Snapshot) -> Plan:
+        """What was set, once."""
         plan, self.next = self.next, Plan()
         return plan
 
-    def observe(self, observation: Observation) -> None: ...
-
     def observe_step(self, timing: StepTiming) -> None:
+        """Kept, and not learnt from."""
         self.timings.append(timing)
-
-    def forget(self, order: int, emitted: int) -> None: ...
-
-    def state(self) -> dict[str, float | str]:
-        return {"architecture": self.name}
 
 
 @contextmanager
@@ -259,9 +254,11 @@ def _scratch(engine: Engine, point: Point) -> list[Request]:
         )
         engine.add(request)
         requests.append(request)
-    engine.step()  # admits them; the probe has nothing to run yet
-    for request in requests[: point.requests]:
-        engine.skip_prefill(request)
+    while any(request.slot is None for request in requests):
+        engine.step()  # admits some; the probe has nothing to run yet
+        for request in requests[: point.requests]:
+            if request.state is State.PREFILL:
+                engine.skip_prefill(request)
     return requests
 
 

@@ -42,7 +42,7 @@ class RequestMemory:
     def admit(self, request: Request, slot: int, spare: int) -> bool:
         """Give a waiting request room for its known tokens and the next one, keeping `spare` blocks for those running.
 
-        Sets `computed` and `draft_lag` to what the prefix caches hold.
+        What the prefix caches hold of it counts as computed and drafted.
         """
         known = len(request.tokens)
         digests = self._prefix(request, known - 1)
@@ -57,14 +57,14 @@ class RequestMemory:
             self._reserve(pool, request.order, known + 1)
             pool.tables.write(slot, pool.blocks.held[request.order])
             cached.append(shared * pool.blocks.block_size)
-        request.computed = cached[0]
         request.metrics.cached_tokens = max(request.metrics.cached_tokens, cached[0])
-        request.draft_lag = known - cached[-1] if self.draft else 0
+        lag = known - cached[-1] if self.draft else 0
         if self.draft is not None and self.head_origin is not None:
             adopted = self.draft.blocks.held[request.order][: cached[-1] // self.draft.blocks.block_size]
             self._marked[request.order] = len(list(takewhile(self._read.__contains__, adopted)))
             begun = self.begin_head(request, slot, 0 if cached[-1] == cached[0] else cached[0])
-            request.draft_lag = known - max(begun, self._marked[request.order] * self.draft.blocks.block_size)
+            lag = known - max(begun, self._marked[request.order] * self.draft.blocks.block_size)
+        request.admitted(cached[0], lag)
         return True
 
     def begin_head(self, request: Request, slot: int, position: int) -> int:

@@ -1,31 +1,11 @@
-"""Plans that need no policy: the one there is at rest, and what is left of a plan where memory is short."""
+"""What is left of a plan where memory is short."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.control.snapshot import Plan
-from verifypd.request import State
-
-if TYPE_CHECKING:
-    from verifypd.engine.engine import Engine
-
-
-def routine(engine: Engine) -> Plan | None:
-    """One token for everyone, where the architecture would plan nothing else: it need not be asked, nor be told of
-    every request. None where that is not sure."""
-    running = engine.running
-    if not (engine.architecture.at_rest and 0 < len(running) <= engine.config.batch_size) or engine.inflight.away:
-        return None
-    spans = []
-    for slot, request in running.items():
-        context, left = request.length_bound, request.max_length - request.length_floor
-        if request.state is not State.DECODE or request.preempting or left <= 0:
-            return None
-        spans.append(VerifySpan(slot, 1, 0, None, True, min(context, request.max_length)))
-    return Plan(verify=VerifyBatch(tuple(spans)))
 
 
 def keep(plan: Plan, drafts: dict[int, int]) -> Plan:

@@ -34,7 +34,8 @@ class Recorder:
             for name, batch in (("draft", plan.draft), ("verify", plan.verify), ("prefill", plan.prefill))
         }
         head = {"event": "plan", "step": timed.step, "time": time, "policy": timed.policy, "arch": timed.architecture}
-        self._write({**head, "start": timed.start, **batches, **timed.seconds()})
+        why = {"why": timed.why} if timed.why else {}
+        self._write({**head, "start": timed.start, **batches, **timed.seconds(), **why})
 
     def verdicts(self, time: float, batch: VerifyBatch, verdicts: Sequence[Verdict | None]) -> None:
         """A batch that was absorbed."""

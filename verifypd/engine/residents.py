@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakMethod
 
+from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
+from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import keep
+from verifypd.engine.views import targets
 from verifypd.errors import EngineError
 from verifypd.lanes.placement import Placements
 from verifypd.metrics.stats import EngineStats
@@ -64,17 +67,25 @@ class Residents:
         insort(self.waiting, request, key=Request.rank)
 
     def admit(self, unread: bool) -> list[Request]:
-        """Give waiting requests a slot and blocks, in order of rank, as long as both last. Returns who got them.
+        """Give waiting requests a slot and blocks, in the order of their prompts, as long as both last.
 
-        `unread`: nobody keeps what a draft head would read of their prompts.
+        No more prompts hold a slot before they are read than the next passes take: who comes later may be shorter.
+        `unread`: nobody keeps what a draft head would read of their prompts. Returns who got a slot.
         """
-        admitted = []
+        admitted: list[Request] = []
+        if not (self.waiting and self.free_slots):
+            return admitted
+        now = self.clock()
+        lengths = [len(r.tokens) - r.computed for r in self.running.values() if r.state is State.PREFILL]
         while self.waiting and self.free_slots and len(self.running) < self.limit:
-            request = self.waiting[0]
+            if len(lengths) >= CHUNKS and sum(lengths) >= self.config.prefill_chunk:
+                break
+            request = min(self.waiting, key=lambda r: self._prompt_key(r, now))
             request.unread = unread
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 break
-            self.waiting.pop(0)
+            self.waiting.remove(request)
+            lengths.append(len(request.tokens) - request.computed)
             request.slot = self.free_slots.popleft()
             self.enter(request, State.PREFILL)
             self.running[request.slot] = request
@@ -94,6 +105,10 @@ class Residents:
                 self.grammars[request.slot] = request.grammar
             admitted.append(request)
         return admitted
+
+    def _prompt_key(self, request: Request, now: float) -> tuple[int, bool, float, int]:
+        first, _ = targets(request, self.config)
+        return prompt_key(request.rank(), len(request.tokens), now - request.last_output, first)
 
     def enter(self, request: Request, state: State, now: float | None = None) -> None:
         """Move a request along its path, and count it in the lanes."""
@@ -180,6 +195,8 @@ class Residents:
         for name, lane in self.stats.lanes.items():
             members = sum(request.state.value == name for request in self.running.values())
             assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
+        active = [r for r in self.running.values() if not r.finished]
+        assert all(r.confirmed == len(r.tokens) for r in active), "a token that no verdict brought"
         assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
             "a draft outside a lane"
         )

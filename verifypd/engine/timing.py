@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan
+from verifypd.control.work import work_of
 from verifypd.lanes.placement import LaneTimer
 
 RECENT = 48  # steps remembered for those who look on
@@ -25,6 +27,7 @@ class TimedPlan:
     timers: dict[str, LaneTimer] = field(default_factory=dict)
     beside: bool = False  # whether other work ran on the device at the same time
     ended: float = 0.0  # s, when the step ended on the host; 0: it has not
+    why: dict[str, Any] = field(default_factory=dict)  # what the plan was chosen over
     decode_wait: float = 0.0  # s the longest-waiting of the drafting requests stood in the decode lane
 
     @property
@@ -38,24 +41,9 @@ class TimedPlan:
 
     def timing(self) -> StepTiming:
         """In the numbers of the cost model."""
-        # what is looked up costs next to nothing: the steps are those of the model
-        main = self.plan.draft.drafter if self.plan.draft else None
-        drafts = [s for s in self.plan.draft.spans if s.drafter in (None, main)] if self.plan.draft else []
-        verify = self.plan.verify.spans if self.plan.verify else ()
-        prefill = self.plan.prefill.spans if self.plan.prefill else ()
-        beside = [span for span in verify if span.start is not None]
-        chunks = [*beside, *prefill]
         seconds = self.seconds()
-        return StepTiming(
-            draft_requests=len(drafts),
-            draft_steps=max([span.drafts for span in drafts], default=0),
-            draft_rows=sum([span.rows for span in drafts]),
-            draft_context=sum([span.context for span in drafts]),
-            verify_requests=len(verify) - len(beside),
-            verify_rows=sum([span.rows for span in verify]),
-            verify_context=sum([span.context for span in verify]),
-            chunk_rows=sum([span.rows for span in chunks]),
-            chunk_context=sum([span.rows * span.context for span in chunks]),
+        return replace(
+            work_of(self.plan),
             draft_seconds=seconds.get("draft_seconds", 0.0),
             verify_seconds=seconds.get("verify_seconds", 0.0),
             prefill_seconds=seconds.get("prefill_seconds", 0.0),

@@ -245,6 +245,51 @@ def explain(record: Record) -> str:
     return "\n".join(lines + [_decision_line(decision, first) for decision in record.decisions])
 
 
+def explain_step(folder: str | Path, step: int) -> str:
+    """The plan of one step, its runner-up and what each was worth, in the words of docs/lanes.md."""
+    first = last = None
+    for line in _lines(Path(folder)):
+        if line.get("event") != "plan":
+            continue
+        last = int(line["step"])
+        first = last if first is None else first
+        if last == step:
+            return "\n".join(_step_lines(line))
+    if first is None:
+        raise RequestError(f"{Path(folder) / FILE} holds no step")
+    raise RequestError(f"step {step} is not in this record; it has steps {first} to {last}")
+
+
+def _step_lines(line: dict[str, Any]) -> Iterator[str]:
+    why = line.get("why") or {}
+    spans = [*(line.get("verify") or []), *(line.get("prefill") or [])]
+    chunks = [span for span in spans if span.get("start") is not None]
+    drafts = [span["drafts"] for span in line.get("draft") or [] if span["drafts"]]
+    yield (
+        f"step {line['step']}, {line.get('arch', '?')}: {len(spans) - len(chunks)} requests decode, {len(drafts)} "
+        f"draft {sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
+    )
+    if "ms_a_token" in why:
+        yield (
+            f"drafts ({why['mode']}): {_longest(why['longest'])} at {why['ms_a_token']:.3f} ms a token; "
+            f"next best: {_longest(why['next_longest'])} at {why['next_ms_a_token']:.3f}"
+        )
+    if "worth" in why:
+        yield (
+            f"prompts: {why['prompt_tokens']} tokens make a step of {why['step_ms']:.1f} ms worth {why['worth']:.2f} a "
+            f"second; next best: {why['next_prompt_tokens']} tokens, {why['next_step_ms']:.1f} ms, "
+            f"{why['next_worth']:.2f}"
+        )
+    if not why:
+        yield "nothing was weighed: the controller drafts by fixed rules, and no prompt waited beside those who decode"
+    took = [f"{lane} {1e3 * line[name]:.1f}" for lane, name in _SECONDS.items() if name in line]
+    yield f"took, ms: {', '.join(took)}"
+
+
+def _longest(drafts: int) -> str:
+    return f"at most {drafts} each" if drafts else "none"
+
+
 def _lane_line(lane: str, batches: list[Batch]) -> str:
     count = len(batches)
     text = (

@@ -1,64 +1,44 @@
-"""What a verdict means for its request, and for the policy that had it drafted. Knows no passes and no memory."""
+"""What a verdict means for its request, and what a policy is told of it. Knows no passes and no memory."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from verifypd.batch import Verdict, VerifySpan
 from verifypd.control.observe import Observation
 from verifypd.lanes.verify import PassResult
 from verifypd.request import Logprob, Request
 
-if TYPE_CHECKING:
-    from verifypd.engine.engine import Engine
 
-
-def confirm(engine: Engine, request: Request, verdict: Verdict) -> None:
-    """Its tokens are the request's; what ends with it ends."""
+def confirm(request: Request, verdict: Verdict, now: float) -> None:
+    """Its tokens are the request's, from now (s) on."""
     metrics = request.metrics
     if request.output_len == 0 and verdict.tokens:
-        metrics.first_token_time = engine.clock()
+        metrics.first_token_time = now
     else:
         metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
     if verdict.tokens:
-        request.last_output = engine.clock()
+        request.last_output = now
     if verdict.drafted:
         request.last_draft = (verdict.drafted, verdict.accepted)
     request.tokens.extend(verdict.tokens)
     if request.logprobs is not None:
         for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
             request.logprobs.append(_logprobs(token, own, rank, top, request.params.logprobs or 0))
-    engine.stats.emitted += len(verdict.tokens)
-    engine.stats.drafted += verdict.drafted
-    engine.stats.accepted += verdict.accepted
-    if verdict.finish == "stop":
-        last = verdict.tokens[-1]
-        engine.end(request, "stop", None if last in engine.eos_ids else last)
-    elif verdict.finish is not None:
-        engine.end(request, verdict.finish)
 
 
-def observe(engine: Engine, request: Request, span: VerifySpan, verdict: Verdict, tau: float) -> None:
-    """Tell the policy what became of a draft, or of a single token."""
-    if span.start is not None:
-        return
+def observation(request: Request, span: VerifySpan, verdict: Verdict, tau: float, acceptance: str) -> Observation:
+    """What became of a draft, or of a single token, in counts. tau: the drafter's temperature; acceptance: the rule
+    where the request names none."""
     params = request.params
-    if span.drafter == "head" and engine.synthetic is None:
-        engine.first_drafts.count(verdict.drafted, verdict.accepted)
-    if engine.choice is not None:
-        engine.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
-    engine.architecture.observe(
-        Observation(
-            order=request.order,
-            drafted=verdict.drafted,
-            accepted=verdict.accepted,
-            emitted=len(verdict.tokens),
-            coupled=params.coupled(engine.config.acceptance),
-            greedy=params.greedy,
-            temperature=params.temperature,
-            drafter=span.drafter,
-            tau=tau if params.draft_temperature is None else None,
-        )
+    return Observation(
+        order=request.order,
+        drafted=verdict.drafted,
+        accepted=verdict.accepted,
+        emitted=len(verdict.tokens),
+        coupled=params.coupled(acceptance),
+        greedy=params.greedy,
+        temperature=params.temperature,
+        drafter=span.drafter,
+        tau=tau if params.draft_temperature is None else None,
     )
 
 

@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from verifypd.buckets import CHUNKS
+from verifypd.config import EngineConfig
+from verifypd.control.architectures import Architecture
 from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.drafters.base import Drafter
+from verifypd.drafters.choice import Choice
+from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.verify import VerifyLane
+from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
-from verifypd.runtime.passes import CHUNKS
-
-if TYPE_CHECKING:
-    from verifypd.engine.engine import Engine
+from verifypd.runtime.inputs import Slots
+from verifypd.runtime.streams import Inflight
 
 
-def snapshot(engine: Engine) -> Snapshot:
-    """What the policy sees. What it is told of look-ups it is told once."""
-    now, curious = engine.clock(), engine.architecture.curious
+class Seen(Protocol):
+    """What is read of an engine."""
+
+    config: EngineConfig
+    architecture: Architecture
+    drafter: Drafter | None
+    choice: Choice | None
+    decode: DecodeLane
+    verify: VerifyLane
+    slots: Slots
+    inflight: Inflight
+    running: dict[int, Request]
+    clock: Callable[[], float]
+    verifier_bytes: int
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Who has no slot yet."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The books."""
+        ...
+
+
+def snapshot(engine: Seen) -> Snapshot:
+    """What the policy sees. Reading changes nothing; counters only grow."""
+    now, may_draft = engine.clock(), engine.architecture.may_draft
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
     here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
     return Snapshot(
         step=engine.stats.steps,
-        requests=tuple(_view(engine, r, now, curious) for r in here),
+        requests=tuple(_view(engine, r, now, may_draft) for r in here),
         away=len(running) - len(here),
         most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
         waiting=len(engine.waiting),
+        waiting_tokens=sum([len(request.tokens) for request in engine.waiting]),
+        emitted=engine.stats.continued,
+        verdicts=engine.stats.verdicts,
+        mean_output=(MEAN_OUTPUT + engine.stats.finished_tokens) / (1 + engine.stats.finished),
         verify_batch=verify_batch,
         verify_wait_ms=verify_wait_ms,
         workers=engine.config.worker_count,
         queue_factor=engine.config.queue_factor,
         lane_weights=engine.config.weights,
         slo_ttft=engine.config.slo_ttft,
+        slo_gap=engine.config.slo_gap,
         verifier_bytes=engine.verifier_bytes,
         device=engine.slots.device.type,
         batch_size=engine.config.batch_size,
@@ -44,21 +83,22 @@ def snapshot(engine: Engine) -> Snapshot:
     )
 
 
-def _view(engine: Engine, request: Request, now: float, curious: bool) -> RequestView:
+def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> RequestView:
     params = request.params
     decoding = request.state is not State.PREFILL
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
-    drafting = curious and decoding and params.speculation and engine.drafter is not None
+    drafting = may_draft and decoding and params.speculation and engine.drafter is not None
     assert request.slot is not None
-    proposer, promise, lag, overheard = None, 0, request.draft_lag, (0, 0)
+    proposer, promise, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
         able = not (request.unread and engine.drafter.reader is not None)
         if engine.choice is None:
             promise = engine.drafter.promise(request) if able else 0
         else:
-            name, promise, overheard = engine.choice.pick(request, limit, able)
+            name, promise, lookups = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
+    first, further = targets(request, engine.config)
     return RequestView(
         slot=request.slot,
         rank=request.rank(),
@@ -76,8 +116,10 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         lane=request.state.value,
         waited=max(0.0, now - request.entered),
         pending=request.pending,
-        drafter=request.drafter,
-        slo_tpot=engine.config.slo_tpot if params.slo_tpot is None else params.slo_tpot,
+        drafter=request.draft.drafter,
+        slo_ttft=first,
+        slo_tpot=further,
+        decoding=max(0.0, now - request.metrics.first_token_time) if request.metrics.first_token_time else 0.0,
         since_output=max(0.0, now - request.last_output),
         inflight=len(request.inflight),
         emitted=request.output_len,
@@ -88,5 +130,19 @@ def _view(engine: Engine, request: Request, now: float, curious: bool) -> Reques
         if params.draft_temperature is None
         else params.draft_temperature,
         proposer=proposer,
-        overheard=overheard,
+        lookups=lookups,
     )
+
+
+def targets(request: Request, config: EngineConfig) -> tuple[float, float]:
+    """ms for its first token and for each further one: its own, or the engine's; a deadline leaves half for each.
+
+    No first token can be asked for within less than a step may last.
+    """
+    params = request.params
+    first = config.slo_ttft if params.slo_ttft is None else params.slo_ttft
+    further = config.slo_tpot if params.slo_tpot is None else params.slo_tpot
+    if params.deadline_ms is not None:
+        first = min(first, params.deadline_ms / 2)
+        further = min(further, params.deadline_ms / 2 / max(1, request.max_length - request.prompt_len))
+    return max(first, config.slo_gap), further

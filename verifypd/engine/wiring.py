@@ -9,20 +9,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import AttentionBackend, backend
+from verifypd.attention.base import AttentionBackend
+from verifypd.attention.choose import backend
+from verifypd.buckets import CHUNKS, bucket
 from verifypd.config import EngineConfig
-from verifypd.control.architectures import Architecture, make_architecture
-from verifypd.control.auto import Auto
-from verifypd.control.chunks import CHUNK_FACTOR
-from verifypd.control.controller import make_controller
+from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
-from verifypd.drafters.model import CAUGHT_UP, ModelDrafter
+from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
+from verifypd.inflight import CAUGHT_UP
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget
 from verifypd.kv.pool import FeatureCache, KVCache
@@ -34,7 +35,7 @@ from verifypd.models.head import DraftHead
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
-from verifypd.runtime.passes import CHUNKS, bucket, reachable
+from verifypd.runtime.passes import reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 
@@ -66,7 +67,7 @@ def may_draft(config: EngineConfig) -> bool:
 
 def chunk_rows(config: EngineConfig) -> int:
     """Most prompt rows of one pass."""
-    return config.prefill_chunk * (CHUNK_FACTOR if config.arch == "auto" else 1)
+    return config.prefill_chunk
 
 
 def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
@@ -83,7 +84,7 @@ def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
 def _catch_up_rows(config: EngineConfig) -> int:
     """Most rows of one pass that brings drafts up to date: what a step may spend on it, and the routine of each; or
     the prompt chunks that a head reads behind the verifier."""
-    return max(CHUNK_FACTOR * config.draft_chunk + CHUNKS * (config.max_draft + 1), chunk_rows(config))
+    return max(config.draft_chunk + CHUNKS * (config.max_draft + 1), chunk_rows(config))
 
 
 def _captured(config: EngineConfig) -> tuple[int, int]:
@@ -158,7 +159,7 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
     controller = make_controller(
         config.controller, config.max_draft, cost, search_temperature=config.search_temperature
     )
-    return cache(lambda name: Auto(controller, cost) if name == "auto" else make_architecture(name, controller))
+    return cache(lambda name: make_architecture(name, controller, cost))
 
 
 def _paged(

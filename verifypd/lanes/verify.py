@@ -17,10 +17,11 @@ from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layou
 from verifypd.runtime.padded import VerifyPasses
 from verifypd.runtime.runner import ModelRunner
 from verifypd.runtime.streams import HostCopy, Ticket
+from verifypd.sampling.case import Finish, Spans, Verdicts
 from verifypd.sampling.grammar import GrammarState
 from verifypd.sampling.logprobs import Logprobs, token_logprobs
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.verify import Finish, Spans, Verdicts, judge
+from verifypd.sampling.verify import judge
 
 LOGPROB_ROWS = 64  # prompt rows whose logits are held at once
 FINISH = {Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}

@@ -80,10 +80,13 @@ class EngineStats:
     rows: int = 0  # tokens through the verifier
     prompt_tokens: int = 0  # of those, prompt tokens
     emitted: int = 0
+    verdicts: int = 0  # of requests that had a token already
+    continued: int = 0  # tokens that those brought
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
     finished: int = 0
+    finished_tokens: int = 0  # output tokens of those
     switches: int = 0  # changes of architecture
     lanes: dict[str, LaneStats] = field(default_factory=lambda: lane_table(("prefill", "decode", "verify")))
 

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from verifypd.attention.base import Reader
 from verifypd.batch import DraftSpan, VerifySpan
+from verifypd.buckets import CHUNKS, bucket
 from verifypd.errors import ConfigError
 from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.passes import CHUNKS, PassInputs, PassKey, bucket, pass_key, reachable
+from verifypd.runtime.passes import PassInputs, PassKey, pass_key, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.sampling.rows import Rows, clean
 from verifypd.sampling.sampler import widen
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.transforms import Rows, clean, shape_
+from verifypd.sampling.transforms import shape_
 
 VERSIONS = 4  # of the tensors that such loops read: as they grow, what was captured for the oldest is dropped
 SHORT_TEXT = 512  # tokens of the shortest text that loops with penalties look through

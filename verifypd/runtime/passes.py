@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
 
 VOID = 1 << 30  # tokens before its slot's end that a void span begins: before any text
-CHUNKS = 8  # prompt chunks a padded pass may carry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,6 @@ class PassKey:
     def all_spans(self) -> int:
         """Short spans, chunks and, behind chunks, one void span that takes the rows left over."""
         return self.spans + (self.chunks + 1 if self.chunks else 0)
-
-
-def bucket(n: int) -> int:
-    """The smallest bucket that holds n: powers of two, and from 8 on the middle between two of them."""
-    power = 1 << max(n - 1, 0).bit_length()
-    return power // 4 * 3 if power >= 16 and n <= power // 4 * 3 else power
-
-
-def chunk_bucket(n: int) -> int:
-    """Rows of a pass with chunks: steps of 64 up to 512, then of an eighth of the next power of two."""
-    step = max(64, (1 << max(n - 1, 0).bit_length()) // 8)
-    return -(-n // step) * step
-
-
-def span_bucket(n: int) -> int:
-    """Short spans beside chunks: 8, 32, 128 and so on, for the rows are what costs there."""
-    found = 8
-    while found < n:
-        found *= 4
-    return found
 
 
 def pass_key(short: Sequence[int], widest: int, chunks: Sequence[int] = ()) -> PassKey:

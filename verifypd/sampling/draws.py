@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifypd.sampling.philox import gumbel
+from verifypd.sampling.rows import ELEMENTS_AT_ONCE, Rows
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.transforms import ELEMENTS_AT_ONCE, Rows
 
 BLOCK = 256  # vocabulary is searched in blocks of this many tokens
 FEW = 2**15  # values up to which one operation on a CPU is quicker than several cheaper ones

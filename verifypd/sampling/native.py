@@ -1,4 +1,4 @@
-"""Verdicts in one call of C, on a CPU: what torch takes some thirty for. Same answers as `verify`, to the token."""
+"""Verdicts in one call of C, on a CPU: what torch takes some thirty for. Same answers as torch, to the token."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import ctypes
 import functools
 from collections.abc import Callable
 from ctypes import byref, c_int64, c_ssize_t, c_void_p
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
+from verifypd.sampling.case import Case, Outcome, Verdicts
+from verifypd.sampling.torch import TorchSampling, outcome, own_choice
 
-if TYPE_CHECKING:
-    from verifypd.sampling.verify import Case, Outcome
+
+class NativeSampling(TorchSampling):
+    """torch cuts and draws; C makes of it what is emitted, and writes it."""
+
+    name = "native"
+
+    def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
+        """See SamplingKernels.judge."""
+        own, top = own_choice(case)
+        told = outcome(case, own, top) if case.needs.rejection or case.needs.synthetic else None
+        packed = verdicts(case, own, top, told, tokens, lengths, drafts, draft_lens)
+        return Verdicts.unpacked(packed, case.spans.widest + 1)
 
 
 class _Arguments(ctypes.Structure):
@@ -37,7 +48,7 @@ def verdicts(
     case: Case,
     own: Tensor,
     top: Tensor,
-    outcome: Outcome | None,
+    found: Outcome | None,
     tokens: Tensor,
     lengths: Tensor,
     drafts: Tensor,
@@ -46,12 +57,12 @@ def verdicts(
     """What `Verdicts.packed` gives; tokens, lengths and state.alive are written. All tensors as the engine has them:
     int64 but for `top` and `alive`, the last dimension dense.
 
-    own, top: the verifier's token of each row [N] and its score; outcome: where those do not say it all.
+    own, top: the verifier's token of each row [N] and its score; found: where those do not say it all.
     """
     spans, state = case.spans, case.state
     assert spans.widest <= drafts.shape[1]
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
-    told = outcome or (None, None, None)
+    told = found or (None, None, None)
     accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
     _function()(
         byref(

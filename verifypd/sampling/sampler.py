@@ -15,8 +15,9 @@ from torch import Tensor
 
 from verifypd.sampling.draws import best, best_with_noise, draw, noise_keys
 from verifypd.sampling.philox import Role, uniforms
+from verifypd.sampling.rows import Rows, clean
 from verifypd.sampling.state import Needs, SamplingState, Subset
-from verifypd.sampling.transforms import Rows, clean, transform
+from verifypd.sampling.transforms import transform
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,40 @@
 """Cuts and verdicts in Triton, for CUDA devices: a few launches in place of the many that torch makes.
 
-Same answers as `transforms` and `verify`: the same order of cuts, the same ties, the same noise. What may differ is the
+Same answers as torch: the same order of cuts, the same ties, the same noise. What may differ is the
 last bit of an exponential, and with it a token whose mass or draw lies right on the edge. Knows launches; nothing of
 models or schedules.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from verifypd.kernels.tiles import power_of_two
-from verifypd.sampling.state import SamplingState
+from verifypd.sampling.case import Case, Verdicts
+from verifypd.sampling.draws import block_of
+from verifypd.sampling.rows import Rows
+from verifypd.sampling.state import Needs, SamplingState
 from verifypd.sampling.triton_cuts import cut_rows
 from verifypd.sampling.triton_verdicts import judge_rows, judge_spans, propose_rows
 
-if TYPE_CHECKING:
-    from verifypd.sampling.verify import Case
-
 CUT_TOKENS = 512  # read at once by a search with sixteen candidates
 ROW_TOKENS = 2048  # read at once where one number is wanted
+
+
+class TritonSampling:
+    """See SamplingKernels."""
+
+    name = "triton"
+
+    def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
+        """See SamplingKernels.cut_."""
+        if needs.sampled:
+            cut_(x, rows.slots, state, scale)
+
+    def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
+        """See SamplingKernels.judge."""
+        return Verdicts.unpacked(judge(case, tokens, lengths, drafts, draft_lens), case.spans.widest + 1)
 
 
 def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = None) -> None:
@@ -74,8 +87,6 @@ def propose_(
 
 def _blocks(vocab: int) -> tuple[int, int, int]:
     """Tokens of a block, blocks, and how many are read at once."""
-    from verifypd.sampling.draws import block_of
-
     block = block_of(vocab)
     blocks = -(-vocab // block)
     return block, blocks, min(ROW_TOKENS // power_of_two(block), power_of_two(blocks))

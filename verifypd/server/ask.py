@@ -34,7 +34,7 @@ SAME_NAME = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
     *("prompt_logprobs", "speculation", "max_draft", "draft_temperature", "acceptance", "priority"),
-    *("slo_tpot", "deadline_ms"),
+    *("slo_ttft", "slo_tpot", "deadline_ms"),
 )
 SEEDS = random.SystemRandom()
 

@@ -243,15 +243,23 @@ class EngineLoop:
         """One engine step, and what came of it on its way to the workers."""
         self._stop_overdue()
         begun = self.clock()
+        self._pass_on(self.engine.step)
+        self.totals.step(self.clock() - begun, self.engine.architecture.ran)
+
+    def collect(self) -> None:
+        """Wait for the device where the next step must, and pass on what it has brought: messages are read after."""
+        self._pass_on(self.engine.collect)
+
+    def _pass_on(self, work: Callable[[], list[Request]]) -> None:
+        """Do something with the engine, and send what came of it to the workers."""
         try:
-            news = [self.tracks.get(request.order) for request in self.engine.step()]
+            news = [self.tracks.get(request.order) for request in work()]
         except Exception as error:
             if not out_of_memory(error):
                 raise
             self.totals.out_of_memory += 1
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
-        self.totals.step(self.clock() - begun, self.engine.architecture.ran)
         for track in news:
             if track is not None:
                 self._tell(track)

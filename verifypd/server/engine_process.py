@@ -128,6 +128,8 @@ def serve(loop: EngineLoop, receiver: zmq.Socket, bell: Bell, pulse: Any, parent
             pulse[0] = 0.0
             poller.poll(int(loop.interval * 1e3))
         pulse[0] = time.monotonic()
+        if engine.busy:
+            loop.collect()
         bell.hush()
         receive(loop, receiver)
         loop.join()

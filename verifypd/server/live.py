@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from verifypd.engine.timing import RECENT
@@ -53,7 +53,7 @@ class Lookout:
     def _follow(self, policy: Any) -> None:
         """Take over what the policy has decided since."""
         decisions = getattr(policy, "decisions", ())
-        fresh = list(takewhile(lambda decision: decision is not self._decision, reversed(decisions[-CHANGES:])))
+        fresh = list(takewhile(lambda decision: decision is not self._decision, islice(reversed(decisions), CHANGES)))
         for decision in reversed(fresh):
             self.changed(decision.time, decision.previous, decision.architecture, decision.reason)
         self._decision = decisions[-1] if decisions else self._decision
@@ -116,5 +116,5 @@ def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
 
 def _survival(policy: Any) -> list[float]:
     """How far the controller expects a draft to stand, by position; empty where it does not say."""
-    survival = getattr(getattr(policy, "controller", None), "survival", None)
-    return [round(value, 4) for value in survival.typical()] if survival is not None else []
+    acceptance = getattr(getattr(policy, "controller", None), "acceptance", None)
+    return [round(value, 4) for value in acceptance.typical()] if acceptance is not None else []

@@ -81,8 +81,9 @@ class ServerMetrics:
         per_token = (last - first) / (longest - 1) if longest > 1 else 0.0
         if longest > 1:
             self.tpot.observe(per_token)
-        target = call.ask.params.slo_tpot or self.slo_tpot
-        if first * 1e3 <= self.slo_ttft and per_token * 1e3 <= target:
+        params = call.ask.params
+        in_time = first * 1e3 <= (params.slo_ttft or self.slo_ttft)
+        if in_time and per_token * 1e3 <= (params.slo_tpot or self.slo_tpot):
             self.good.inc()
 
     def _registries(self) -> list[CollectorRegistry]:

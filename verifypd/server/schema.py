@@ -131,7 +131,8 @@ class GenerationBody(Body):
     draft_temperature: Annotated[Number, Field(ge=0.1, le=10)] | None = None
     acceptance: Literal["rejection", "coupled"] | None = None
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = 0
-    slo_tpot: Annotated[Number, Field(gt=0)] | None = Field(None, description="ms")
+    slo_ttft: Annotated[Number, Field(gt=0)] | None = Field(None, description="target for the first token, ms")
+    slo_tpot: Annotated[Number, Field(gt=0)] | None = Field(None, description="target per further token, ms")
     deadline_ms: Annotated[Number, Field(gt=0, le=86_400_000)] | None = Field(
         None, description="ms, for the whole request; at most a day"
     )

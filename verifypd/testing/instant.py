@@ -78,6 +78,10 @@ class InstantEngine:
         """It plans nothing."""
         raise ConfigError(f"this engine has no architecture {name!r}, nor any other")
 
+    def collect(self) -> list[Request]:
+        """Nothing is ever waited for."""
+        return []
+
     def step(self) -> list[Request]:
         """A token for everybody."""
         if self._pace:

@@ -12,43 +12,43 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket
 from verifypd.control.architectures import Architecture
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.outcome import Outcome, Report
+from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.traffic import Arrival
-from verifypd.control.world import Settings, TrueCosts
+from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.control.work import work_of
 from verifypd.errors import EngineError
+from verifypd.inflight import CAUGHT_UP, Draft, Progress
+from verifypd.simulate.report import Outcome, Report
+from verifypd.simulate.traffic import Arrival
+from verifypd.simulate.world import Settings, TrueCosts
 
 POLL = 0.25e-3  # s between two looks of a loop that waits for a batch to fill
+MOST_OUT = 1  # passes that may still run when a step is planned, as in the engine: the host is one step ahead, not more
 MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(Progress):
     """The host's books of a request, and beside them what the device knows."""
 
-    order: int
-    arrival: Arrival
-    outcome: Outcome
-    max_length: int
-    slot: int = -1
-    length: int = 0  # confirmed tokens the host knows of
-    computed: int = 0
-    decoding: bool = False
-    pending: int = 0
-    drafter: str | None = None
-    draft_lag: int = 0
-    inflight: list[int] = field(default_factory=list)
-    tickets: int = 0
-    served: int = 0
-    entered: float = 0.0  # when it came into its lane
-    device_length: int = 0
-    alive: bool = True
+    def __init__(self, order: int, arrival: Arrival, outcome: Outcome, max_length: int) -> None:
+        super().__init__(arrival.prompt, max_length)
+        self.order = order
+        self.arrival = arrival
+        self.outcome = outcome
+        self.slot = -1
+        self.decoding = False
+        self.tickets = 0
+        self.served = 0
+        self.entered = arrival.time  # s, when it came into its lane
+        self.device_length = arrival.prompt
+        self.alive = True
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -67,23 +67,8 @@ class _Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One verifier pass in numbers."""
-
-    requests: int = 0  # decode spans
-    rows: int = 0  # all tokens
-    context: int = 0  # Σ of all spans
-    chunk_rows: int = 0
-    chunk_context: int = 0  # Σ chunk × context
-
-    def seconds(self, costs: CostModel) -> float:
-        mixed = bool(self.requests and self.chunk_rows)
-        return costs.verify_seconds(self.rows, self.context, self.chunk_context, mixed)
-
-
-@dataclass(frozen=True, slots=True)
 class _Ticket:
-    step: int
+    done: float  # s, when the pass has run
     verdicts: tuple[_Verdict, ...]
     touched: tuple[_Request, ...]
 
@@ -107,20 +92,25 @@ class Simulation:
         self.settings = settings or Settings()
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
-        self.now = 0.0
+        self.now = 0.0  # s of the host
+        self.device_free = 0.0  # s, when the device has run what was launched
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
+        self.emitted = self.verdicts = 0  # of requests that had a token already
+        self.ended = self.ended_tokens = 0
         self.requests = [self._request(order, arrival) for order, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
         self.waiting: list[_Request] = []
         self.running: dict[int, _Request] = {}
         self.free_slots = deque(range(self.settings.slots))
         self.inflight: deque[_Ticket] = deque()
+        self.timed: deque[tuple[float, StepTiming]] = deque()  # when each will be known
 
     def _request(self, order: int, arrival: Arrival) -> _Request:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
-        limit = arrival.prompt + max(self.settings.max_tokens, arrival.output)
+        longest = self.settings.max_tokens if arrival.max_tokens is None else arrival.max_tokens
+        limit = arrival.prompt + max(longest, arrival.output)
         return _Request(order, arrival, Outcome(order, arrival.time, arrival.priority, target), limit)
 
     def run(self, until: float = math.inf) -> Report:
@@ -142,37 +132,65 @@ class Simulation:
         )
 
     def step(self) -> bool:
-        """One turn; whether anything ran."""
-        while self.inflight and self.inflight[0].step + self.settings.late <= self.steps:
-            self.absorb(self.inflight.popleft())
+        """One turn; whether anything ran or is running."""
+        self._take_in(MOST_OUT)
         self.admit()
+        plan = self._plan()
+        self.steps += 1
+        going = bool(self.inflight) or not plan.empty
+        if not plan.empty:
+            self.launch(plan)
+        else:
+            self._pass_time()
+        self._take_in(len(self.inflight))
+        while self.timed and self.timed[0][0] <= self.now:
+            self.architecture.observe_step(self.timed.popleft()[1])
+        return going
+
+    def _take_in(self, most_out: int) -> None:
+        """Absorb what has run by now, and wait for the oldest where more than `most_out` passes are out."""
+        while self.inflight and (len(self.inflight) > most_out or self.inflight[0].done <= self.now):
+            ticket = self.inflight.popleft()
+            self.now = max(self.now, ticket.done)
+            self.absorb(ticket)
+
+    def _pass_time(self) -> None:
+        """Nothing is to be launched: wait for a verdict or an arrival, or look again a little later."""
+        verdict = self.inflight[0].done if self.inflight else math.inf
+        arrival = self.coming[0].arrival.time if self.coming else math.inf
+        if self.inflight or (self.coming and not (self.running or self.waiting)):
+            self.now = max(self.now, min(verdict, arrival))
+        else:
+            self.now += POLL
+
+    def _plan(self) -> Plan:
+        """What the architecture makes of what it sees."""
         snapshot = self.snapshot()
         plan = self.architecture.plan(snapshot)
         if self.on_step:
             self.on_step(self, snapshot, plan)
-        self.steps += 1
-        if not plan.empty:
-            self.now += self.launch(plan)
-            return True
-        if self.inflight:
-            return True  # a verdict is on its way: the next turn absorbs it
-        if self.running or self.waiting:
-            self.now += POLL
-        elif self.coming:
-            self.now = max(self.now, self.coming[0].arrival.time)
-        return False
+        return plan
 
     def admit(self) -> None:
         """Take in what has arrived and give slots to the best-ranked."""
         while self.coming and self.coming[0].arrival.time <= self.now:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
+        unread = [r.confirmed - r.computed for r in self.running.values() if not r.decoding]
         while self.waiting and self.free_slots:
-            request = self.waiting.pop(0)
+            if len(unread) >= CHUNKS and sum(unread) >= self.settings.prefill_chunk:
+                break
+            request = min(self.waiting, key=self._prompt_key)
+            self.waiting.remove(request)
+            unread.append(request.confirmed)
             request.slot = self.free_slots.popleft()
-            request.length = request.device_length = request.arrival.prompt
-            request.draft_lag = request.length if self.settings.drafter_has_cache else 0
+            reads = self.settings.drafter_has_cache and not self.settings.head  # a head reads behind the verifier
+            request.admitted(0, draft_lag=request.confirmed if reads else 0)
             request.entered = self.now
             self.running[request.slot] = request
+
+    def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
+        waited = self.now - request.arrival.time
+        return prompt_key(request.rank, request.confirmed, waited, self.settings.first_token)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
@@ -187,6 +205,13 @@ class Simulation:
             drafter_has_cache=settings.drafter_has_cache,
             now=self.now,
             waiting=len(self.waiting),
+            waiting_tokens=sum(request.confirmed for request in self.waiting),
+            emitted=self.emitted,
+            verdicts=self.verdicts,
+            mean_output=(MEAN_OUTPUT + self.ended_tokens) / (1 + self.ended),
+            slo_gap=settings.slo_gap,
+            routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
+            overlap=settings.devices > 1,
             verify_batch=settings.verify_batch,
             verify_wait_ms=settings.verify_wait_ms,
             workers=settings.workers,
@@ -194,19 +219,20 @@ class Simulation:
             slo_ttft=settings.slo_ttft,
             verifier_bytes=settings.verifier_bytes,
             device=settings.device,
+            most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
     def _view(self, request: _Request) -> RequestView:
-        drafting = request.decoding and self.settings.drafter is not None
-        last = request.outcome.last
+        drafting = self.architecture.may_draft and request.decoding and self.settings.drafter is not None
+        first, last = request.outcome.first, request.outcome.last
         return RequestView(
             slot=request.slot,
             rank=request.rank,
             served=request.served,
             chunk_start=request.computed,
-            prefill_left=0 if request.decoding else request.length - request.computed,
-            length_floor=request.length + len(request.inflight),
-            length_bound=request.length + sum(request.inflight) + len(request.inflight),
+            prefill_left=0 if request.decoding else request.confirmed - request.computed,
+            length_floor=request.length_floor,
+            length_bound=request.length_bound,
             max_length=request.max_length,
             draft_limit=self.settings.max_draft if drafting else 0,
             draft_lag=request.draft_lag,
@@ -216,25 +242,33 @@ class Simulation:
             lane="verify" if request.pending else "decode" if request.decoding else "prefill",
             waited=self.now - request.entered,
             pending=request.pending,
-            drafter=request.drafter,
+            drafter=request.draft.drafter,
+            slo_ttft=self.settings.first_token,
             slo_tpot=request.outcome.slo_tpot,
+            decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),
             inflight=len(request.inflight),
-            emitted=request.length - request.arrival.prompt,
+            emitted=request.confirmed - request.arrival.prompt,
         )
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> float:
-        """Run the plan's batches; returns how long they took."""
-        timing = self.timing(plan)
+    def launch(self, plan: Plan) -> None:
+        """Give the plan's batches to the device, which runs them once it is free. The host waits for them, or goes on
+        where verdicts are late."""
+        begun, timing = self.now, self.timing(plan)
+        self.now += self.settings.host_seconds + self.settings.host_request * len(self.running)
+        self.device_free = max(self.now, self.device_free) + self._duration(plan, timing)
         if plan.draft:
             self._draft(plan.draft)
-        for batch in (plan.verify, plan.prefill):
-            if batch:
-                self._verify(batch)
-        self.architecture.observe_step(timing)
-        return timing.step_seconds
+        if plan.verify:
+            self._verify(plan.verify, self.device_free - timing.prefill_seconds)
+        if plan.prefill:
+            self._verify(plan.prefill, self.device_free)
+        if not self.settings.late:
+            self.now = self.device_free
+            timing = replace(timing, step_seconds=self.now - begun)
+        self.timed.append((self.device_free, timing))
 
     def _duration(self, plan: Plan, timing: StepTiming) -> float:
         """Lanes run one after the other; with two devices drafts run beside a pass that does not need them."""
@@ -247,60 +281,43 @@ class Simulation:
         return timing.device_seconds
 
     def timing(self, plan: Plan) -> StepTiming:
-        """How much work the plan is, by what the device really holds, and how long it takes this time."""
+        """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""
         costs, factor = self.model, self.costs.factor
-        steps = rows = requests = context = 0
-        waited = 0.0
-        if plan.draft:
-            spans = plan.draft.spans
-            requests, rows = len(spans), sum(span.rows for span in spans)
-            steps = max(span.drafts for span in spans)
-            context = sum(self.running[span.slot].device_length for span in spans)
-            waited = max(self.now - self.running[span.slot].entered for span in spans)
-        draft_seconds = costs.draft_seconds(steps, rows, context) * factor(self.now, self.rng)
-        verify, prefill = self._work(plan.verify), self._work(plan.prefill)
-        timing = StepTiming(
-            draft_requests=requests,
-            draft_steps=steps,
-            draft_rows=rows,
-            draft_context=context,
-            verify_requests=verify.requests,
-            verify_rows=verify.rows,
-            verify_context=verify.context,
-            chunk_rows=verify.chunk_rows + prefill.chunk_rows,
-            chunk_context=verify.chunk_context + prefill.chunk_context,
-            draft_seconds=draft_seconds,
-            verify_seconds=verify.seconds(costs) * factor(self.now, self.rng),
-            prefill_seconds=prefill.seconds(costs) * factor(self.now, self.rng),
-            decode_wait=waited,
+        work = work_of(plan)
+        drafting = [self.running[span.slot] for span in plan.draft.spans] if plan.draft else []
+        context = sum(request.device_length for request in drafting)
+        draft = costs.draft_seconds(work.draft_steps, work.draft_rows, context)
+        return replace(
+            work,
+            draft_seconds=draft * factor(self.now, self.rng),
+            verify_seconds=self._seconds(plan.verify) * factor(self.now, self.rng),
+            prefill_seconds=self._seconds(plan.prefill) * factor(self.now, self.rng),
+            decode_wait=max((self.now - request.entered for request in drafting), default=0.0),
         )
-        return replace(timing, step_seconds=self.settings.host_seconds + self._duration(plan, timing))
 
-    def _work(self, batch: VerifyBatch | None) -> _Work:
-        requests = rows = context = chunk_rows = chunk_context = 0
+    def _seconds(self, batch: VerifyBatch | None) -> float:
+        """What a pass takes, by what the device really holds."""
+        work = Work()
         for span in batch.spans if batch else ():
-            rows += span.rows
             if span.start is None:
-                requests += 1
-                context += self.running[span.slot].device_length + span.drafts
+                work += Work(span.rows, self.running[span.slot].device_length + span.drafts)
             else:
-                context += span.context
-                chunk_rows += span.rows
-                chunk_context += span.rows * span.context
-        return _Work(requests, rows, context, chunk_rows, chunk_context)
+                work += Work(span.rows, span.context, span.rows, span.rows * span.context)
+        if self.settings.padded and work.rows:
+            rows = int(work.rows)
+            work = work._replace(rows=chunk_bucket(rows) if work.chunk_rows else bucket(rows))
+        return self.model.pass_seconds(work)
 
     def _draft(self, batch: DraftBatch) -> None:
         for span in batch.spans:
             request = self.running[span.slot]
-            if self.settings.drafter_has_cache:
-                request.draft_lag -= span.rows
+            request.caught_up(span.rows)
             if span.drafts:
-                request.pending = span.drafts
-                request.drafter = batch.drafter
+                request.drafted(Draft(span.drafts, span.drafter or batch.drafter, span.temperature))
                 request.entered = self.now
                 request.served = self.steps
 
-    def _verify(self, batch: VerifyBatch) -> None:
+    def _verify(self, batch: VerifyBatch, done: float) -> None:
         verdicts = []
         touched = []
         for span in batch.spans:
@@ -310,19 +327,16 @@ class Simulation:
             request.served = self.steps
             if span.start is not None:
                 assert span.start == request.computed, "a chunk must begin where the last one ended"
-                request.computed += span.rows
-            else:
-                assert span.drafts == request.pending, "drafts are verified as they stand"
+                request.read(span.rows)
             if not span.emits:
                 continue
             verdicts.append(self._judge(request, span.drafts, span.drafter, span.start is None))
-            request.inflight.append(span.drafts)
+            settings = self.settings
+            kept = span.drafter is not None and settings.drafter_has_cache and not settings.head
+            request.launched(span.drafts, kept=kept)
             request.decoding = True
-            request.pending, request.drafter = 0, None
             request.entered = self.now
-            drafted = span.drafter is not None and self.settings.drafter_has_cache
-            request.draft_lag = 2 if drafted else request.draft_lag + span.drafts + 1
-        self.inflight.append(_Ticket(self.steps, tuple(verdicts), tuple(touched)))
+        self.inflight.append(_Ticket(done, tuple(verdicts), tuple(touched)))
 
     def _judge(self, request: _Request, drafts: int, drafter: str | None, decode: bool) -> _Verdict:
         """What the device decides, at once; the host learns of it when the ticket is absorbed."""
@@ -345,15 +359,17 @@ class Simulation:
             request.tickets -= 1
         for verdict in ticket.verdicts:
             request = verdict.request
-            request.inflight.pop(0)
+            request.absorbed(0 if request.outcome.finished else verdict.emitted)
             if request.outcome.finished:
                 continue
-            request.length += verdict.emitted
             request.outcome.output(self.now, verdict.emitted)
             request.outcome.finished = verdict.ends
             self.drafted += verdict.drafted
             self.accepted += verdict.accepted
             if verdict.decode:
+                self.emitted += verdict.emitted
+                self.verdicts += 1
+            if verdict.drafted:
                 self.architecture.observe(
                     Observation(
                         order=request.order,
@@ -370,4 +386,6 @@ class Simulation:
             if request.outcome.finished and not request.tickets and request.slot in self.running:
                 del self.running[request.slot]
                 self.free_slots.append(request.slot)
-                self.architecture.forget(request.order, request.length - request.arrival.prompt)
+                written = request.confirmed - request.arrival.prompt
+                self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
+                self.architecture.forget(request.order, written)

@@ -1,9 +1,10 @@
-"""Made-up traffic for the simulator: when requests arrive, how long they are, which drafts would stand."""
+"""Traffic for the simulator, made up or given: when requests arrive, how long they are, which drafts would stand."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,6 +19,7 @@ class Arrival:
     alpha: float = 0.0  # mean chance of a draft token of this request
     priority: int = 0
     slo_tpot: float | None = None  # ms; None: the server's
+    max_tokens: int | None = None  # output tokens it asks for at most; None: what the settings say
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +78,18 @@ def poisson(
         prompt, output = lengths.draw(rng)
         alpha, stands = acceptance.draw(rng, output)
         arrivals.append(Arrival(time, prompt, output, stands, alpha))
+    return arrivals
+
+
+def replay(requests: Iterable[tuple[float, int, int]], alpha: float, *, seed: int = 0) -> list[Arrival]:
+    """The arrivals of a workload as a real engine gets them: (time s, prompt tokens, output tokens) of each request.
+
+    Each draft token stands with chance `alpha`, whatever came before. A request ends by its length, which the host
+    knows beforehand.
+    """
+    arrivals = []
+    for index, (time, prompt, output) in enumerate(requests):
+        rng = random.Random(f"{seed}/{index}")
+        stands = tuple(rng.random() < alpha for _ in range(output))
+        arrivals.append(Arrival(time, prompt, output, stands, alpha, max_tokens=output))
     return arrivals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import CostModel, Work
 
 
 def step_seconds(cost: CostModel, requests: int, drafts: int, context: float, lag: int = 0) -> float:
@@ -11,7 +11,7 @@ def step_seconds(cost: CostModel, requests: int, drafts: int, context: float, la
     `lag`: tokens of each request that the drafter reads first; 0 where it keeps no cache.
     """
     total = requests * context
-    seconds = cost.verify_seconds(requests * (drafts + 1), total) + cost.overhead
+    seconds = cost.pass_seconds(Work(requests * (drafts + 1), total)) + cost.overhead
     if not drafts:
         return seconds
     return seconds + cost.draft_seconds(drafts, lag * requests, total)

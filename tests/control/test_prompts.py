@@ -1,0 +1,329 @@
+"""Which prompts join a step and how much of them: their order, their sure share, the bound on a step, backpressure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.control.views import snapshot, view
+from verifypd.batch import VerifySpan
+from verifypd.control.architectures import PD, Architecture, Unified
+from verifypd.control.controller import FixedController
+from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture, make_controller
+from verifypd.control.prompts import Beside, Chunk, Reading, choose, decode_worth, in_order, next_chunks, prompt_key
+from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.traffic import Acceptance, Lengths, poisson
+from verifypd.simulate.world import Settings, TrueCosts
+
+GPU = Coefficients()
+MANY = 8  # prompts a pass may carry
+
+
+def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
+    """A prompt with so many tokens left; `read` of it are read."""
+    begun = {"chunk_start": read, "served": int(read > 0), "lane": "prefill"}
+    return replace(view(slot, prefill_left=left, **begun, **changes), rank=(priority, slot))
+
+
+def read(
+    waiting: list[RequestView],
+    beside: Beside | None = None,
+    *,
+    cost: CostModel | None = None,
+    room: int = MANY,
+    joining: int | None = None,
+    **changes: Any,
+) -> Reading:
+    state = snapshot(waiting, **{"prefill_chunk": 2048, **changes})
+    return next_chunks(state, cost or CostModel(GPU), beside or Beside(), room, joining)
+
+
+def rows(spans: tuple[VerifySpan, ...]) -> dict[int, int]:
+    return {span.slot: span.rows for span in spans}
+
+
+def decoding(count: int, worth: float = 0.0, context: int = 512, **changes: Any) -> Beside:
+    return Beside(Work(count, count * context), worth=worth, **changes)
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+def order(*waiting: RequestView) -> list[int]:
+    return [each.slot for each in in_order(snapshot(waiting))]
+
+
+def test_the_shortest_goes_first_and_of_like_ones_the_first_to_arrive() -> None:
+    assert order(prompt(0, 300), prompt(1, 100), prompt(2, 200), prompt(3, 100)) == [1, 3, 2, 0]
+
+
+def test_what_is_left_counts_not_what_was_read() -> None:
+    assert order(prompt(0, 150), prompt(1, 100, read=4000)) == [1, 0]
+
+
+def test_priority_goes_before_everything() -> None:
+    overdue = {"since_output": 99.0, "slo_ttft": 500.0}
+    assert order(prompt(0, 10, priority=1, **overdue), prompt(1, 4000, priority=0)) == [1, 0]
+
+
+def test_a_tighter_target_goes_before_a_looser_one() -> None:
+    assert order(prompt(0, 100, slo_ttft=500.0), prompt(1, 300, slo_ttft=100.0)) == [1, 0]
+
+
+def test_one_that_is_late_counts_double() -> None:
+    late = {"since_output": 0.6, "slo_ttft": 500.0}
+    assert order(prompt(0, 150), prompt(1, 200, **late)) == [1, 0]
+    assert order(prompt(0, 90), prompt(1, 200, **late)) == [0, 1]
+
+
+def test_one_that_is_overdue_goes_first_and_of_several_the_first_to_arrive() -> None:
+    overdue = {"since_output": OVERDUE * 0.5 + 0.01, "slo_ttft": 500.0}
+    assert order(prompt(0, 1), prompt(2, 4000, **overdue), prompt(1, 8000, **overdue)) == [1, 2, 0]
+    almost = {"since_output": OVERDUE * 0.5 - 0.01, "slo_ttft": 500.0}
+    assert order(prompt(0, 1), prompt(1, 4000, **almost)) == [0, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4000), st.floats(0, 3)), min_size=2, max_size=6))
+def test_who_waits_longer_never_falls_behind_its_equal(made: list[tuple[int, int, float]]) -> None:
+    for number, (priority, left, waited) in enumerate(made):
+        younger = prompt_key((priority, number), left, waited, 500.0)
+        assert prompt_key((priority, number), left, waited + 1.0, 500.0) <= younger
+
+
+# -- worth -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_worth_of_decoding_by_hand() -> None:
+    """A token of 100 for who has written none, of 25 for who has written more than others do; double when late."""
+    begun, long = view(0, slo_tpot=10.0, emitted=0), view(1, slo_tpot=10.0, emitted=99)
+    assert decode_worth([begun], 1.0, 100.0) == pytest.approx(1.0 / 100)
+    assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / (LEAST_LEFT * 100))
+    assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / (LEAST_LEFT * 100))
+    late = replace(begun, emitted=20, decoding=0.21)
+    assert decode_worth([late], 1.0, 100.0) == pytest.approx(2.0 / 80)
+    assert decode_worth([replace(late, decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
+    assert decode_worth([replace(begun, slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
+
+
+def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
+    chunks = [Chunk(10, 0.01, 3.0), Chunk(20, 0.02, 5.0), Chunk(30, 0.03, 4.0)]
+    assert choose(chunks) == (chunks[1], chunks[2])
+    assert choose(chunks[:1]) == (chunks[0], chunks[0])
+
+
+def test_whom_prompts_keep_waiting_decides_how_much_is_read() -> None:
+    """The dearer decoding is, the less of a prompt joins; the dearer the prompt, the more."""
+    sizes = [rows(read([prompt(0, 4000)], decoding(64, worth)).spans)[0] for worth in (0.0, 0.5, 20.0)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+    hurried = rows(read([prompt(0, 4000, slo_ttft=1.0)], decoding(64, 20.0)).spans)[0]
+    assert hurried > sizes[-1]
+
+
+def test_a_choice_says_what_it_was_chosen_over() -> None:
+    reading = read([prompt(0, 600), prompt(1, 900)], decoding(64, 1.0))
+    assert reading.chosen is not None and reading.runner_up is not None
+    assert reading.chosen.worth >= reading.runner_up.worth
+    assert reading.work.rows == sum(rows(reading.spans).values()) == reading.chosen.tokens
+
+
+# -- at most one prompt is partly read ---------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_gives_way_to_one_that_is_begun() -> None:
+    waiting = [prompt(0, 100), prompt(1, 700), prompt(2, 900, read=50), prompt(3, 1500)]
+    assert rows(read(waiting, prefill_chunk=500).spans) == {0: 100, 2: 400}
+    assert rows(read(waiting, prefill_chunk=1000).spans) == {0: 100, 1: 700, 2: 200}
+    assert rows(read(waiting[:2], prefill_chunk=500).spans) == {0: 100, 1: 400}, "none is begun yet"
+
+
+ARCHITECTURES = ("plain", "unified", "pd", "pdv", "auto")
+SHORT = Lengths(prompt_median=60, output_median=12, long_share=0.3, long_prompt=(300, 1500))
+
+
+def policy(name: str, cost: CostModel) -> Architecture:
+    return make_architecture(name, make_controller("throughput" if name == "auto" else "fixed", 3, cost), cost)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(ARCHITECTURES),
+    rate=st.sampled_from([20.0, 100.0, math.inf]),
+    batch=st.integers(1, 12),
+    chunk=st.sampled_from([64, 256, 1024]),
+    slo_ttft=st.sampled_from([20.0, 500.0]),
+    late=st.booleans(),
+    fitted=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_at_most_one_prompt_is_partly_read(
+    name: str, rate: float, batch: int, chunk: int, slo_ttft: float, late: bool, fitted: bool, seed: int
+) -> None:
+    """In every step, and no step reads more prompt tokens than it may."""
+
+    def watch(_: Simulation, seen: Snapshot, plan: Plan) -> None:
+        begun = [each.slot for each in seen.requests if each.prefill_left and each.chunk_start]
+        assert len(begun) <= 1, f"step {seen.step}: {begun} are partly read"
+        parts = [part for part in (plan.verify, plan.prefill) if part]
+        assert sum(span.rows for part in parts for span in part.spans if span.start is not None) <= chunk
+
+    options = Settings(batch_size=batch, verify_batch=4, prefill_chunk=chunk, slo_ttft=slo_ttft, late=late)
+    arrivals = poisson(rate, 15, Acceptance(0.6), lengths=SHORT, seed=seed)
+    report = Simulation(
+        policy(name, CostModel(GPU if fitted else None)), arrivals, TrueCosts(GPU), options, seed=seed, on_step=watch
+    ).run()
+    assert all(outcome.finished for outcome in report.outcomes)
+
+
+# -- how much ----------------------------------------------------------------------------------------------------------
+
+WAITING = st.lists(
+    st.tuples(st.integers(1, 5000), st.integers(0, 1), st.floats(0, 3), st.sampled_from([50.0, 500.0])),
+    min_size=1,
+    max_size=12,
+)
+BESIDE = st.builds(
+    decoding,
+    st.integers(1, 200),
+    worth=st.floats(0, 50),
+    context=st.integers(10, 3000),
+    draft_seconds=st.sampled_from([0.0, 2e-3]),
+    apart=st.booleans(),
+)
+COSTS = st.builds(
+    Coefficients,
+    base=st.floats(1e-3, 20e-3),
+    row=st.sampled_from([0.0, 10e-6]),
+    steep=st.floats(5e-6, 200e-6),
+    knee=st.floats(1, 400),
+    mixed=st.sampled_from([0.0, 5e-3]),
+)
+
+
+def made(waiting: list[tuple[int, int, float, float]]) -> list[RequestView]:
+    return [
+        prompt(slot, left, read=read, since_output=waited, slo_ttft=target)
+        for slot, (left, read, waited, target) in enumerate(waiting)
+    ]
+
+
+@given(
+    WAITING, BESIDE, COSTS, st.integers(1, 4096), st.integers(0, 9), st.none() | st.integers(-1, 3), st.floats(0.5, 2)
+)
+def test_a_step_never_reads_more_than_it_may(
+    waiting: list[tuple[int, int, float, float]],
+    beside: Beside,
+    coefficients: Coefficients,
+    chunk: int,
+    room: int,
+    joining: int | None,
+    factor: float,
+) -> None:
+    cost, views = CostModel(coefficients), made(waiting)
+    cost.factors[CHUNKS] = factor
+    spans = read(views, beside, cost=cost, prefill_chunk=chunk, room=room, joining=joining).spans
+    assert sum(span.rows for span in spans) <= chunk
+    assert len(spans) <= max(1, room) and len({span.slot for span in spans}) == len(spans)
+    for span in spans:
+        each = views[span.slot]
+        assert 1 <= span.rows <= each.prefill_left and span.start == each.chunk_start
+        assert span.emits == (span.rows == each.prefill_left) and span.context == each.chunk_start + span.rows
+    if joining is not None:
+        assert sum(span.emits for span in spans) <= max(0, joining)
+    elif room:
+        assert spans, "whoever waits gets something"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("mixed", "factor"), [(0.0, 1.0), (20e-3, 1.0), (0.0, 3.0)])
+def test_prompts_are_sure_of_their_share_of_a_step(apart: bool, mixed: float, factor: float) -> None:
+    """However dear decoding is, and whatever it costs a step to carry any prompt."""
+    cost = CostModel(replace(GPU, mixed=mixed))
+    cost.factors[CHUNKS] = factor
+    least = read([prompt(0, 1)], decoding(64, 1e9, apart=apart), cost=cost).chosen
+    chosen = read([prompt(0, 4000)], decoding(64, 1e9, apart=apart), cost=cost).chosen
+    assert least is not None and chosen is not None
+    assert (chosen.seconds - least.seconds) / chosen.seconds == pytest.approx(PROMPT_SHARE, abs=0.03)
+
+
+@settings(max_examples=200)
+@given(WAITING, BESIDE, COSTS, st.sampled_from([10.0, 30.0, 60.0]))
+def test_a_step_keeps_within_the_gap_target_where_it_can(
+    waiting: list[tuple[int, int, float, float]], beside: Beside, coefficients: Coefficients, gap: float
+) -> None:
+    """Unless prompts' sure share takes longer, or more of them wait than can be read within twice their target."""
+    cost, views = CostModel(coefficients), made(waiting)
+    tokens = sum(each.prefill_left for each in views)
+    small = cost.pass_seconds(Work(tokens, tokens, tokens)) * 1e3 <= 2 * 500.0
+    chosen = read(views, beside, cost=cost, slo_gap=gap).chosen
+    least = read([replace(views[0], prefill_left=1)], beside, cost=cost).chosen
+    assert chosen is not None and least is not None
+    share = least.seconds / (1.0 - PROMPT_SHARE)
+    assert not small or chosen.seconds <= max(gap / 1e3, share) * 1.001
+
+
+def test_the_bound_gives_way_with_the_backlog() -> None:
+    """Prompts that hold no slot yet count too."""
+
+    def seconds(waiting_tokens: int) -> float:
+        chosen = read(
+            [prompt(0, 4000, slo_ttft=1.0)], decoding(64), waiting_tokens=waiting_tokens, slo_ttft=100.0, slo_gap=20.0
+        ).chosen
+        assert chosen is not None
+        return chosen.seconds
+
+    assert seconds(0) <= seconds(4000) <= 20e-3
+    assert seconds(4000) < seconds(15_000) < seconds(25_000)
+    backlog = CostModel(GPU).pass_seconds(Work(19_000, 19_000, 19_000))
+    assert seconds(15_000) == pytest.approx(20e-3 * backlog / 200e-3, rel=0.02)
+
+
+def test_with_nobody_decoding_or_costs_unknown_a_step_reads_all_it_may() -> None:
+    assert rows(read([prompt(0, 4000)]).spans) == {0: 2048}
+    assert rows(read([prompt(0, 4000)], decoding(64, 1e9), cost=CostModel()).spans) == {0: 2048}
+    assert read([prompt(0, 4000)]).chosen is None
+
+
+def test_nobody_waits() -> None:
+    assert read([view(0)], decoding(1)) == Reading() and Reading().work == NOTHING
+
+
+# -- backpressure ------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_may_not_join_stop_one_token_short() -> None:
+    waiting = [prompt(0, 100), prompt(1, 200), prompt(2, 300)]
+    for joining, expected in ((None, [100, 200, 300]), (2, [100, 200, 299]), (0, [99, 199, 299])):
+        spans = read(waiting, joining=joining).spans
+        assert list(rows(spans).values()) == expected
+        assert sum(span.emits for span in spans) == min(3, 3 if joining is None else joining)
+    assert read([prompt(0, 1)], joining=0).spans == (), "its last token waits"
+
+
+def test_prompts_have_chunks_in_one_pass_as_far_as_there_is_room() -> None:
+    waiting = [prompt(slot, 10 + slot) for slot in range(5)]
+    assert list(rows(read(waiting, room=3).spans)) == [0, 1, 2]
+    assert list(rows(read(waiting, room=0).spans)) == [0], "a full batch still lets one progress"
+    assert list(rows(read(waiting, most_chunks=2).spans)) == [0, 1]
+
+
+@pytest.mark.parametrize("shape", [Unified, PD])
+def test_the_plan_and_its_forecast_take_the_same_chunk(shape: Any) -> None:
+    """What rides when drafts are priced is what the step reads, where nothing is drafted."""
+    architecture = shape(FixedController(0), CostModel(GPU))
+    views = [*(view(slot, slo_tpot=15.0) for slot in range(32)), prompt(40, 3000), prompt(41, 200)]
+    state = snapshot(views, prefill_chunk=2048)
+    plan = architecture.plan(state)
+    parts = [part for part in (plan.verify, plan.prefill) if part]
+    spans = tuple(span for part in parts for span in part.spans if span.start is not None)
+    forecast = architecture.riding(views[:32], state)
+    if shape is Unified:
+        assert forecast == Reading(spans).work
+    assert Reading(spans).work.rows >= 200

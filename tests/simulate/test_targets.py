@@ -1,0 +1,99 @@
+"""Targets act: a tighter one is met better, an impossible one does no harm, and nobody starves for another's.
+
+Twenty paired seeds of eight seconds each: longer runs say the same and take a suite's patience.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.factory import make_architecture, make_controller
+from verifypd.control.tuning import OVERDUE
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.report import Report
+from verifypd.simulate.traffic import Acceptance, Arrival, poisson
+from verifypd.simulate.world import Settings, TrueCosts
+
+HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
+    base=4.6e-3,
+    steep=21e-6,
+    knee=215.0,
+    context=0.14e-6,
+    chunk_context=1.6e-9,
+    draft_step=0.31e-3,
+    draft_context=4.5e-9,
+    draft_row=1.3e-6,
+)
+SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
+RATE, REQUESTS = 20.0, 160  # requests a second, and of each run
+SEEDS = range(20)
+
+
+def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: int = 0) -> Report:
+    cost = CostModel(HEAD)
+    policy = make_architecture(name, make_controller("throughput", server.max_draft, cost), cost)
+    return Simulation(policy, arrivals, TrueCosts(HEAD), server, seed=seed).run()
+
+
+@cache
+def figures(slo_ttft: float = 500.0, slo_tpot: float = 15.0) -> dict[str, float]:
+    """Mean figures over all seeds of mixed traffic, in ms."""
+    server = replace(SERVER, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
+    runs = [serve(poisson(RATE, REQUESTS, Acceptance(0.8), seed=seed), server, seed=seed).summary() for seed in SEEDS]
+    return {name: mean(run[name] for run in runs) for name in ("ttft_p95", "tpot_p95", "unfinished")}
+
+
+def falls(values: list[float], by: float) -> bool:
+    """Whether each is no higher than the one before, within 1 %, and the last is lower than the first by that share."""
+    return all(b <= 1.01 * a for a, b in zip(values, values[1:], strict=False)) and values[-1] <= (1 - by) * values[0]
+
+
+@pytest.mark.slow
+def test_first_tokens_come_earlier_with_a_tighter_target() -> None:
+    values = [figures(slo_ttft=target)["ttft_p95"] for target in (500.0, 200.0, 100.0)]
+    assert falls(values, by=0.10), values
+
+
+@pytest.mark.slow
+def test_tokens_come_faster_with_a_tighter_target() -> None:
+    values = [figures(slo_tpot=target)["tpot_p95"] for target in (30.0, 15.0, 5.0)]
+    assert falls(values, by=0.10), values
+
+
+@pytest.mark.slow
+def test_an_impossible_target_does_no_harm() -> None:
+    best = min(figures(slo_ttft=target)["ttft_p95"] for target in (50.0, 100.0, 200.0))
+    impossible = figures(slo_ttft=1.0)
+    assert impossible["unfinished"] == 0
+    assert impossible["ttft_p95"] <= 1.05 * best, (impossible["ttft_p95"], best)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(
+    name=st.sampled_from(["plain", "unified", "auto"]),
+    load=st.floats(0.3, 0.9),
+    target=st.sampled_from([200.0, 500.0]),
+    slo_tpot=st.sampled_from([5.0, 15.0]),
+    seed=st.integers(0, 999),
+)
+def test_long_prompts_starve_under_no_load_short_of_saturation(
+    name: str, load: float, target: float, slo_tpot: float, seed: int
+) -> None:
+    """Every first token comes within the time after which a prompt goes first, and a few steps.
+
+    What the server can take is found by giving it everything at once.
+    """
+    count, server = 60, replace(SERVER, slo_ttft=target, slo_tpot=slo_tpot)
+    capacity = count / serve(poisson(math.inf, count, Acceptance(0.8), seed=seed), server, name).seconds
+    report = serve(poisson(load * capacity, count, Acceptance(0.8), seed=seed), server, name)
+    waits = [math.inf if o.first is None else 1e3 * (o.first - o.arrival) for o in report.outcomes]
+    assert max(waits) <= OVERDUE * target + 10 * server.slo_gap

@@ -1,0 +1,73 @@
+"""Which attention a device takes. Knows every backend; nothing of models."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from verifypd.attention.base import AttentionBackend
+from verifypd.errors import ConfigError
+from verifypd.kernels.registry import C_NEEDS, TRITON_NEEDS, Backend, Registry, anywhere, c_runs_on, triton_runs_on
+
+
+def _native(batch_invariant: bool) -> AttentionBackend:
+    from verifypd.attention.native import NativeAttention
+
+    return NativeAttention()
+
+
+def _triton(batch_invariant: bool) -> AttentionBackend:
+    from verifypd.attention.triton import TritonAttention
+
+    return TritonAttention(batch_invariant=batch_invariant)
+
+
+def _flashinfer(batch_invariant: bool) -> AttentionBackend:
+    if batch_invariant:
+        raise ConfigError(
+            "--batch-invariant needs --attention triton: how flashinfer splits a context depends on the whole pass"
+        )
+    from verifypd.attention.flashinfer import FlashInferAttention
+
+    return FlashInferAttention()
+
+
+def _flashinfer_runs_on(device: torch.device) -> bool:
+    return device.type == "cuda" and triton_runs_on(device) and find_spec("flashinfer") is not None
+
+
+def _torch(batch_invariant: bool) -> AttentionBackend:
+    from verifypd.attention.torch import TorchAttention
+
+    return TorchAttention()
+
+
+ATTENTION: Registry[AttentionBackend] = Registry(
+    "--attention",
+    Backend("native", C_NEEDS, c_runs_on, _native, by_itself_on="cpu"),
+    Backend("triton", TRITON_NEEDS, triton_runs_on, _triton, by_itself_on="cuda"),
+    Backend(  # never by itself: see its module
+        "flashinfer",
+        "CUDA, Triton and the package flashinfer-python (pip install 'verifypd[flashinfer]')",
+        _flashinfer_runs_on,
+        _flashinfer,
+    ),
+    Backend("torch", "nothing", anywhere, _torch, by_itself_on=""),
+)
+
+
+def available_backends(device: torch.device | str = "cpu") -> list[str]:
+    """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
+    return ATTENTION.available(device)
+
+
+def backend(
+    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False
+) -> AttentionBackend:
+    """The backend called `name`; "auto" takes the preferred one of the device.
+
+    batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" rows
+    always may, and "flashinfer" refuses).
+    """
+    return ATTENTION.choose(name, device).make(batch_invariant)

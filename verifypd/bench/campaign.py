@@ -1,0 +1,290 @@
+"""Arms through scenarios, seed by seed, in turns; every run is kept as a file, so that what was done is not done again.
+
+A scenario is a kind of traffic; with a seed it is a workload, the same for every arm. A cell is one arm's run of one
+workload. A folder holds:
+
+    run.json          arms, scenarios, seeds, targets, and where the figures come from, once a sitting
+    workloads/        every workload, as `--workload` reads it
+    cells/            every run: when each output of each request came
+
+Knows arms by their protocol; nothing of HTTP or engines, and nothing of reports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from verifypd.bench.figures import Outcome, Targets
+from verifypd.bench.play import Arm, Call, Drafts, Limits, counted, play, warm_up
+from verifypd.bench.workload import Workload
+from verifypd.errors import ConfigError, VerifyPDError
+
+AGAIN = " again"  # the name of an arm that runs twice has this behind it the second time
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A kind of traffic: one workload a seed."""
+
+    name: str
+    workloads: tuple[Workload, ...]
+    cut: float | None = None  # s after which a run is stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One arm's run of one workload."""
+
+    scenario: str
+    seed: int
+    arm: str
+    outcome: Outcome
+    drafts: Drafts | None
+    workload: str  # its digest
+    spec: str  # the arm's digest
+    files: str  # the code's hash
+
+    def packed(self) -> dict[str, Any]:
+        """As plain data."""
+        names = ("scenario", "seed", "arm", "workload", "spec", "files")
+        drafts = None if self.drafts is None else self.drafts.packed()
+        return {**{name: getattr(self, name) for name in names}, "drafts": drafts, "outcome": self.outcome.packed()}
+
+    @classmethod
+    def unpacked(cls, data: dict[str, Any]) -> Cell:
+        """What `packed` made."""
+        given = data.pop("drafts")
+        drafts = None if given is None else Drafts(given["spans"], given["tokens"], tuple(given["accepted"]))
+        return cls(**{**data, "outcome": Outcome.unpacked(data["outcome"]), "drafts": drafts})
+
+
+class Folder:
+    """What a campaign keeps."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head: dict[str, Any] = {}
+        if (path / "run.json").exists():
+            self.head = _read(path / "run.json")
+
+    def begin(self, plan: dict[str, Any], sitting: dict[str, Any]) -> None:
+        """Write down what is run, and by which code. A folder takes one plan; more arms or seeds may join it."""
+        if self.head.get("targets", plan["targets"]) != plan["targets"]:
+            raise ConfigError(f"{self.path} holds a run with other targets; choose another --out")
+        before = self.head.get("arms", {})
+        known = before | {name: before.get(name, {}) | arm for name, arm in plan["arms"].items()}
+        seeds = sorted({*self.head.get("seeds", []), *plan["seeds"]})
+        scenarios = list(dict.fromkeys([*self.head.get("scenarios", []), *plan["scenarios"]]))
+        self.head = {
+            "run": self.head.get("run") or secrets.token_hex(3),
+            **plan,
+            "arms": known,
+            "scenarios": scenarios,
+            "seeds": seeds,
+            "sittings": [*self.head.get("sittings", []), sitting],
+        }
+        self.save_head()
+
+    def save_head(self) -> None:
+        """Write the plan."""
+        write_whole(self.path / "run.json", json.dumps(self.head, indent=1, ensure_ascii=False) + "\n")
+
+    def file(self, scenario: str, seed: int, arm: str) -> Path:
+        """Where a cell is kept."""
+        return self.path / "cells" / f"{file_name(scenario)}-seed{seed}-{file_name(arm)}.json"
+
+    def find(self, scenario: str, seed: int, arm: str) -> Cell | None:
+        """A cell that was run before."""
+        path = self.file(scenario, seed, arm)
+        return Cell.unpacked(_read(path)) if path.exists() else None
+
+    def keep(self, cell: Cell) -> None:
+        """Write a cell."""
+        write_whole(self.file(cell.scenario, cell.seed, cell.arm), json.dumps(cell.packed()) + "\n")
+
+    def cells(self) -> list[Cell]:
+        """All of them, in the order of the plan."""
+        found = [Cell.unpacked(_read(path)) for path in sorted((self.path / "cells").glob("*.json"))]
+        scenarios, arms = list(self.head["scenarios"]), list(self.head["arms"])
+        return sorted(
+            found,
+            key=lambda c: (scenarios.index(c.scenario), arms.index(c.arm.removesuffix(AGAIN)), c.arm, c.seed),
+        )
+
+
+def digest(value: Any) -> str:
+    """What tells two of a kind apart."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def spec_digest(arm: Arm) -> str:
+    """What tells two arms of one name apart. A server that has moved is still the same."""
+    return digest({name: value for name, value in arm.spec.items() if name != "url"})
+
+
+def file_name(text: str) -> str:
+    """A name in letters that any file system takes; long ones are cut and told apart by a number."""
+    plain = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
+    return plain if len(plain) <= 80 and plain == text else f"{plain[:70]}-{digest(text)[:6]}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is never there in part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); remove it to measure again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is run next."""
+
+    scenario: Scenario
+    index: int  # of the seed
+    arm: Arm
+    label: str  # the arm's name, or that with `again` behind it
+
+    @property
+    def workload(self) -> Workload:
+        """Of its scenario and seed."""
+        return self.scenario.workloads[self.index]
+
+
+class Watch:
+    """Told how a campaign goes; this one says nothing."""
+
+    def begin(self, turn: Turn, done: int, total: int) -> None:
+        """A run begins."""
+
+    def call(self, call: Call) -> None:
+        """A request has ended."""
+
+    def end(self, turn: Turn, cell: Cell) -> None:
+        """A run has ended."""
+
+    def failed(self, turn: Turn, message: str) -> None:
+        """A run did not take place."""
+
+
+class Campaign:
+    """Runs what is still to be run."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        arms: Sequence[Arm],
+        scenarios: Sequence[Scenario],
+        seeds: Sequence[int],
+        *,
+        limits: Limits,
+        files: str,
+        control: str | None,
+    ) -> None:
+        """control: the arm that runs twice. files: hash of the code."""
+        self.folder, self.arms, self.scenarios, self.seeds = folder, list(arms), scenarios, seeds
+        self.limits, self.files, self.control = limits, files, control
+        self.errors: list[str] = []
+        names = [arm.name for arm in arms]
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                "two arms have the same name; give NAME=URL, or leave one out: the first runs twice anyway"
+            )
+
+    def turns(self) -> Iterator[Turn]:
+        """Seed by seed and scenario by scenario all arms, each time beginning with another one."""
+        for index in range(len(self.seeds)):
+            for number, scenario in enumerate(self.scenarios):
+                row = [Turn(scenario, index, arm, arm.name) for arm in self.arms]
+                row += [Turn(scenario, index, a, a.name + AGAIN) for a in self.arms if a.name == self.control]
+                first = (index + number) % len(row)
+                yield from [*row[first:], *row[:first]]
+
+    def left(self) -> list[Turn]:
+        """What is still to be run. A cell of another workload or arm is not taken for this one's."""
+        left = []
+        for turn in self.turns():
+            found = self.folder.find(turn.scenario.name, self.seeds[turn.index], turn.label)
+            if found is None:
+                left.append(turn)
+            elif (found.workload, found.spec) != (turn.workload.digest, spec_digest(turn.arm)):
+                raise ConfigError(
+                    f"{self.folder.path} holds {turn.scenario.name!r} by {turn.label!r} with other settings; choose"
+                    " another --out"
+                )
+        return left
+
+    async def run(self, watch: Watch) -> None:
+        """Start the arms, and run what is left."""
+        left, warmed = self.left(), set()
+        if not left:
+            return
+        for turn in left:
+            turn.workload.write(self.workload_file(turn))
+        try:
+            for arm in self.arms:
+                self.folder.head["arms"][arm.name]["about"] = await arm.start()
+            self.folder.save_head()
+            for done, turn in enumerate(left):
+                watch.begin(turn, done, len(left))
+                try:
+                    if (turn.arm.name, turn.scenario.name) not in warmed:
+                        before = await turn.arm.drafts()
+                        tokens = await warm_up(turn.arm, turn.workload, self.limits)
+                        warmed.add((turn.arm.name, turn.scenario.name))
+                        await counted(turn.arm, before, tokens)
+                    cell = await self._cell(turn, watch.call)
+                except VerifyPDError as error:
+                    self.errors.append(f"{turn.scenario.name}, {turn.label}: {error}")
+                    watch.failed(turn, str(error))
+                    continue
+                self.folder.keep(cell)
+                watch.end(turn, cell)
+        finally:
+            for arm in self.arms:
+                await arm.close()
+
+    def workload_file(self, turn: Turn) -> Path:
+        """Where a workload is written."""
+        return self.folder.path / "workloads" / f"{file_name(turn.scenario.name)}-seed{self.seeds[turn.index]}.json"
+
+    async def _cell(self, turn: Turn, call: Callable[[Call], None]) -> Cell:
+        """One run. Its prompts bear a mark of their own, so that no cache knows them from an earlier one."""
+        seed = self.seeds[turn.index]
+        mark = digest([self.folder.head["run"], turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
+        seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
+        before = await turn.arm.drafts()
+        outcome = await play(turn.arm, turn.workload.marked(mark), replace(self.limits, seconds=seconds), call)
+        after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
+        drafts = None if after is None else after.since(before or Drafts())
+        return Cell(
+            turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,
+            spec_digest(turn.arm), self.files,
+        )  # fmt: skip
+
+
+def plan_of(
+    arms: Sequence[Arm], scenarios: Sequence[Scenario], seeds: Sequence[int], targets: Targets, control: str | None
+) -> dict[str, Any]:
+    """What a folder keeps of a campaign."""
+    return {
+        "targets": asdict(targets),
+        "control": control,
+        "seeds": list(seeds),
+        "scenarios": [scenario.name for scenario in scenarios],
+        "arms": {arm.name: {"spec": arm.spec} for arm in arms},
+    }

@@ -1,0 +1,212 @@
+"""Which charts a report has: data only, drawn as SVG by `svg` and as PNG by `plots`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifypd.bench.campaign import AGAIN
+from verifypd.bench.statistics import COMPARED, HIGHER_IS_BETTER
+
+TITLES = {
+    "ttft": "TTFT: time to the first token",
+    "tpot": "TPOT: time a token after the first",
+    "e2e": "E2E: time of a whole request",
+    "gap": "Gap: time between two outputs of one request",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line, or the bars of one colour."""
+
+    name: str
+    xs: tuple[float, ...]  # places of groups, for bars
+    ys: tuple[float, ...]
+    labels: tuple[str, ...] = ()  # of points
+    highs: tuple[float, ...] = ()  # of bars: a second, fainter part up to here
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture of some series."""
+
+    name: str  # of its file
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    kind: str = "lines"  # "bars", "lines", "steps"
+    groups: tuple[str, ...] = ()  # names along x, for bars
+    log_x: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """Ratios by row and column: 1 is neutral, more is better."""
+
+    name: str
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    words: tuple[tuple[str, ...], ...]
+
+
+def arms_of(found: dict[str, Any]) -> list[str]:
+    """Names of all arms, the one that ran twice once."""
+    return list(found["arms"])
+
+
+def overview(found: dict[str, Any]) -> list[Chart]:
+    """Charts over all scenarios."""
+    scenarios = list(found["scenarios"])
+    charts = [
+        _bars(found, "throughput_comparison", "Throughput: all tokens of the window", "tokens/s", "tok_s", 1.0),
+        _bars(found, "goodput", f"Goodput: {_targets(found)}", "requests/s", "goodput", 1.0),
+        _bars(found, "latency_comparison", "E2E latency: mean, and up to p95", "s", "e2e_ms_mean", 1e-3, "e2e_ms_p95"),
+        _bars(found, "ttft", "TTFT: p50, and up to p95", "ms", "ttft_ms_p50", 1.0, "ttft_ms_p95"),
+        _bars(found, "tpot", "TPOT: p50, and up to p95", "ms", "tpot_ms_p50", 1.0, "tpot_ms_p95"),
+        _bars(found, "gaps", "Gap between outputs: p50, and up to p99", "ms", "gap_ms_p50", 1.0, "gap_ms_p99"),
+    ]
+    if len(scenarios) > 1:
+        charts.append(_frontier(found))
+    places = _acceptance(found)
+    return charts + ([places] if places else [])
+
+
+def _targets(found: dict[str, Any]) -> str:
+    targets = found["targets"]
+    return f"TTFT ≤ {1e3 * targets['ttft']:g} ms and TPOT ≤ {1e3 * targets['tpot']:g} ms"
+
+
+def _bars(
+    found: dict[str, Any], name: str, title: str, unit: str, figure: str, scale: float, high: str | None = None
+) -> Chart:
+    series = []
+    for arm in arms_of(found):
+        have = [
+            (i, each["arms"][arm]["figures"])
+            for i, each in enumerate(found["scenarios"].values())
+            if arm in each["arms"]
+        ]
+        highs = tuple(scale * f[high] for _, f in have) if high else ()
+        series.append(
+            Series(arm, tuple(float(i) for i, _ in have), tuple(scale * f[figure] for _, f in have), (), highs)
+        )
+    return Chart(name, title, "", unit, tuple(series), "bars", tuple(found["scenarios"]))
+
+
+def _frontier(found: dict[str, Any]) -> Chart:
+    series = []
+    shared = _shared_words(list(found["scenarios"]))
+    for arm in arms_of(found):
+        points = [
+            (
+                own["arms"][arm]["figures"]["tok_s"],
+                own["arms"][arm]["figures"]["tpot_ms_p95"],
+                _from_word(scenario, shared),
+            )
+            for scenario, own in found["scenarios"].items()
+            if arm in own["arms"]
+        ]
+        xs, ys, labels = zip(*sorted(points), strict=True) if points else ((), (), ())
+        series.append(Series(arm, xs, ys, labels))
+    note = "Right and down is better. A point is a scenario."
+    return Chart("frontier", "Latency and throughput", "tokens/s", "TPOT p95, ms", tuple(series), note=note)
+
+
+def _shared_words(names: Sequence[str]) -> int:
+    """Words that all names begin with."""
+    alike = (len(set(words)) == 1 for words in zip(*(name.split() for name in names), strict=False))
+    return sum(itertools.takewhile(bool, alike))
+
+
+def _from_word(name: str, index: int) -> str:
+    return " ".join(name.split()[index:]) or name
+
+
+def _acceptance(found: dict[str, Any]) -> Chart | None:
+    series = []
+    for scenario, own in found["scenarios"].items():
+        for arm in arms_of(found):
+            drafts = own["arms"].get(arm, {}).get("drafts")
+            if drafts:
+                places = tuple(float(i + 1) for i in range(len(drafts["by_place"])))
+                series.append(Series(f"{arm}, {scenario}", places, tuple(drafts["by_place"])))
+    if not series:
+        return None
+    note = "Of all drafts; one that was shorter counts as not accepted at the places it lacks."
+    return Chart(
+        "acceptance_rate", "Drafts whose token at this place stood", "place", "share", tuple(series), note=note
+    )
+
+
+def distributions(found: dict[str, Any], scenario: str) -> list[Chart]:
+    """Curves of single times in one scenario: the share of requests, or of gaps, that took no longer."""
+    own = found["scenarios"][scenario]["arms"]
+    charts = []
+    for time, title in TITLES.items():
+        series = []
+        for arm in arms_of(found):
+            values = own.get(arm, {}).get("curves", {}).get(time)
+            if values:
+                shares = tuple(i / (len(values) - 1) for i in range(len(values)))
+                series.append(Series(arm, tuple(max(1e-3, 1e3 * value) for value in values), shares))
+        if series:
+            charts.append(Chart(f"cdf-{time}", title, "ms", "share", tuple(series), log_x=True))
+    return charts
+
+
+def histograms(found: dict[str, Any], scenario: str) -> list[Chart]:
+    """Counts of single times in one scenario."""
+    own = found["scenarios"][scenario]["arms"]
+    charts = []
+    for time, title in TITLES.items():
+        series = []
+        for arm in arms_of(found):
+            bins = own.get(arm, {}).get("histograms", {}).get(time, {"counts": []})
+            if sum(bins["counts"]):
+                edges, counts = [1e3 * edge for edge in bins["edges"]], bins["counts"]
+                total = sum(counts)
+                series.append(Series(arm, tuple(edges), tuple(each / total for each in [*counts, counts[-1]])))
+        if series:
+            charts.append(Chart(f"histogram-{time}", title, "ms", "share", tuple(series), "steps", log_x=True))
+    return charts
+
+
+def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
+    """How much better each arm is than the reference, by scenario; not clipped."""
+    arms = [arm for arm in arms_of(found) if arm != found["reference"] and not arm.endswith(AGAIN)]
+    columns = tuple(found["scenarios"])
+    if not arms or metric not in COMPARED:
+        return None
+    cells = [[found["scenarios"][c]["compared"].get(arm, {}).get(metric) for c in columns] for arm in arms]
+    better = 1 if metric in HIGHER_IS_BETTER else -1
+    values = tuple(tuple(None if each is None else each["ratio"] ** better for each in line) for line in cells)
+    words = tuple(tuple("" if each is None else each["verdict"] for each in line) for line in cells)
+    title = f"Improvement over {found['reference']}: throughput"
+    return Heatmap("improvement_heatmap", title, tuple(arms), columns, values, words)
+
+
+def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
+    """Round numbers that cover a range."""
+    if high <= low:
+        return (low,)
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= raw)
+    first = math.floor(low / step + 1e-9)
+    return [step * i for i in range(first, math.ceil(high / step - 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> Sequence[float]:
+    """1, 2, 5 times powers of ten within a range; powers alone where it is wide."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    marks = (1, 2, 5) if len(powers) <= 3 else (1,)
+    found = [m * 10.0**p for p in powers for m in marks]
+    return [each for each in found if low * 0.999 <= each <= high * 1.001] or [low, high]

@@ -1,0 +1,144 @@
+"""An arm that is a server: anything at a URL that speaks OpenAI's API (vLLM, SGLang, llama.cpp, Verify-PD, …)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+from verifypd.bench.client import Address, Client, HTTPError
+from verifypd.bench.play import Answer, Drafts
+from verifypd.bench.provenance import relative
+from verifypd.bench.workload import Arrival
+from verifypd.errors import ConfigError
+
+METRIC = re.compile(
+    rb"^vllm:(generation_tokens|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
+    rb"(\{[^\n]*\})? (\S+)$",
+    re.MULTILINE,
+)
+DRAFTS, DRAFT_TOKENS, EMITTED = (
+    b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
+)  # fmt: skip
+PLACE = re.compile(rb'position="(\d+)"')
+
+
+class Endpoint:
+    """One server. Prompts that are so many random tokens are sent as token ids below `vocab`, or as so many words."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        key: str | None = None,
+        vocab: int | None = None,
+        fields: dict[str, Any] | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        """fields: more of each request's body. patience: s that a server may take to be there."""
+        self.address = Address.parse(url)
+        self._name = name or f"{self.address.host}:{self.address.port}"
+        self.model = model  # found at the start where it is not given
+        self._given = model
+        self.vocab = vocab
+        self.fields = {"temperature": 0.0, "ignore_eos": True} if fields is None else fields
+        self.patience = patience
+        self._client = Client(self.address, key)
+
+    @property
+    def name(self) -> str:
+        """As given, or the server's host and port."""
+        return self._name
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Its address, the model and what is asked for."""
+        return {"url": str(self.address), "model": self._given, "vocab": self.vocab, "fields": self.fields}
+
+    async def start(self) -> dict[str, Any]:
+        """Wait until it answers, and find its model."""
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                models = json.loads(await self._client.get("/v1/models"))["data"]
+                break
+            except (OSError, TimeoutError, HTTPError) as error:
+                if time.monotonic() > until or isinstance(error, HTTPError):
+                    raise ConfigError(f"{self.address} does not answer /v1/models: {error}") from None
+                await asyncio.sleep(0.5)
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(
+                    f"{self.address}/v1/models gives no list of models; is it an OpenAI server?"
+                ) from None
+        names = [str(each.get("id")) for each in models]
+        if self.model is None:
+            if not names:
+                raise ConfigError(f"{self.address} serves no model; give --model")
+            self.model = names[0]
+        return {"model": relative(self.model), "server": await self._version()}
+
+    async def _version(self) -> str | None:
+        try:
+            return str(json.loads(await self._client.get("/version"))["version"])
+        except (OSError, TimeoutError, HTTPError, ValueError, KeyError, TypeError):
+            return None
+
+    async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
+        """Stream an answer. Tokens are what the server's usage says, and one an event where it says nothing."""
+        path, body = self.request(arrival, seed)
+        usage: dict[str, Any] = {}
+        ended = False
+        async for events in self._client.events(path, body):
+            if error := next((event["error"] for event in events if event.get("error")), None):
+                raise HTTPError(str(error.get("message", error) if isinstance(error, dict) else error))
+            choices = [choice for event in events for choice in event.get("choices") or ()]
+            if shown := sum(_shows(choice) for choice in choices):
+                answer.came(shown)
+            usage = next((event["usage"] for event in reversed(events) if event.get("usage")), usage)
+            ended = ended or any(choice.get("finish_reason") for choice in choices)
+        if ended or usage:
+            answer.ended(usage.get("completion_tokens") or 0, usage.get("prompt_tokens") or 0)
+
+    def request(self, arrival: Arrival, seed: int) -> tuple[str, dict[str, Any]]:
+        """Path and body."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": arrival.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.fields,
+        }
+        if arrival.messages is not None:
+            return "/v1/chat/completions", body | {"messages": list(arrival.messages)}
+        return "/v1/completions", body | {"prompt": arrival.text_or_ids(seed, self.vocab)}
+
+    async def drafts(self) -> Drafts | None:
+        """From the server's metrics, by vLLM's names, which ours has too."""
+        try:
+            text = await self._client.get("/metrics", 10.0)
+        except (OSError, TimeoutError, HTTPError):
+            return None
+        totals = {DRAFTS: 0.0, DRAFT_TOKENS: 0.0, EMITTED: 0.0}
+        places: dict[int, float] = {}
+        for name, labels, value in METRIC.findall(text):
+            place = PLACE.search(labels)
+            if name in totals:
+                totals[name] += float(value)
+            elif place:
+                places[int(place[1])] = places.get(int(place[1]), 0.0) + float(value)
+        accepted = tuple(round(places.get(i, 0.0)) for i in range(max(places, default=-1) + 1))
+        spans, tokens, emitted = (round(totals[name]) for name in (DRAFTS, DRAFT_TOKENS, EMITTED))
+        return Drafts(spans, tokens, accepted, emitted or None)
+
+    async def close(self) -> None:
+        """The server is somebody else's."""
+
+
+def _shows(choice: dict[str, Any]) -> bool:
+    """Whether a choice brings something to see."""
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")))

@@ -1,0 +1,196 @@
+"""A report as one HTML file: charts within it, light and dark, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from verifypd.bench import charts, svg
+from verifypd.bench.results import HEADER, NAMES, WON, interval, itself_line, number, row, won_rows
+from verifypd.bench.statistics import COMPARED
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --card: #f6f8fa; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
+  --good: #1a7f37; --bad: #b3261e; --c0: #2563c9; --c1: #b35900; --c2: #1a7f37; --c3: #8250df; --c4: #bf3989;
+  --c5: #0e7490; --c6: #6b7280; --c7: #a16207; }
+@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --card: #161b22; --ink: #e6edf3; --soft: #9198a1;
+  --line: #30363d; --good: #3fb950; --bad: #ff7b72; --c0: #6ea8fe; --c1: #f0883e; --c2: #3fb950; --c3: #b392f0;
+  --c4: #f778ba; --c5: #39c5cf; --c6: #9ca3af; --c7: #d4a72c; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1200px; padding: 24px 20px 60px; background: var(--back); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1, h2, h3, p, figcaption { overflow-wrap: anywhere; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 36px 0 10px; }
+p { margin: 6px 0; } .soft, .note { color: var(--soft); } .note { font-size: 12.5px; margin: 2px 0 0; }
+code { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; }
+.banner { padding: 8px 12px; border-radius: 8px; background: var(--card); border: 1px solid var(--line); }
+.banner.bad { border-color: var(--bad); }
+.grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 14px; }
+figure { margin: 0; padding: 12px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+figure.wide { overflow-x: auto; }
+figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } text.end { text-anchor: end; }
+text.mid { text-anchor: middle; } svg text.point { font-size: 9.5px; }
+.grid { stroke: var(--line); stroke-width: 1; } .base { stroke: var(--soft); stroke-width: 1; }
+.line { fill: none !important; stroke-width: 2; } .faint { opacity: 0.35; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 12.5px; color: var(--soft); margin-top: 4px; }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+table.dense { font-size: 11.5px; } .dense th, .dense td { padding: 5px 6px; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); white-space: normal; }
+.faster { color: var(--good); font-weight: 600; } .slower { color: var(--bad); font-weight: 600; }
+.map th:not(:first-child) { text-align: center; }
+.map td { text-align: center; border: 2px solid var(--card); } .map small { display: block; color: var(--soft); }
+.heat.up { background: color-mix(in srgb, var(--c0) calc(var(--share) * 0.6), transparent); }
+.heat.down { background: color-mix(in srgb, var(--c1) calc(var(--share) * 0.6), transparent); }
+details { margin: 10px 0; } summary { cursor: pointer; font-weight: 600; padding: 6px 0; }
+details h3 { font-size: 14px; color: var(--soft); margin: 14px 0 6px; }
+pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px;
+  font-size: 12px; }
+.words td, .words th { text-align: left; white-space: normal; }
+"""
+COLOUR_RULES = "".join(
+    f"rect.s{i}, circle.s{i}, i.s{i} {{ fill: var(--c{i}); background: var(--c{i}); }}\n"
+    f".line.s{i} {{ stroke: var(--c{i}); }}\n"
+    for i in range(svg.COLOURS)
+)
+MEANING = (
+    ("arm", "what is measured: a server at a URL, or an engine of some settings"),
+    ("closed N", "N clients; each sends its next request when its last answer is whole"),
+    ("poisson R/s", "R requests a second arrive at random times, whatever became of those before"),
+    ("TTFT", "first output less the time the request was due"),
+    ("TPOT", "(last output − first) / (tokens − 1) of one request"),
+    ("gap", "time between two outputs of one request as the client sees them"),
+    ("E2E", "last output less the time the request was due; who was stopped counts until then"),
+    ("tokens/s", "all output tokens of the window / window, those of unfinished requests too"),
+    ("good/s", "requests a second that ended and kept to both targets"),
+    ("accepted", "draft tokens that stood / draft tokens; the correction does not count"),
+    ("faster, slower", "the 95 % interval of the ratio over the seeds leaves 1 out; else “no difference”"),
+)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole file."""
+    last = found["sittings"][-1]
+    arms = " · ".join(found["arms"])
+    code = f"commit {escape(last['commit'][:12])}{_modified(last['modified'])}"
+    facts = [
+        escape(last["date"]),
+        escape(last["gpu"] or last["cpu"]),
+        code,
+        f"seeds {', '.join(map(str, found['seeds']))}",
+    ]
+    sections = [
+        f"<h1>Benchmark: {escape(arms)}</h1>",
+        f"<p class='soft'>{' · '.join(facts)}</p>",
+        *_banners(found),
+        "<h2>Overview</h2><div class='grid2'>",
+        *(svg.draw(each) for each in charts.overview(found)),
+        "</div>",
+        *_compared(found),
+        "<h2>Figures</h2>",
+        *(_figures(scenario, own) for scenario, own in found["scenarios"].items()),
+        "<h2>Distributions</h2>",
+        *(_distributions(found, scenario, i == 0) for i, scenario in enumerate(found["scenarios"])),
+        "<h2>What the words mean</h2>",
+        _table(
+            ("", ""),
+            [(escape(word), f"<span style='white-space: normal'>{escape(text)}</span>") for word, text in MEANING],
+            "words",
+        ),
+        "<h2>Where the figures come from</h2>",
+        _provenance(found),
+    ]
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>Benchmark: {escape(arms)}</title><style>{STYLE}{COLOUR_RULES}</style></head><body>"
+        f"{''.join(sections)}</body></html>\n"
+    )
+
+
+def _modified(modified: bool | None) -> str:
+    return {True: " (modified)", None: " (no git: see the hash below)"}.get(modified, "")
+
+
+def _banners(found: dict[str, Any]) -> list[str]:
+    made = []
+    cells = found["cells"]
+    if not found["complete"]:
+        made.append(
+            f"<p class='banner bad'>Partial: {cells['run']} of {cells['planned']} runs. The same command goes on.</p>"
+        )
+    if len(found["trees"]) > 1:
+        made.append(
+            f"<p class='banner bad'>{len(found['trees'])} states of the code were measured; they are mixed here.</p>"
+        )
+    lost = [
+        f"{arm}, {scenario}: {own['figures']['failed']} failed, {own['figures']['unfinished']} unfinished"
+        + (f" ({next(iter(own['errors']))})" if own["errors"] else "")
+        for scenario, each in found["scenarios"].items()
+        for arm, own in each["arms"].items()
+        if own["figures"]["failed"] or own["figures"]["unfinished"]
+    ]
+    if lost:
+        made.append(f"<p class='banner bad'>{'<br>'.join(map(escape, lost))}</p>")
+    return [*made, f"<p class='banner'>{escape(itself_line(found))}</p>"]
+
+
+def _compared(found: dict[str, Any]) -> list[str]:
+    """Heatmap, comparison and counts, where there is more than one arm."""
+    parts = []
+    if (heat := charts.improvement(found)) is not None and found["scenarios"]:
+        parts.append(svg.heatmap(heat))
+    body = []
+    for scenario, own in found["scenarios"].items():
+        for arm, metrics in own["compared"].items():
+            cells = [_verdict(metrics[metric]) if metric in metrics else "–" for metric in COMPARED]
+            body.append((f"<b>{escape(scenario)}</b><br>{escape(arm)}", *cells))
+    if body:
+        title = (
+            f"<p>Ratios over <b>{escape(found['reference'])}</b>, 95 % interval over the seeds. Above 1 is more.</p>"
+        )
+        parts += [title, _table(("", *(NAMES[metric] for metric in COMPARED)), body, "dense")]
+        parts += ["<h2>Scenarios won and lost</h2>", _table((WON, *found["won_and_lost"]), won_rows(found))]
+    return [f"<h2>Compared with {escape(found['reference'])}</h2>", *parts] if parts else []
+
+
+def _verdict(each: dict[str, Any]) -> str:
+    word = escape(each["verdict"])
+    return f"<b>{number(each['ratio'])}</b><br>{interval(each)}<br><span class='{word}'>{word}</span>"
+
+
+def _figures(scenario: str, own: dict[str, Any]) -> str:
+    body = [tuple(map(escape, row(arm, each))) for arm, each in own["arms"].items()]
+    original = [f"{escape(arm)} {each['figures']['tok_s_original']:,.1f}" for arm, each in own["arms"].items()]
+    note = f"<p class='note'>The original's metric, tokens of finished requests / window: {'; '.join(original)}</p>"
+    return f"<h3>{escape(scenario)}</h3>{_table(HEADER, body)}{note}"
+
+
+def _distributions(found: dict[str, Any], scenario: str, shown: bool) -> str:
+    curves = "".join(map(svg.draw, charts.distributions(found, scenario)))
+    bins = "".join(map(svg.draw, charts.histograms(found, scenario)))
+    return (
+        f"<details{' open' if shown else ''}><summary>{escape(scenario)}</summary>"
+        f"<h3>Share that took no longer</h3><div class='grid2'>{curves}</div>"
+        f"<h3>Histograms</h3><div class='grid2'>{bins}</div></details>"
+    )
+
+
+def _provenance(found: dict[str, Any]) -> str:
+    commands = "".join(f"<p><code>{escape(each['command'])}</code></p>" for each in found["sittings"])
+    text = json.dumps({"sittings": found["sittings"], "arms": found["arms"]}, indent=1, ensure_ascii=False)
+    return (
+        f"{commands}<details><summary>Versions, machine, hashes, settings</summary><pre>{escape(text)}</pre></details>"
+    )
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]], name: str = "") -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in header)
+    lines = "".join("<tr>" + "".join(f"<td>{each}</td>" for each in line) + "</tr>" for line in body)
+    return f"<div class='scroll'><table class='{name}'><tr>{head}</tr>{lines}</table></div>"

@@ -1,0 +1,218 @@
+"""Sends a workload to an arm and notes when outputs come. Knows requests and a clock; nothing of how an arm answers.
+
+An arm is what is measured: a server at some address, or an engine of some settings in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verifypd.bench.figures import Outcome, Record
+from verifypd.bench.workload import Arrival, Workload
+from verifypd.errors import VerifyPDError
+
+WARM_REQUESTS = 32
+WARM_OUTPUT = 16  # tokens
+COUNTING = 3.0  # s that a server may take to count what it sent
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What became of drafts, counted since an arm started."""
+
+    spans: int = 0  # drafts that were judged
+    tokens: int = 0  # their tokens
+    accepted: tuple[int, ...] = ()  # by place: drafts whose first, second, … token stood
+    emitted: int | None = None  # tokens of all outputs; None: it does not say
+
+    def since(self, before: Drafts) -> Drafts:
+        """What was counted after `before`."""
+        places = itertools.zip_longest(self.accepted, before.accepted, fillvalue=0)
+        return Drafts(self.spans - before.spans, self.tokens - before.tokens, tuple(now - then for now, then in places))
+
+    def packed(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"spans": self.spans, "tokens": self.tokens, "accepted": list(self.accepted)}
+
+
+class Answer(Protocol):
+    """Where an arm says what came."""
+
+    def came(self, tokens: int) -> None:
+        """An output, now; tokens: how many it has, 0 where nobody says."""
+        ...
+
+    def ended(self, tokens: int, prompt_tokens: int) -> None:
+        """It is whole; the tokens of all outputs, and of the prompt where it is known."""
+        ...
+
+
+class Arm(Protocol):
+    """Something that answers requests."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What tells it from another arm; no secrets."""
+        ...
+
+    async def start(self) -> dict[str, Any]:
+        """Be ready; returns what a reader of its figures may want to know."""
+        ...
+
+    async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
+        """Answer one request. seed: of its random tokens, where its prompt is made of those."""
+        ...
+
+    async def drafts(self) -> Drafts | None:
+        """What became of drafts since it started; None: it does not say."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way, s from the start of the run."""
+
+    arrival: Arrival
+    seed: int
+    clock: Callable[[], float]
+    due: float
+    sent: float | None = None
+    outputs: list[float] = field(default_factory=list)
+    tokens: int = 0
+    first: int = 0
+    prompt_tokens: int = 0
+    whole: bool = False
+    stopped: float | None = None
+    error: str = ""
+
+    def came(self, tokens: int) -> None:
+        """As `Answer` says."""
+        self.first = self.first or max(1, tokens)
+        self.tokens += max(1, tokens)
+        self.outputs.append(self.clock())
+
+    def ended(self, tokens: int, prompt_tokens: int) -> None:
+        """As `Answer` says."""
+        if tokens and not self.outputs:  # tokens without text
+            self.came(tokens)
+        self.tokens = tokens or self.tokens
+        self.prompt_tokens = prompt_tokens
+        self.whole = True
+
+    def record(self) -> Record:
+        """What became of it."""
+        sent = self.due if self.sent is None else self.sent
+        ended = self.whole and not self.error
+        outputs = tuple(self.outputs)
+        return Record(
+            self.due, sent, outputs, self.tokens, self.first, ended, self.stopped, self.error, self.prompt_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop, and how much at once."""
+
+    seconds: float = 600.0  # of a run; what is under way then is stopped
+    each: float = 300.0  # s of a request
+    at_once: int | None = None  # requests under way at most, in an open loop
+
+
+async def play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None] = lambda _: None) -> Outcome:
+    """Send it all; `watch` is told of each request that has ended. Nothing is lost: what fails is in the outcome."""
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - began
+
+    calls = [Call(each, workload.seed + i, clock, each.at) for i, each in enumerate(workload.arrivals)]
+    gate = asyncio.Semaphore(limits.at_once or len(calls))
+    if workload.clients is not None:
+        queue = iter(calls)
+        running = [_client(arm, queue, limits, watch) for _ in range(min(workload.clients, len(calls)))]
+    else:
+        running = [_due(arm, call, gate, limits, watch) for call in calls]
+    tasks = [asyncio.ensure_future(each) for each in running]
+    try:
+        _, late = await asyncio.wait(tasks, timeout=limits.seconds)
+        over = clock()
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    begun = [call for call in calls if call.sent is not None or (workload.clients is None and call.due <= over)]
+    if not late:
+        over = max((call.outputs[-1] for call in begun if call.outputs), default=over)
+    return Outcome(tuple(call.record() for call in begun), len(calls), over)
+
+
+async def _client(arm: Arm, queue: Iterator[Call], limits: Limits, watch: Callable[[Call], None]) -> None:
+    for call in queue:
+        call.due = call.clock()
+        await _serve(arm, call, limits, watch)
+
+
+async def _due(arm: Arm, call: Call, gate: asyncio.Semaphore, limits: Limits, watch: Callable[[Call], None]) -> None:
+    await asyncio.sleep(max(0.0, call.due - call.clock()))
+    async with gate:
+        await _serve(arm, call, limits, watch)
+
+
+async def _serve(arm: Arm, call: Call, limits: Limits, watch: Callable[[Call], None]) -> None:
+    """One request; a time-out and an error are noted, and the run goes on."""
+    call.sent = call.clock()
+    try:
+        async with asyncio.timeout(limits.each):
+            await arm.ask(call.arrival, call.seed, call)
+        if not call.whole:
+            call.error = "the answer broke off"
+    except TimeoutError:
+        call.stopped = call.clock()
+    except (VerifyPDError, OSError) as error:
+        call.error = " ".join(str(error).split())[:300] or type(error).__name__
+    watch(call)
+
+
+async def counted(arm: Arm, before: Drafts | None, tokens: int) -> Drafts | None:
+    """What an arm has counted, once it has counted `tokens` more than before: a server may report late."""
+    until = time.perf_counter() + COUNTING
+    while True:
+        now = await arm.drafts()
+        if now is None or before is None or now.emitted is None or before.emitted is None:
+            return now
+        if now.emitted - before.emitted >= tokens or time.perf_counter() > until:
+            return now
+        await asyncio.sleep(0.05)
+
+
+async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
+    """The workload in short: as many requests at once as it will have, up to 32, with short outputs.
+
+    An arm that answers none of them is refused: its figures would all be of failures. Returns the tokens that came.
+    """
+    count = min(WARM_REQUESTS, workload.clients or 8, len(workload.arrivals))
+    few = workload.marked("warm").scaled(1, count)
+    arrivals = [
+        Arrival(0.0, a.prompt_tokens, min(a.output_tokens, WARM_OUTPUT), a.prompt, a.messages) for a in few.arrivals
+    ]
+    outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits)
+    if outcome.records and all(record.error for record in outcome.records):
+        raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
+    return sum(record.tokens for record in outcome.records)

@@ -1,0 +1,263 @@
+"""From the cells of a campaign to results: figures, curves and comparisons as plain data, a table and a summary.
+
+Knows cells and statistics; nothing of pictures.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from verifypd.bench.campaign import AGAIN, Cell, Folder
+from verifypd.bench.figures import Outcome, Pool, Targets, figures
+from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, compare, curve, histogram, own_noise
+
+TIMES = ("ttft", "tpot", "e2e", "gap")
+NAMES = {
+    "tok_s": "tokens/s", "good_share": "good share", "e2e_ms_mean": "mean E2E", "e2e_ms_p95": "p95 E2E",
+    "ttft_ms_p50": "p50 TTFT", "ttft_ms_p95": "p95 TTFT", "tpot_ms_p50": "p50 TPOT", "tpot_ms_p95": "p95 TPOT",
+    "gap_ms_p50": "p50 gap", "gap_ms_p99": "p99 gap",
+}  # fmt: skip
+BY_SEED = ("tok_s", "goodput", "e2e_ms_mean", "e2e_ms_p95", "ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99", "unfinished")
+
+
+def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
+    """All that a report shows. reference: the arm the others are compared with (default: the first)."""
+    head = folder.head
+    targets = Targets(**head["targets"])
+    cells = folder.cells()
+    names = list(head["arms"])
+    reference = names[0] if reference is None else reference
+    scenarios = {
+        scenario: _scenario([cell for cell in cells if cell.scenario == scenario], head["control"], reference, targets)
+        for scenario in head["scenarios"]
+    }
+    wanted = len(scenarios) * len(head["seeds"]) * (len(names) + (head["control"] is not None))
+    trees = sorted({cell.files for cell in cells})
+    return {
+        **head["sittings"][-1],
+        "complete": len(cells) == wanted,
+        "cells": {"run": len(cells), "planned": wanted},
+        "reference": reference,
+        **{name: head[name] for name in ("control", "seeds", "targets", "arms", "sittings")},
+        "trees": trees,
+        "won_and_lost": count(scenarios),
+        "scenarios": {name: found for name, found in scenarios.items() if found["arms"]},
+    }
+
+
+def _scenario(cells: Sequence[Cell], control: str | None, reference: str, targets: Targets) -> dict[str, Any]:
+    by_arm: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        by_arm.setdefault(cell.arm, {})[cell.seed] = cell
+
+    def over(one: str, two: str, noise: dict[str, float]) -> dict[str, Any]:
+        seeds = sorted(set(by_arm[one]) & set(by_arm[two]))
+        first, second = ([by_arm[arm][seed].outcome for seed in seeds] for arm in (one, two))
+        return compare(first, second, targets, noise)
+
+    again = f"{control}{AGAIN}"
+    itself = over(again, str(control), {}) if {again, control} <= set(by_arm) else {}
+    noise = own_noise(itself)
+    compared = {
+        arm: {name: each.packed() for name, each in over(arm, reference, noise).items()}
+        for arm in by_arm
+        if arm not in (reference, again) and reference in by_arm
+    }
+    return {
+        "arms": {arm: _arm(list(own.values()), targets) for arm, own in by_arm.items()},
+        "compared": compared,
+        "itself": {name: each.packed() for name, each in itself.items()},
+    }
+
+
+def _arm(cells: Sequence[Cell], targets: Targets) -> dict[str, Any]:
+    outcomes = [cell.outcome for cell in cells]
+    pool = Pool(outcomes, targets)
+    times = pool.times()
+    errors = Counter(record.error for outcome in outcomes for record in outcome.records if record.error)
+    return {
+        "seeds": [cell.seed for cell in cells],
+        "figures": {name: _short(value) for name, value in pool.figures().items()},
+        "by_seed": {str(cell.seed): _few(cell.outcome, targets) for cell in cells},
+        "curves": {name: curve(times[name]) for name in TIMES},
+        "histograms": {name: histogram(times[name]) for name in TIMES},
+        "drafts": _drafts(cells),
+        "errors": dict(errors.most_common(5)),
+    }
+
+
+def _few(outcome: Outcome, targets: Targets) -> dict[str, float]:
+    found = figures([outcome], targets)
+    return {name: _short(found[name]) for name in BY_SEED}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _drafts(cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """Shares of drafts whose first, second, … token stood; None where nothing was drafted, or the arm does not say."""
+    drafts = [cell.drafts for cell in cells if cell.drafts is not None]
+    spans, tokens = sum(each.spans for each in drafts), sum(each.tokens for each in drafts)
+    if not spans or not tokens:
+        return None
+    longest = max(len(each.accepted) for each in drafts)
+    accepted = [sum(each.accepted[i] for each in drafts if i < len(each.accepted)) for i in range(longest)]
+    return {
+        "spans": spans,
+        "acceptance_rate": _short(sum(accepted) / tokens),
+        "mean_accepted_length": _short(1 + sum(accepted) / spans),
+        "by_place": [_short(each / spans) for each in accepted],
+    }
+
+
+def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
+    """By arm and figure: scenarios in which it was faster than the reference, slower, or neither."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for scenario in scenarios.values():
+        for arm, metrics in scenario["compared"].items():
+            for metric, each in metrics.items():
+                own = found.setdefault(arm, {}).setdefault(metric, {FASTER: 0, SLOWER: 0, NONE: 0})
+                if each["verdict"] in own:
+                    own[each["verdict"]] += 1
+    return found
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def as_csv(found: dict[str, Any]) -> str:
+    """One line for each arm of each scenario, figures by name; ratios over the reference at the end."""
+    lines = []
+    for scenario, each in found["scenarios"].items():
+        for arm, own in each["arms"].items():
+            drafts = own["drafts"] or {}
+            line = {"scenario": scenario, "arm": arm, "seeds": len(own["seeds"]), **own["figures"]}
+            line |= {"acceptance_rate": drafts.get("acceptance_rate")}
+            compared = each["compared"].get(arm, {})
+            for metric in COMPARED:
+                parts = compared.get(metric, {})
+                line |= {
+                    f"{metric}_over_reference_{part}": parts.get(part) for part in ("ratio", "low", "high", "verdict")
+                }
+            lines.append(line)
+    if not lines:
+        return ""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    return text.getvalue()
+
+
+HEADER = (
+    "arm", "tokens/s", "good/s", "TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "E2E mean / p95, s", "gap p99, ms",
+    "unfinished", "failed", "accepted",
+)  # fmt: skip
+
+
+def row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
+    """The figures of an arm in one scenario, as texts under `HEADER`."""
+    f, drafts = own["figures"], own["drafts"]
+    return (
+        arm,
+        f"{f['tok_s']:,.1f}",
+        f"{f['goodput']:.2f}",
+        f"{f['ttft_ms_p50']:.0f} / {f['ttft_ms_p95']:.0f}",
+        f"{f['tpot_ms_p50']:.1f} / {f['tpot_ms_p95']:.1f}",
+        f"{f['e2e_ms_mean'] / 1e3:.2f} / {f['e2e_ms_p95'] / 1e3:.2f}",
+        f"{f['gap_ms_p99']:.0f}",
+        str(f["unfinished"]),
+        str(f["failed"]),
+        f"{drafts['acceptance_rate']:.0%}" if drafts else "–",
+    )
+
+
+def ratio(each: dict[str, Any]) -> str:
+    """`1.12 (1.05–1.19) faster`."""
+    return f"{number(each['ratio'])} ({interval(each)}) {each['verdict']}"
+
+
+def interval(each: dict[str, Any]) -> str:
+    """`1.05–1.19`."""
+    return f"{number(each['low'])}–{number(each['high'])}"
+
+
+def number(value: float) -> str:
+    """A ratio, as exact as it is of use."""
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 100 else "> 100"
+
+
+def false_alarms(found: dict[str, Any]) -> list[str]:
+    """Where an arm is said to differ from itself."""
+    return [
+        f"{scenario}: {NAMES[metric]} {ratio(each)}"
+        for scenario, one in found["scenarios"].items()
+        for metric, each in one["itself"].items()
+        if each["verdict"] in (FASTER, SLOWER)
+    ]
+
+
+def itself_line(found: dict[str, Any]) -> str:
+    """What the arm that ran twice says of the others' figures."""
+    made = [each for one in found["scenarios"].values() for each in one["itself"].values()]
+    alarms = false_alarms(found)
+    if not made:
+        return "No arm ran twice: nothing says how much figures differ here by chance."
+    same = f"{len(made) - len(alarms)} of {len(made)} comparisons of it with itself"
+    line = f"{found['control']} ran twice (A/A): {same} read “no difference”, as they must."
+    return line + (f" These do not, so small differences of theirs are chance: {'; '.join(alarms)}." if alarms else "")
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """A summary."""
+    last = found["sittings"][-1]
+    cells = found["cells"]
+    lines = ["# Benchmark", "", f"`{last['command']}`", ""]
+    if not found["complete"]:
+        lines += [
+            f"**Partial: {cells['run']} of {cells['planned']} runs.** The same command goes on where it ended.",
+            "",
+        ]
+    for scenario, each in found["scenarios"].items():
+        lines += [f"## {scenario}", "", *_table(HEADER, [row(arm, own) for arm, own in each["arms"].items()]), ""]
+        if each["compared"]:
+            arms = list(each["compared"])
+            lines += [f"Over {found['reference']} (95 % interval over {len(found['seeds'])} seeds):", ""]
+            body = [
+                (NAMES[metric], *(ratio(each["compared"][arm][metric]) for arm in arms))
+                for metric in COMPARED
+                if all(metric in each["compared"][arm] for arm in arms)
+            ]
+            lines += [*_table(("", *arms), body), ""]
+    if found["won_and_lost"]:
+        lines += [
+            "## Scenarios won and lost",
+            "",
+            *_table(("arm", "figure", FASTER, SLOWER, NONE), won_rows(found)),
+            "",
+        ]
+    lines += [itself_line(found), "", f"Commit {last['commit'][:12]}, modified: {last['modified']}, {last['files']}."]
+    return "\n".join(lines) + "\n"
+
+
+WON = "faster / slower / no difference"
+
+
+def won_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """By figure, and arm by arm: scenarios in which it was faster, slower, and neither."""
+    arms = found["won_and_lost"]
+
+    def cell(own: dict[str, int] | None) -> str:
+        return "–" if own is None else " / ".join(str(own[word]) for word in (FASTER, SLOWER, NONE))
+
+    metrics = [metric for metric in COMPARED if any(metric in own for own in arms.values())]
+    return [(NAMES[metric], *(cell(own.get(metric)) for own in arms.values())) for metric in metrics]
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)]

@@ -1,0 +1,150 @@
+"""Charts as SVG to stand in a page: colours come from the page, so that they follow its light or dark."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from verifypd.bench.charts import Chart, Heatmap, log_ticks, ticks
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 44
+COLOURS = 8  # classes s0 … s7 of the page
+
+
+def draw(chart: Chart) -> str:
+    """One chart with its legend."""
+    plot = _bars(chart) if chart.kind == "bars" else _lines(chart)
+    names = [f'<span><i class="s{i % COLOURS}"></i>{escape(each.name)}</span>' for i, each in enumerate(chart.series)]
+    note = f"<p class='note'>{escape(chart.note)}</p>" if chart.note else ""
+    return (
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{plot}"
+        f"<div class='legend'>{''.join(names)}</div>{note}</figure>"
+    )
+
+
+def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_marks: list[tuple[float, str]]) -> str:
+    parts = []
+    for y, text in y_marks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
+    for x, text in x_marks:
+        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}">{escape(text)}</text>')
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(f'<text class="axis mid" transform="translate(13 {middle}) rotate(-90)">{escape(chart.y)}</text>')
+    if chart.x:
+        parts.append(
+            f'<text class="axis mid" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">{escape(chart.x)}</text>'
+        )
+    base = HEIGHT - BOTTOM
+    parts.append(f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
+    label = escape(chart.title)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts + inside)}</svg>'
+
+
+def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
+    """Pixels a unit, and marks, of an axis that begins at 0."""
+    marks = ticks(0.0, max([*values, 1e-9]))
+    unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
+    return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
+
+
+def _bars(chart: Chart) -> str:
+    unit, y_marks = _y_scale([y for each in chart.series for y in (*each.ys, *each.highs)])
+    base, room = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT) / max(1, len(chart.groups))
+    width = min(34.0, 0.8 * room / max(1, len(chart.series)))
+    inside = []
+    for i, series in enumerate(chart.series):
+        for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
+            x = LEFT + room * (group + 0.5) + width * (i - len(chart.series) / 2)
+            title = f"<title>{escape(series.name)}, {escape(chart.groups[int(group)])}: {number(y)}"
+            title += f" to {number(series.highs[k])}</title>" if series.highs else "</title>"
+            box = f'x="{x + 1:.1f}" width="{max(1.0, width - 2):.1f}"'
+            if series.highs:
+                high = unit * series.highs[k]
+                inside.append(
+                    f'<rect class="s{i % COLOURS} faint" {box} y="{base - high:.1f}" height="{high:.1f}">{title}</rect>'
+                )
+            inside.append(
+                f'<rect class="s{i % COLOURS}" {box} y="{base - unit * y:.1f}" height="{unit * y:.1f}">{title}</rect>'
+            )
+    letters = max(6, int(room / 6.3))
+    x_marks = [(LEFT + room * (i + 0.5), _cut(name, letters)) for i, name in enumerate(chart.groups)]
+    return _frame(chart, inside, y_marks, x_marks)
+
+
+def _lines(chart: Chart) -> str:
+    xs = [x for each in chart.series for x in each.xs]
+    share = chart.y == "share"
+    unit, y_marks = _y_scale(
+        [1.0] if share and chart.kind == "lines" else [y for each in chart.series for y in each.ys]
+    )
+    base, across = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
+    if chart.log_x:
+        low, high = math.log10(min(xs)), math.log10(max(xs))
+        high = max(high, low + 0.3)
+        marks = [(math.log10(each), number(each)) for each in log_ticks(10**low, 10**high)]
+        places = [math.log10(x) for x in xs]
+    else:
+        step = all(x == int(x) for x in xs) and max(xs) <= 16
+        low, high = (0.5, max(xs) + 0.5) if step else (0.0, max(xs) * 1.05 or 1.0)
+        found = range(1, int(max(xs)) + 1) if step else ticks(low, high)
+        marks = [(float(each), number(each)) for each in found if each <= high]
+        places = xs
+    place = dict(zip(xs, places, strict=True))
+
+    def x_of(value: float) -> float:
+        return LEFT + across * (value - low) / (high - low)
+
+    inside = []
+    for i, series in enumerate(chart.series):
+        points = [(x_of(place[x]), base - unit * y) for x, y in zip(series.xs, series.ys, strict=True)]
+        if chart.kind == "steps":
+            points = [(x, y) for (x0, y), (x1, _) in zip(points, points[1:], strict=False) for x in (x0, x1)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        inside.append(
+            f'<polyline class="line s{i % COLOURS}" points="{path}"><title>{escape(series.name)}</title></polyline>'
+        )
+        if len(series.xs) <= 16 and chart.kind == "lines":
+            for k, (x, y) in enumerate(points):
+                label = series.labels[k] if series.labels else number(series.xs[k])
+                title = f"{series.name}, {label}: {number(series.xs[k])}, {number(series.ys[k])}"
+                dot = f'<circle class="s{i % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+                inside.append(f"{dot}<title>{escape(title)}</title></circle>")
+                if series.labels:
+                    side = "point end" if x > WIDTH - 90 else "point"
+                    words = escape(series.labels[k])
+                    inside.append(f'<text class="{side}" x="{x + 6:.1f}" y="{y - 7:.1f}">{words}</text>')
+    return _frame(chart, inside, y_marks, [(x_of(at), text) for at, text in marks])
+
+
+def heatmap(chart: Heatmap) -> str:
+    """A table of ratios, coloured to both sides of 1 by how far they are from it."""
+    far = max((abs(math.log(v)) for line in chart.values for v in line if v), default=0.0) or 1.0
+    lines = ["<tr><th></th>" + "".join(f"<th>{escape(each)}</th>" for each in chart.columns) + "</tr>"]
+    for name, values, words in zip(chart.rows, chart.values, chart.words, strict=True):
+        cells = []
+        for value, word in zip(values, words, strict=True):
+            if value is None:
+                cells.append("<td>–</td>")
+                continue
+            side = "up" if value >= 1 else "down"
+            share = round(100 * abs(math.log(value)) / max(far, 0.05))
+            cell = f'<td class="heat {side}" style="--share: {min(100, share)}%">{100 * (value - 1):+.1f} %'
+            cells.append(f"{cell}<small>{escape(word)}</small></td>")
+        lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>")
+    table = f"<table class='map'>{''.join(lines)}</table>"
+    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}</figure>"
+
+
+def number(value: float) -> str:
+    """Short: three digits where it is not whole."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"

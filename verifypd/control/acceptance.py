@@ -1,0 +1,178 @@
+"""How likely a draft token is to stand, learnt from verdicts. Sees counts, never a token.
+
+Requests of one kind (acceptance rule, temperature class, drafter) are taken to be alike: a running mean for each draft
+position, given that all before it stood. A request adds its own excess over its kind, pulled to zero by
+`PRIOR_TRIALS` trials. Survival of a position is the running product of the chances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from math import sqrt
+
+from verifypd.control.observe import Observation
+from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS, REQUEST_TRIALS
+
+Kind = tuple[str, int, str | None]  # acceptance rule, temperature class, drafter
+
+BINS = 10  # of the reliability diagram
+LOW, HIGH = 0.005, 0.995  # chances are kept off 0 and 1
+
+
+def kind_of(greedy: bool, coupled: bool, temperature: float, drafter: str | None) -> Kind:
+    """The class whose requests are taken to be alike."""
+    if greedy:
+        return ("greedy", 0, drafter)
+    return ("coupled" if coupled else "rejection", 1 + round(2 * temperature), drafter)
+
+
+@dataclass(slots=True)
+class Mean:
+    """Successes of trials, old ones fading."""
+
+    stood: float
+    trials: float
+    reached: bool = False  # whether any trial was more than the prior's
+
+    @property
+    def value(self) -> float:
+        """The mean, kept off 0 and 1."""
+        return min(HIGH, max(LOW, self.stood / self.trials))
+
+    def learn(self, stood: float, trials: float, memory: float) -> None:
+        """Add trials; what lies further back than `memory` of them fades."""
+        keep = max(0.0, 1.0 - trials / memory)
+        self.stood = self.stood * keep + stood
+        self.trials = self.trials * keep + trials
+        self.reached = True
+
+
+@dataclass(slots=True)
+class _Own:
+    """What one request's drafts of one kind came to, beyond what its kind led to expect."""
+
+    excess: float = 0.0  # tokens
+    trials: float = 0.0
+    curve: list[float] | None = None  # survivals
+    turn: int = -1  # when they were worked out
+
+
+@dataclass(slots=True)
+class Reliability:
+    """Predicted chances against what came, in bins. `error` is the calibration error."""
+
+    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    came: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    trials: list[float] = field(default_factory=lambda: [0.0] * BINS)
+
+    def add(self, chance: float, stood: bool) -> None:
+        """One trial."""
+        b = min(BINS - 1, int(chance * BINS))
+        self.predicted[b] += chance
+        self.came[b] += stood
+        self.trials[b] += 1.0
+
+    @property
+    def error(self) -> float:
+        """Mean distance between predicted and observed frequency, weighted by trials; 0 without any."""
+        total = sum(self.trials)
+        return sum(abs(p - c) for p, c in zip(self.predicted, self.came, strict=True)) / total if total else 0.0
+
+    def rows(self) -> list[tuple[float, float, float]]:
+        """(predicted, came, trials) of each bin that was met."""
+        parts = zip(self.predicted, self.came, self.trials, strict=True)
+        return [(p / n, c / n, n) for p, c, n in parts if n]
+
+
+class Acceptance:
+    """Predicts how far a draft will stand. One curve for each request, learnt from verdicts."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth  # positions of a curve
+        self.reliability = Reliability()
+        self._everyone = Mean(PRIOR * PRIOR_TRIALS, PRIOR_TRIALS)
+        self._kinds: dict[Kind, list[Mean]] = {}  # by position
+        self._requests: dict[int, dict[Kind, _Own]] = {}  # by request; it may change drafters
+        self._turn = 0  # times anything was learnt
+
+    def curve(self, request: int, kind: Kind) -> list[float]:
+        """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
+        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
+        if own.curve is None or own.turn != self._turn:
+            own.turn = self._turn
+            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + PRIOR_TRIALS)
+            for mean in self._means(kind)[: self.depth]:
+                chance = mean.stood / mean.trials + excess
+                alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
+                own.curve.append(alive)
+        return own.curve
+
+    def mean(self) -> float:
+        """Mean acceptance of everyone's drafts."""
+        return self._everyone.value
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of that mean, by the trials that still count."""
+        mean = self._everyone.value
+        return sqrt(mean * (1.0 - mean) / max(1.0, self._everyone.trials))
+
+    def typical(self, most: int = 8) -> list[float]:
+        """The mean curve of some requests that are known now; empty without any. Learns nothing."""
+        curves = [own.curve for kinds in islice(self._requests.values(), most) for own in kinds.values() if own.curve]
+        return [sum(values) / len(curves) for values in zip(*curves, strict=True)]
+
+    def observe(self, seen: Observation, probed: bool = False) -> None:
+        """Learn from a draft's verdict. What only probes tell must be believed sooner: there are few of them."""
+        if not seen.drafted or not self.depth:
+            return
+        memory = KIND_TRIALS / 2 if probed else KIND_TRIALS
+        kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
+        own = self._requests.setdefault(seen.order, {}).setdefault(kind, _Own())
+        accepted = min(seen.accepted, seen.drafted)
+        trials = min(accepted + 1, seen.drafted)
+        means = self._means(kind)
+        self._turn += 1
+        looked_at = self._turn % seen.drafted  # one position a draft, picked before its outcome is known
+        expected = 0.0
+        for position in range(trials):
+            mean = means[min(position, self.depth - 1)]
+            stood = position < accepted
+            if position == looked_at:
+                self.reliability.add(self._chance(kind, own, position), stood)
+            expected += mean.value
+            mean.learn(stood, 1.0, memory)
+        if trials < len(means) and not means[trials].reached:
+            for later in means[trials:]:
+                later.stood = means[trials - 1].value * later.trials
+        keep = max(0.0, 1.0 - trials / REQUEST_TRIALS)
+        own.excess = own.excess * keep + accepted - expected
+        own.trials = own.trials * keep + trials
+        self._everyone.learn(accepted, trials, memory)
+
+    def overhear(self, request: int, kind: Kind, stood: int, trials: int) -> None:
+        """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
+        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
+        mean = self._means(kind)[0]
+        part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
+        own.excess += part * (stood - trials * mean.value)
+        own.trials += part * trials
+        self._turn += 1
+        mean.learn(part * stood, part * trials, KIND_TRIALS)
+
+    def forget(self, request: int) -> None:
+        """The request has left."""
+        self._requests.pop(request, None)
+
+    def _chance(self, kind: Kind, own: _Own, position: int) -> float:
+        mean = self._means(kind)[min(position, self.depth - 1)].value
+        return min(HIGH, max(LOW, mean + own.excess / (own.trials + PRIOR_TRIALS)))
+
+    def _means(self, kind: Kind) -> list[Mean]:
+        """By position; one that nobody has reached is as the last that somebody has, and the first as everyone's."""
+        means = self._kinds.get(kind)
+        if means is None:
+            first = self._everyone.value
+            means = self._kinds[kind] = [Mean(first * PRIOR_TRIALS, PRIOR_TRIALS) for _ in range(max(1, self.depth))]
+        return means

@@ -1,0 +1,35 @@
+"""Controllers and architectures by name."""
+
+from __future__ import annotations
+
+from verifypd.config import ARCHITECTURES
+from verifypd.control.architectures import PD, PDV, Architecture, Baseline, Plain, Table, Unified
+from verifypd.control.auto import Auto
+from verifypd.control.controller import Controller, FixedController, ThresholdController
+from verifypd.control.cost import CostModel
+from verifypd.control.throughput import ThroughputController
+from verifypd.errors import ConfigError
+
+SHAPES: dict[str, type[Architecture]] = {shape.name: shape for shape in (Unified, Baseline, PD, PDV, Table, Auto)}
+
+
+def make_controller(
+    name: str, max_draft: int, cost: CostModel | None = None, *, search_temperature: bool = False
+) -> Controller:
+    """The controller of that name."""
+    if name == "fixed":
+        return FixedController(max_draft)
+    if name == "threshold":
+        return ThresholdController(max_draft)
+    if name == "throughput":
+        return ThroughputController(cost, max_draft, search_temperature=search_temperature)
+    raise ConfigError(f"--controller {name!r} is not known; choose from throughput, threshold, fixed")
+
+
+def make_architecture(name: str, controller: Controller, cost: CostModel | None = None) -> Architecture:
+    """The architecture of that name, over a controller and the costs that both believe."""
+    if name == "plain":
+        return Plain(cost)
+    if name in SHAPES:
+        return SHAPES[name](controller, cost)
+    raise ConfigError(f"--arch {name!r} is not known; choose from {', '.join(ARCHITECTURES)}")

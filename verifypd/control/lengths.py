@@ -1,0 +1,107 @@
+"""How many tokens each request drafts: the lengths whose tokens cost least. Arithmetic over survivals and costs.
+
+A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
+its rows add to the pass that prompts ride in anyway. The plan takes the longest draft at which a token costs the fewest
+of these seconds; within it, a request drafts a position where its survival is worth the position's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from verifypd.control.cost import NOTHING, CostModel, Work
+from verifypd.control.tuning import LEAST_CHANCE
+
+
+class Drafting(NamedTuple):
+    """One request that may draft."""
+
+    slot: int
+    curve: Sequence[float]  # survivals, as far as it may draft
+    context: int  # tokens
+    lag: float  # tokens its drafter reads first, each step
+    looked_up: bool = False  # by look-up: no model runs
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step carries before anyone drafts."""
+
+    requests: int  # decode spans, those that cannot draft included
+    decode: Work  # one row each, and drafts already written
+    riding: Work = NOTHING  # prompt chunks in the same pass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One longest draft and what it comes to."""
+
+    longest: int
+    lengths: dict[int, int]  # slot → tokens
+    tokens: float  # expected, one a request included
+    seconds: float  # that decoding adds to the step
+    draft_seconds: float
+
+    @property
+    def per_token(self) -> float:
+        """Seconds a token costs."""
+        return self.seconds / self.tokens
+
+    def gain(self, plain: Option) -> float:
+        """Tokens a second over those of plain decoding."""
+        return plain.per_token / self.per_token
+
+
+def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier."""
+    alone = cost.pass_seconds(load.riding)
+    plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
+    found = [plain]
+    deepest = max((len(each.curve) for each in drafting), default=0)
+    price = plain.per_token
+    copies = any(each.looked_up for each in drafting)
+    before = load.decode.rows + load.riding.rows
+    for longest in range(0 if copies else 1, deepest + 1):
+        # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
+        ends = (before, before + len(drafting) * max(1, longest))
+        for slope in sorted({cost.slope(rows, load.riding.rows > 0) for rows in ends}):
+            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
+            if not lengths:
+                continue
+            draft = cost.draft_seconds(longest, lag, context) if context else 0.0
+            verify = _pass(load, sum(lengths.values()), cost) - alone
+            seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
+            found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
+            price = min(price, found[-1].per_token)
+    return found
+
+
+def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[dict[int, int], float, float, float]:
+    """Who drafts how much where a survival above `least` is worth its row: slot → tokens, the tokens they are expected
+    to bring, and of those that a model drafts, context and lag."""
+    lengths, gained, context, lag = {}, 0.0, 0.0, 0.0
+    for each in drafting:
+        most = len(each.curve) if each.looked_up else min(longest, len(each.curve))
+        length = 0
+        while length < most and each.curve[length] > least:
+            gained += each.curve[length]
+            length += 1
+        if length:
+            lengths[each.slot] = length
+            if not each.looked_up:
+                context += each.context
+                lag += each.lag
+    return lengths, gained, context, lag
+
+
+def _pass(load: Load, drafts: int, cost: CostModel) -> float:
+    """Seconds of the pass with so many draft tokens in it."""
+    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts))
+
+
+def cheapest(found: Sequence[Option]) -> tuple[Option, Option]:
+    """The option whose tokens cost least, and the runner-up; the same twice where there is only one."""
+    ranked = sorted(found, key=lambda option: option.per_token)
+    return ranked[0], ranked[min(1, len(ranked) - 1)]

@@ -1,0 +1,192 @@
+"""Which prompts join a step, and how many of their tokens. Arithmetic over costs and targets; no clock.
+
+A step that lasts T and reads part of some prompts is worth
+
+    (Σ waiting w · part of its prompt read + Σ decoding w · part of its tokens written) / T
+    w = 1 / slo_ttft while it waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once it is late.
+
+Prompts are read in the order of w / tokens left, and as many tokens as make the step worth most, within bounds: prompts
+are sure of `PROMPT_SHARE` of a step; a step lasts no longer than `slo_gap` where a shorter one is possible, unless more
+prompts wait than can be read within twice their target; one that has waited `OVERDUE` times its target goes first; at
+most one prompt is partly read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from verifypd.batch import VerifySpan
+from verifypd.control.cost import NOTHING, CostModel, Work
+from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
+
+PRECISION = 8  # tokens to which the size of a chunk is found
+MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The decode work of the step that prompts join."""
+
+    decode: Work = NOTHING
+    draft_seconds: float = 0.0
+    worth: float = 0.0  # of what the step brings those who decode
+    apart: bool = False  # whether prompts get a pass of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """How many prompt tokens join a step, and what the step then takes and is worth."""
+
+    tokens: int
+    seconds: float
+    worth: float  # a second
+
+
+def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
+    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft: ms."""
+    priority, arrival = rank
+    late = waited * MS > slo_ttft
+    overdue = waited * MS > OVERDUE * slo_ttft
+    return priority, not overdue, 0.0 if overdue else left * slo_ttft / (2.0 if late else 1.0), arrival
+
+
+def in_order(snapshot: Snapshot) -> list[RequestView]:
+    """The prompts that wait for the verifier, the next to be read first."""
+    waiting = [view for view in snapshot.requests if view.prefill_left]
+    return sorted(waiting, key=lambda v: prompt_key(v.rank, v.prefill_left, v.since_output, v.slo_ttft))
+
+
+def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
+    """Of a step that brings each of these `tokens`, where requests come to `mean_output` tokens on average."""
+    total = 0.0
+    for view in views:
+        left = max(mean_output - view.emitted, LEAST_LEFT * mean_output)
+        late = view.decoding * MS > view.slo_tpot * max(1, view.emitted)
+        total += (2.0 if late else 1.0) * MS / (view.slo_tpot * mean_output) * tokens / left
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The prompt chunks of a step, and what they were chosen over; nothing is chosen while nobody decodes."""
+
+    spans: tuple[VerifySpan, ...] = ()
+    chosen: Chunk | None = None
+    runner_up: Chunk | None = None
+
+    @property
+    def work(self) -> Work:
+        """In numbers."""
+        rows, square = sum([span.rows for span in self.spans]), sum([span.rows * span.context for span in self.spans])
+        return Work(rows, sum([span.context for span in self.spans]), rows, square)
+
+
+def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None) -> Reading:
+    """The prompt chunks of a step: of `room` requests, but one at least. At most `joining` prompts are finished; the
+    others stop one token short."""
+    waiting = in_order(snapshot)
+    if not waiting:
+        return Reading()
+    count = max(1, min(room, snapshot.most_chunks))
+    if not (cost.fitted and beside.decode.rows):
+        return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
+    best, second = choose(candidates(waiting, snapshot, cost, beside, count))
+    return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
+
+
+def choose(found: Sequence[Chunk]) -> tuple[Chunk, Chunk]:
+    """The chunk whose step is worth most, and the runner-up; the same twice where there is only one."""
+    ranked = sorted(found, key=lambda chunk: -chunk.worth)
+    return ranked[0], ranked[min(1, len(ranked) - 1)]
+
+
+def candidates(
+    waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel, beside: Beside, count: int
+) -> list[Chunk]:
+    """Chunks to choose from: prompts' sure share of a step, the end of each prompt within the bound, and the bound."""
+
+    def chunk(tokens: int) -> Chunk:
+        work, worth = _read(waiting, tokens, count)
+        seconds = _seconds(work, beside, cost)
+        return Chunk(tokens, seconds, (beside.worth + worth) / seconds)
+
+    def largest(limit: float) -> int:
+        """Most tokens with which the step keeps within the limit (s)."""
+        low, high = 0, min(snapshot.prefill_chunk, ends[-1])
+        if chunk(high).seconds <= limit:
+            return high
+        while high - low > PRECISION:
+            middle = (low + high) // 2
+            low, high = (middle, high) if chunk(middle).seconds <= limit else (low, middle)
+        return max(1, low)
+
+    ends = list(accumulate(view.prefill_left for view in waiting[:count]))
+    share = chunk(1).seconds / (1.0 - PROMPT_SHARE)  # what a step with any prompt takes anyway is not their share
+    sure, most = largest(share), largest(_bound(share, waiting, snapshot, cost))
+    return [chunk(tokens) for tokens in sorted({sure, most, *(end for end in ends if sure < end < most)})]
+
+
+def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work, float]:
+    """The work of reading so many tokens, and its worth."""
+    work, worth = Work(), 0.0
+    for view, rows in _turns(waiting, tokens, count):
+        end = view.chunk_start + rows
+        work += Work(rows, end, rows, rows * end)
+        late = view.since_output * MS > view.slo_ttft
+        worth += (2.0 if late else 1.0) * MS / view.slo_ttft * rows / view.prefill_left
+    return work, worth
+
+
+def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:
+    """Prompts in the order in which they get tokens, and how many each may get.
+
+    One that does not fit whole gives way to one that is partly read already.
+    """
+    left = budget
+    for number, view in enumerate(waiting[:count]):
+        if view.prefill_left > left:
+            begun = next((other for other in waiting[number:] if other.served), view)
+            yield begun, min(begun.prefill_left, left)
+            return
+        yield view, view.prefill_left
+        left -= view.prefill_left
+        if not left:
+            return
+
+
+def _spans(waiting: Sequence[RequestView], budget: int, count: int, joining: int | None) -> Iterator[VerifySpan]:
+    for view, most in _turns(waiting, budget, count):
+        full = joining is not None and joining <= 0
+        rows = min(most, view.prefill_left - full)
+        if not rows:
+            continue
+        ends = rows == view.prefill_left
+        if ends and joining is not None:
+            joining -= 1
+        yield VerifySpan(
+            slot=view.slot,
+            rows=rows,
+            drafts=0,
+            start=view.chunk_start,
+            emits=ends,
+            context=view.chunk_start + rows,
+            prompt_logprobs=view.prompt_logprobs,
+        )
+
+
+def _seconds(chunks: Work, beside: Beside, cost: CostModel) -> float:
+    """What the step takes."""
+    if beside.apart:
+        return beside.draft_seconds + cost.pass_seconds(beside.decode) + cost.pass_seconds(chunks) + cost.overhead
+    return beside.draft_seconds + cost.pass_seconds(beside.decode + chunks) + cost.overhead
+
+
+def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
+    """Seconds a step may last: the gap target, or more where prompts wait that it would make late."""
+    tokens = sum(view.prefill_left for view in waiting) + snapshot.waiting_tokens
+    backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
+    gives_way = backlog * MS / (2.0 * snapshot.slo_ttft)
+    return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)

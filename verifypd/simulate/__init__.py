@@ -1,0 +1,1 @@
+"""The simulator: the engine's policies and books on a manual clock, without torch."""
