@@ -152,7 +152,15 @@ def serve_cpu() -> str:
     return rows(["scenario", *HEADER[:7]], lines) + source("bench-serve-cpu")
 
 
+def planner() -> str:
+    """Mixed traffic at 16 requests/s under the new planner: the one seed that both arms ran."""
+    runs = [run for run in read("beside-vllm-mixed-16")["runs"] if run["cell"] == "mixed 16" and run["turn"] == 1]
+    lines = [[NAMES[run["arm"]], *_tails(run["figures"])] for run in runs]
+    return rows(["arm", *TAILS], lines) + source("beside-vllm-mixed-16")
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "head-planner": planner,
     "bench-original-metric": original_metric,
     "bench-serve-cpu": serve_cpu,
     "head-closed": closed,

@@ -213,8 +213,8 @@ def test_layers_of_a_pass_share_a_plan(plans: list[module.Plans]) -> None:
 
     Each layer finds counters at zero, as the one before it left them: its output is whole.
     """
-    case = on_device(make_case(LONG_AMONG_SHORT, **SMALL))
-    chosen = TritonAttention()
+    host = make_case(LONG_AMONG_SHORT, **SMALL)
+    case, chosen = on_device(host), TritonAttention()
     prepared = chosen.prepare(case.layout)
     outs = []
     for window in (None, 300, None, 300):
@@ -222,8 +222,8 @@ def test_layers_of_a_pass_share_a_plan(plans: list[module.Plans]) -> None:
             case.q, case.k, case.v, case.cache, case.layout, prepared, scale=0.125, window=window, softcap=None
         )
         outs.append(out.cpu())
-        for row, expected in dense(case, 0.125, window, None).items():
-            assert_close(outs[-1][row], expected.to("cpu"), rtol=1e-4, atol=1e-5)
+        for row, expected in dense(host, 0.125, window, None).items():
+            assert_close(outs[-1][row], expected, rtol=1e-4, atol=1e-5)
     assert [max(shares_of(plan, case.layout.rows)) for plan in plans] == [6, 3]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3])
     case.layout.starts[2] = 7  # the long one

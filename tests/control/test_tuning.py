@@ -32,6 +32,11 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "fit": {"RIDGE": "numerical"},
     "prompts": {"PRECISION": "where a search ends"},
     "snapshot": {"RequestView": "defaults of the command line", "Snapshot": "defaults of the command line"},
+    "temperature": {
+        "TAU_LOW": "the range that is promised",
+        "TemperatureSearch": "off by default: a hash, and how a search tests its steps",
+        "_Climb": "off by default: how a search tests its steps",
+    },
     "throughput": {"max_draft": "a default of the command line"},
 }
 

