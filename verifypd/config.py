@@ -28,6 +28,8 @@ _BELONGS = {
 }
 VERIFY_WAIT_MS = 5.0
 
+SHORTEST_TARGET = 1e-3  # ms
+
 
 def setting(default: Any, help: str, **extra: Any) -> Any:
     """A field with the help text and argparse hints the CLI shows."""
@@ -168,8 +170,8 @@ class EngineConfig:
         self._check_range("block_size", 1, 1024)
         self._check_range("prefill_chunk", 0, 1 << 20)
         self._check_range("draft_chunk", 2, 1 << 20)
-        self._check_range("slo_ttft", 0.0, math.inf)
-        self._check_range("slo_tpot", 0.0, math.inf)
+        for target in ("slo_ttft", "slo_tpot", "slo_gap"):
+            self._check_range(target, SHORTEST_TARGET, math.inf)
         self._check_range("ngram_min", 1, 16)
         self._check_range("ngram_max", self.ngram_min, 16)
         if self.max_model_len is not None:

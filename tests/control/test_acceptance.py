@@ -75,7 +75,7 @@ def test_a_position_that_nobody_has_reached_is_as_the_last_that_somebody_has() -
     for _ in range(50):
         acceptance.observe(verdict(0, 4, 2))  # the third never stands
     survival = acceptance.curve(99, KIND)
-    assert survival[1] > 0.8 and survival[2] < 0.2 and survival[5] < 0.1
+    assert survival[1] > 0.8 and survival[2] < 0.25 and survival[5] < 0.1
 
 
 def test_a_draft_longer_than_the_curve_teaches_its_last_position() -> None:

@@ -123,3 +123,32 @@ def test_what_the_policy_believed_is_told(pair: tuple[Path, Path], tmp_path: Pat
     assert beliefs["architecture"] in ("plain", "unified", "pd", "pdv")
     assert 0.0 <= beliefs["calibration_error"] <= 1.0 and beliefs["cost_error"] >= 0.0
     assert "calibration_error" in trace.explain(trace.read(tmp_path))
+
+
+def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan, what it was chosen over, and what it took; a step that is not there is said so."""
+    why = {
+        "mode": "drafting",
+        "longest": 4,
+        "ms_a_token": 0.0912,
+        "next_longest": 0,
+        "next_ms_a_token": 0.25,
+        "prompt_tokens": 32,
+        "step_ms": 12.3,
+        "worth": 41.5,
+        "next_prompt_tokens": 16,
+        "next_step_ms": 9.9,
+        "next_worth": 39.25,
+    }
+    first, *rest = LINES
+    lines = [{**first, "arch": "unified", "why": why, "draft_seconds": 0.0015, "verify_seconds": 0.011}, *rest]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["explain", str(tmp_path), "--step", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "step 1, unified: 2 requests decode, 2 draft 6 tokens, 1 prompts get 32 tokens" in said
+    assert "drafts (drafting): at most 4 each at 0.091 ms a token; next best: none at 0.250" in said
+    assert "prompts: 32 tokens make a step of 12.3 ms worth 41.50 a second; next best: 16 tokens, 9.9 ms, 39.25" in said
+    assert "took, ms: decode 1.5, verify 11.0" in said
+    with pytest.raises(RequestError, match="step 9 is not in this record; it has steps 1 to"):
+        trace.explain_step(tmp_path, 9)
+    assert "nothing was weighed" in trace.explain_step(tmp_path, 2)

@@ -42,7 +42,7 @@ class Mean:
 
     def learn(self, stood: float, trials: float, memory: float) -> None:
         """Add trials; what lies further back than `memory` of them fades."""
-        keep = max(0.0, 1.0 - trials / memory)
+        keep = max(0.0, min(1.0 - trials / memory, memory / self.trials))
         self.stood = self.stood * keep + stood
         self.trials = self.trials * keep + trials
         self.reached = True

@@ -302,6 +302,10 @@ class Table(Architecture):
         """The chosen one's."""
         return self.choices[self.running].ran
 
+    def why(self) -> dict[str, Any]:
+        """As the chosen one."""
+        return self.choices[self.running].why()
+
     def plan(self, snapshot: Snapshot) -> Plan:
         """As the chosen one plans."""
         concurrency = len(snapshot.requests) + snapshot.away + snapshot.waiting

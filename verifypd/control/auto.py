@@ -51,19 +51,24 @@ class Auto(Architecture):
         self.decided = 0  # all there were
         self.predicted: dict[str, float] = {}  # architecture → s for the work of a step, when last weighed
         self._weighed = 0  # step
+        self._ran, self._why = "unified", self.choices["unified"].why  # of the last plan
 
     @property
     def ran(self) -> str:
-        """The chosen one's, or `plain` while nothing is drafted."""
-        return "plain" if self.label == "plain" else self.choices[self.running].ran
+        """Whose plan the last one was: the chosen one's, or `plain` while nothing is drafted."""
+        return self._ran
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """What the next step runs: the plan of the one that runs."""
-        plan = self.choices[self.running].plan(snapshot)
-        if plan.decodes or plan.draft:
-            if snapshot.step >= self._weighed + REVIEW_EVERY and self.cost.known:
-                self._weigh(snapshot)
+        """What the next step runs: the plan of the one that runs. Another may be chosen for the step after it."""
+        shape = self.choices[self.running]
+        plan = shape.plan(snapshot)
+        busy = plan.decodes or plan.draft is not None
+        if busy:
             self._relabel(snapshot)
+        self._ran = "plain" if self.label == "plain" else shape.ran
+        self._why = shape.why
+        if busy and snapshot.step >= self._weighed + REVIEW_EVERY and self.cost.known:
+            self._weigh(snapshot)
         return plan
 
     def state(self) -> dict[str, float | str]:
@@ -73,8 +78,8 @@ class Auto(Architecture):
         return chosen | self.controller.state() | predicted
 
     def why(self) -> dict[str, Any]:
-        """As the one that runs."""
-        return self.choices[self.running].why()
+        """As the one whose plan it was."""
+        return self._why()
 
     def predict(self, snapshot: Snapshot) -> dict[str, float]:
         """Seconds that each architecture would take for the work of the next step."""
@@ -102,10 +107,11 @@ class Auto(Architecture):
         self.predicted = self.predict(snapshot)
         best = min(self.predicted, key=lambda name: self.predicted[name], default=self.running)
         here = self.predicted.get(self.running)
-        if here is None or self.predicted[best] * (1.0 + MARGIN) >= here:
-            return
-        saved = 1e2 * (1.0 - self.predicted[best] / here)
-        self._switch(snapshot, best, best, f"predicted to take {saved:.0f} % less time than {self.running}")
+        if here is None and best != self.running:
+            self._switch(snapshot, best, best, f"{self.running} has nothing to share out")
+        elif here is not None and self.predicted[best] * (1.0 + MARGIN) < here:
+            saved = 1e2 * (1.0 - self.predicted[best] / here)
+            self._switch(snapshot, best, best, f"predicted to take {saved:.0f} % less time than {self.running}")
 
     def _relabel(self, snapshot: Snapshot) -> None:
         """Note when drafting begins and ends."""

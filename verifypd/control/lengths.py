@@ -7,12 +7,15 @@ of these seconds; within it, a request drafts a position where its survival is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.tuning import LEAST_CHANCE
+
+NEXT_TO_NOTHING = math.ulp(1.0)  # s: where a fit finds rows for nothing, a token still has a price
 
 
 class Drafting(NamedTuple):
@@ -47,7 +50,7 @@ class Option:
     @property
     def per_token(self) -> float:
         """Seconds a token costs."""
-        return self.seconds / self.tokens
+        return max(self.seconds, NEXT_TO_NOTHING) / self.tokens
 
     def gain(self, plain: Option) -> float:
         """Tokens a second over those of plain decoding."""

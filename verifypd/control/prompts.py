@@ -55,8 +55,11 @@ def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float)
 
 def in_order(snapshot: Snapshot) -> list[RequestView]:
     """The prompts that wait for the verifier, the next to be read first."""
-    waiting = [view for view in snapshot.requests if view.prefill_left]
-    return sorted(waiting, key=lambda v: prompt_key(v.rank, v.prefill_left, v.since_output, v.slo_ttft))
+    return sorted([view for view in snapshot.requests if view.prefill_left], key=_key)
+
+
+def _key(view: RequestView) -> tuple[int, bool, float, int]:
+    return prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft)
 
 
 def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
@@ -143,18 +146,19 @@ def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:
     """Prompts in the order in which they get tokens, and how many each may get.
 
-    One that does not fit whole gives way to one that is partly read already.
+    One that does not fit whole gives way to one that is partly read already, of no worse priority and as overdue.
     """
-    left = budget
-    for number, view in enumerate(waiting[:count]):
+    left, queue = budget, list(waiting)
+    for _ in range(count):
+        if not left or not queue:
+            return
+        view = queue[0]
         if view.prefill_left > left:
-            begun = next((other for other in waiting[number:] if other.served), view)
-            yield begun, min(begun.prefill_left, left)
-            return
-        yield view, view.prefill_left
-        left -= view.prefill_left
-        if not left:
-            return
+            view = next((other for other in queue if other.served and _key(other)[:2] <= _key(view)[:2]), view)
+        queue.remove(view)
+        rows = min(view.prefill_left, left)
+        left -= rows
+        yield view, rows
 
 
 def _spans(waiting: Sequence[RequestView], budget: int, count: int, joining: int | None) -> Iterator[VerifySpan]:
@@ -188,5 +192,5 @@ def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cos
     """Seconds a step may last: the gap target, or more where prompts wait that it would make late."""
     tokens = sum(view.prefill_left for view in waiting) + snapshot.waiting_tokens
     backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
-    gives_way = backlog * MS / (2.0 * snapshot.slo_ttft)
+    gives_way = backlog * MS / (2.0 * max(snapshot.slo_ttft, snapshot.slo_gap))
     return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)

@@ -87,6 +87,7 @@ class Engine:
         self.recent: deque[PastStep] = deque(maxlen=RECENT)
         self._launched: TimedPlan | None = None  # by this step
         self._begun = 0.0  # s, when this step began
+        self._collecting: float | None = None  # s, when verdicts were last collected for the step to come
         self._recorded: Any = None  # the last decision of the policy that was written
         self.residents = Residents(
             config,
@@ -190,12 +191,17 @@ class Engine:
         """
         if self.inflight.delay:
             return []  # verdicts are held back by counting steps
-        return [request for ticket in self.inflight.finished() for request in self.absorb(ticket)]
+        self._collecting = self.clock()
+        news = [request for ticket in self.inflight.finished() for request in self.absorb(ticket)]
+        if not self.busy:
+            self.tell()
+        return news
 
     def step(self) -> list[Request]:
         """One turn. Returns the requests that got tokens or ended."""
         news: dict[int, Request] = {}
-        self._begun = self.clock()
+        self._begun = self.clock() if self._collecting is None else self._collecting
+        self._collecting = None
         self._read_prompts()
         for ticket in self.inflight.finished():
             news.update((request.order, request) for request in self.absorb(ticket))
@@ -420,6 +426,7 @@ class Engine:
         request.stop_reason = stop_reason
         request.metrics.finished_time = self.clock()
         self.stats.finished += 1
+        self.stats.answered += request.output_len > 0
         self.stats.finished_tokens += request.output_len
 
     def _set_alpha(self, requests: Iterable[Request]) -> None:
@@ -443,4 +450,5 @@ class Engine:
         self.drain()
         self.check()
         if self.recorder:
+            self.tell()
             self.recorder.close()

@@ -254,8 +254,12 @@ def _scratch(engine: Engine, point: Point) -> list[Request]:
         )
         engine.add(request)
         requests.append(request)
-    while any(request.slot is None for request in requests):
+    while missing := sum(request.slot is None for request in requests):
         engine.step()  # admits some; the probe has nothing to run yet
+        if missing == sum(request.slot is None for request in requests):
+            for request in requests:
+                engine.finish(request)
+            return []  # fewer may run than there are slots
         for request in requests[: point.requests]:
             if request.state is State.PREFILL:
                 engine.skip_prefill(request)

@@ -13,7 +13,7 @@ from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import keep
-from verifypd.engine.views import targets
+from verifypd.engine.views import COUNTED, targets
 from verifypd.errors import EngineError
 from verifypd.lanes.placement import Placements
 from verifypd.metrics.stats import EngineStats
@@ -76,16 +76,19 @@ class Residents:
         if not (self.waiting and self.free_slots):
             return admitted
         now = self.clock()
-        lengths = [len(r.tokens) - r.computed for r in self.running.values() if r.state is State.PREFILL]
+        held = [request for request in self.running.values() if request.state is State.PREFILL]
         while self.waiting and self.free_slots and len(self.running) < self.limit:
-            if len(lengths) >= CHUNKS and sum(lengths) >= self.config.prefill_chunk:
-                break
-            request = min(self.waiting, key=lambda r: self._prompt_key(r, now))
+            request = min(self.waiting[:COUNTED], key=lambda r: self._prompt_key(r, now))
+            tokens = sum([len(r.tokens) - r.computed for r in held])
+            if len(held) >= CHUNKS and tokens >= self.config.prefill_chunk:
+                last = max(self._prompt_key(r, now) for r in held)
+                if self._prompt_key(request, now) >= last:
+                    break  # whoever holds a slot is read before it
             request.unread = unread
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 break
             self.waiting.remove(request)
-            lengths.append(len(request.tokens) - request.computed)
+            held.append(request)
             request.slot = self.free_slots.popleft()
             self.enter(request, State.PREFILL)
             self.running[request.slot] = request
@@ -108,7 +111,7 @@ class Residents:
 
     def _prompt_key(self, request: Request, now: float) -> tuple[int, bool, float, int]:
         first, _ = targets(request, self.config)
-        return prompt_key(request.rank(), len(request.tokens), now - request.last_output, first)
+        return prompt_key(request.rank(), len(request.tokens) - request.computed, now - request.last_output, first)
 
     def enter(self, request: Request, state: State, now: float | None = None) -> None:
         """Move a request along its path, and count it in the lanes."""
@@ -172,6 +175,7 @@ class Residents:
             self.forget(request)
             return
         request.preempting = False
+        request.served = 0  # nothing of it is read any more
         self.enter(request, State.WAITING)
         self.add(request)
 

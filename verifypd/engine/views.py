@@ -19,6 +19,8 @@ from verifypd.request import Request, State
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight
 
+COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
+
 
 class Seen(Protocol):
     """What is read of an engine."""
@@ -60,10 +62,10 @@ def snapshot(engine: Seen) -> Snapshot:
         most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
         waiting=len(engine.waiting),
-        waiting_tokens=sum([len(request.tokens) for request in engine.waiting]),
+        waiting_tokens=sum([len(request.tokens) for request in engine.waiting[:COUNTED]]),
         emitted=engine.stats.continued,
         verdicts=engine.stats.verdicts,
-        mean_output=(MEAN_OUTPUT + engine.stats.finished_tokens) / (1 + engine.stats.finished),
+        mean_output=mean_output(engine.stats),
         verify_batch=verify_batch,
         verify_wait_ms=verify_wait_ms,
         workers=engine.config.worker_count,
@@ -98,7 +100,7 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
             name, promise, lookups = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
-    first, further = targets(request, engine.config)
+    first, further = targets(request, engine.config, mean_output(engine.stats))
     return RequestView(
         slot=request.slot,
         rank=request.rank(),
@@ -134,15 +136,23 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
     )
 
 
-def targets(request: Request, config: EngineConfig) -> tuple[float, float]:
+def mean_output(stats: EngineStats) -> float:
+    """Tokens of a request that has ended with any."""
+    return (MEAN_OUTPUT + stats.finished_tokens) / (1 + stats.answered)
+
+
+def targets(request: Request, config: EngineConfig, expected: float = MEAN_OUTPUT) -> tuple[float, float]:
     """ms for its first token and for each further one: its own, or the engine's; a deadline leaves half for each.
 
-    No first token can be asked for within less than a step may last.
+    expected: tokens it will come to, at most. No first token can be asked for within less than a step may last, and no
+    further one within less than a millisecond: whoever asked for it would take everybody else's time.
     """
     params = request.params
     first = config.slo_ttft if params.slo_ttft is None else params.slo_ttft
     further = config.slo_tpot if params.slo_tpot is None else params.slo_tpot
     if params.deadline_ms is not None:
         first = min(first, params.deadline_ms / 2)
-        further = min(further, params.deadline_ms / 2 / max(1, request.max_length - request.prompt_len))
-    return max(first, config.slo_gap), further
+        further = min(
+            further, params.deadline_ms / 2 / max(1.0, min(request.max_length - request.prompt_len, expected))
+        )
+    return max(first, config.slo_gap), max(further, 1.0)

@@ -101,6 +101,7 @@ class EngineLoop:
         self._orders = 0
         self._left = LeaveRate()
         self._told = -math.inf  # when figures were last sent
+        self._begun = 0.0  # when the step began with collecting; 0: it did not
         self._pending: dict[int, list[Output]] = {}  # worker -> outputs not sent yet
         self.gpu: Callable[[], dict[str, float]] = dict
 
@@ -242,12 +243,13 @@ class EngineLoop:
     def turn(self) -> None:
         """One engine step, and what came of it on its way to the workers."""
         self._stop_overdue()
-        begun = self.clock()
+        begun, self._begun = self._begun or self.clock(), 0.0
         self._pass_on(self.engine.step)
         self.totals.step(self.clock() - begun, self.engine.architecture.ran)
 
     def collect(self) -> None:
         """Wait for the device where the next step must, and pass on what it has brought: messages are read after."""
+        self._begun = self.clock()
         self._pass_on(self.engine.collect)
 
     def _pass_on(self, work: Callable[[], list[Request]]) -> None:

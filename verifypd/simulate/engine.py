@@ -175,13 +175,15 @@ class Simulation:
         """Take in what has arrived and give slots to the best-ranked."""
         while self.coming and self.coming[0].arrival.time <= self.now:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
-        unread = [r.confirmed - r.computed for r in self.running.values() if not r.decoding]
+        unread = [request for request in self.running.values() if not request.decoding]
         while self.waiting and self.free_slots:
-            if len(unread) >= CHUNKS and sum(unread) >= self.settings.prefill_chunk:
-                break
             request = min(self.waiting, key=self._prompt_key)
+            tokens = sum([r.confirmed - r.computed for r in unread])
+            many = len(unread) >= CHUNKS and tokens >= self.settings.prefill_chunk
+            if many and self._prompt_key(request) >= max(map(self._prompt_key, unread)):
+                break  # whoever holds a slot is read before it
             self.waiting.remove(request)
-            unread.append(request.confirmed)
+            unread.append(request)
             request.slot = self.free_slots.popleft()
             reads = self.settings.drafter_has_cache and not self.settings.head  # a head reads behind the verifier
             request.admitted(0, draft_lag=request.confirmed if reads else 0)
@@ -190,7 +192,7 @@ class Simulation:
 
     def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
         waited = self.now - request.arrival.time
-        return prompt_key(request.rank, request.confirmed, waited, self.settings.first_token)
+        return prompt_key(request.rank, request.confirmed - request.computed, waited, self.settings.first_token)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
