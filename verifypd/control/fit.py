@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 RIDGE = 1e-4  # pull towards the prior, as a share of the data's own weight: decides only what the data leave open
 
 
@@ -29,6 +27,8 @@ def nonnegative(samples: Sequence[Sample], prior: Sequence[float]) -> Fit:
 
     What turns negative is left out, the most negative first.
     """
+    import numpy as np  # here: the command line shows its help sooner without
+
     matrix = np.array([sample.features for sample in samples]) / np.array([[sample.seconds] for sample in samples])
     scale = np.sqrt((matrix**2).sum(0))
     values = np.array(prior, dtype=float)
