@@ -18,14 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.provenance import provenance
-from verifypd.control import acceptance, architectures, auto, cost, mode, prompts, snapshot, throughput, tuning
+from verifypd.control import (
+    acceptance,
+    architectures,
+    auto,
+    cost,
+    lanes,
+    lengths,
+    mode,
+    prompts,
+    snapshot,
+    throughput,
+    tuning,
+)
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.factory import make_architecture, make_controller
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.traffic import Acceptance, poisson
 from verifypd.simulate.world import TrueCosts, gpu_settings
 
-MODULES = (acceptance, architectures, auto, cost, mode, prompts, snapshot, throughput)
+MODULES = (acceptance, architectures, auto, cost, lanes, lengths, mode, prompts, snapshot, throughput)
 HEAD = Coefficients(
     base=4.6e-3, row=7.5e-6, steep=12e-6, knee=256.0, context=0.13e-6, chunk_context=1e-9, mixed=0.3e-3,
     draft_step=0.28e-3, draft_context=5.7e-9, draft_row=0.65e-6,
@@ -45,7 +57,8 @@ def run(job: tuple[str, float, str, int]) -> dict[str, Any]:
     name, factor, kind, seed = job
     for module in MODULES:
         if name and hasattr(module, name):
-            setattr(module, name, getattr(tuning, name) * factor)
+            value = getattr(tuning, name)
+            setattr(module, name, type(value)(value * factor))  # a count stays a count
     rate, alpha = TRAFFIC[kind]
     believed = CostModel(HEAD)
     policy = make_architecture("auto", make_controller("throughput", 4, believed), believed)
