@@ -330,13 +330,11 @@ def test_the_plan_and_its_forecast_take_the_same_chunk(shape: Any) -> None:
 
 
 def test_a_better_priority_does_not_give_way_to_who_has_begun() -> None:
-    """Nor does one that is overdue; and what the begun one leaves goes to the next."""
+    """And what the begun one leaves goes to the next."""
     begun = view(1, prefill_left=100, served=3, chunk_start=900)
     urgent = replace(view(2, prefill_left=5000), rank=(-1, 2))
-    overdue = view(3, prefill_left=5000, since_output=60.0)
-    for first in (urgent, overdue):
-        found = next_chunks(snapshot([begun, first], prefill_chunk=2048), CostModel(), Beside(), 8).spans
-        assert [(span.slot, span.rows) for span in found] == [(first.slot, 2048)]
+    found = next_chunks(snapshot([begun, urgent], prefill_chunk=2048), CostModel(), Beside(), 8).spans
+    assert [(span.slot, span.rows) for span in found] == [(2, 2048)]
     long = view(4, prefill_left=5000)
     found = next_chunks(snapshot([begun, long], prefill_chunk=2048), CostModel(), Beside(), 8).spans
     assert [(span.slot, span.rows) for span in found] == [(1, 100), (4, 1948)]

@@ -146,7 +146,7 @@ def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:
     """Prompts in the order in which they get tokens, and how many each may get.
 
-    One that does not fit whole gives way to one that is partly read already, of no worse priority and as overdue.
+    One that does not fit whole gives way to one of no worse priority that is partly read already.
     """
     left, queue = budget, list(waiting)
     for _ in range(count):
@@ -154,7 +154,7 @@ def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[
             return
         view = queue[0]
         if view.prefill_left > left:
-            view = next((other for other in queue if other.served and _key(other)[:2] <= _key(view)[:2]), view)
+            view = next((other for other in queue if other.served and other.rank[0] <= view.rank[0]), view)
         queue.remove(view)
         rows = min(view.prefill_left, left)
         left -= rows
