@@ -10,10 +10,11 @@ import pytest
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
-from verifypd.control.architectures import Architecture, Plain
+from verifypd.control.architectures import Architecture
 from verifypd.control.auto import KEPT, Auto
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.throughput import ThroughputController
@@ -122,14 +123,14 @@ def test_plain_when_nothing_pays() -> None:
     assert (last.previous, last.architecture) == ("unified", "plain")
     assert "drafting predicted to gain" in last.reason
     rate = world.run(policy, 200)
-    assert rate > 0.98 * World(GPU, 16, 0.03).run(Plain(CostModel(GPU)), 200)
+    assert rate > 0.98 * World(GPU, 16, 0.03).run(make_architecture("plain", FixedController(0), CostModel(GPU)), 200)
 
 
 def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
     world, policy = World(GPU, 16, 0.8), auto()
     gained = world.run(policy, 200)
     assert policy.label == policy.ran == "unified"
-    assert gained > 1.3 * World(GPU, 16, 0.8).run(Plain(CostModel(GPU)), 200)
+    assert gained > 1.3 * World(GPU, 16, 0.8).run(make_architecture("plain", FixedController(0), CostModel(GPU)), 200)
     world.alpha = 0.02
     world.run(policy, 200)
     assert policy.label == "plain"
@@ -142,9 +143,9 @@ def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
 def test_while_plain_it_plans_as_plain_does() -> None:
     world, policy = World(GPU, 16, 0.02), auto()
     world.run(policy, 200)
-    plain, same = Plain(policy.cost), 0
+    plain, same = make_architecture("plain", policy.controller, policy.cost), 0
     for _ in range(100):
-        state, asked = world.snapshot(), policy.may_draft
+        state, asked = world.snapshot(), policy.controller.may_draft
         plan = policy.plan(state)
         same += plan == plain.plan(state)
         assert asked or plan.draft is None, "nobody was asked, so nothing is drafted"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.control.test_architectures import snapshot, view
 from verifypd.config import LANES
-from verifypd.control.lanes import LaneView, allot, lane_views, longest_queued, order
+from verifypd.control.lanes import LaneView, allot, in_turn, lane_views
 from verifypd.inflight import Draft
 from verifypd.metrics.stats import LaneStats
 from verifypd.request import PATH, Request, SamplingParams, State
@@ -37,30 +37,30 @@ def test_lanes_see_depth_rows_and_the_oldest_wait() -> None:
 
 
 def test_strict_priority_until_a_lane_is_overdue() -> None:
-    lanes = {name: LaneView(name, depth=1, tokens=10, oldest=0.1, patience=1.0) for name in LANES}
-    assert order(lanes) == ["decode", "verify", "prefill"]
-    lanes["prefill"] = LaneView("prefill", depth=1, tokens=10, oldest=1.5, patience=1.0)
-    assert order(lanes) == ["prefill", "decode", "verify"]
-    lanes["verify"] = LaneView("verify", depth=1, tokens=10, oldest=2.0, patience=1.0)
-    assert order(lanes) == ["verify", "prefill", "decode"]
-    assert order({"verify": LaneView("verify")}) == []
+    lanes = {name: LaneView(depth=1, tokens=10, oldest=0.1, patience=1.0) for name in LANES}
+    assert in_turn(lanes) == ["decode", "verify", "prefill"]
+    lanes["prefill"] = LaneView(depth=1, tokens=10, oldest=1.5, patience=1.0)
+    assert in_turn(lanes) == ["prefill", "decode", "verify"]
+    lanes["verify"] = LaneView(depth=1, tokens=10, oldest=2.0, patience=1.0)
+    assert in_turn(lanes) == ["verify", "prefill", "decode"]
+    assert in_turn({"verify": LaneView()}) == []
 
 
 def test_what_higher_lanes_leave_goes_down() -> None:
     lanes = {
-        "decode": LaneView("decode", depth=4, tokens=4),
-        "verify": LaneView("verify", depth=8, tokens=40),
-        "prefill": LaneView("prefill", depth=2, tokens=1000),
+        "decode": LaneView(depth=4, tokens=4),
+        "verify": LaneView(depth=8, tokens=40),
+        "prefill": LaneView(depth=2, tokens=1000),
     }
     assert allot(lanes, 100) == {"decode": 4, "verify": 40, "prefill": 56}
-    assert allot(lanes, 40)["prefill"] >= 13, "a lane with work is never left without tokens"
+    assert allot(lanes, 40)["prefill"] >= 5, "a lane with work is never left without tokens"
 
 
 def test_a_longer_queue_and_a_greater_weight_get_more() -> None:
     def share(depth: int, weight: float) -> int:
         lanes = {
-            "verify": LaneView("verify", depth=30, tokens=1000),
-            "prefill": LaneView("prefill", depth=depth, tokens=1000),
+            "verify": LaneView(depth=30, tokens=1000),
+            "prefill": LaneView(depth=depth, tokens=1000),
         }
         return allot(lanes, 200, [("prefill", weight), ("verify", 1.0)])["prefill"]
 
@@ -71,17 +71,16 @@ def test_a_longer_queue_and_a_greater_weight_get_more() -> None:
 
 def test_ageing_puts_an_overdue_lane_first() -> None:
     young = {
-        "verify": LaneView("verify", depth=8, tokens=500),
-        "prefill": LaneView("prefill", depth=1, tokens=500, oldest=0.1, patience=0.25),
+        "verify": LaneView(depth=8, tokens=500),
+        "prefill": LaneView(depth=1, tokens=500, oldest=0.1, patience=0.25),
     }
-    old = {**young, "prefill": LaneView("prefill", depth=1, tokens=500, oldest=0.3, patience=0.25)}
-    assert allot(young, 128)["prefill"] == 16
-    assert allot(old, 128)["prefill"] == 112
+    old = {**young, "prefill": LaneView(depth=1, tokens=500, oldest=0.3, patience=0.25)}
+    assert allot(young, 128) == {"verify": 114, "prefill": 14}, "a ninth: one of nine waits for it"
+    assert allot(old, 128) == {"verify": 64, "prefill": 64}
 
 
 LANE = st.builds(
     LaneView,
-    name=st.just(""),
     depth=st.integers(0, 20),
     tokens=st.integers(1, 500),
     oldest=st.floats(0, 2),
@@ -105,11 +104,6 @@ def test_no_lane_starves_and_the_budget_holds(parts, tokens, weights) -> None:
             assert name not in shares
     wanted = sum(lane.tokens for lane in lanes.values() if lane.depth)
     assert sum(shares.values()) == min(tokens, wanted), "nothing is left lying that somebody wants"
-
-
-def test_the_verify_queue_goes_by_priority_and_then_by_waiting() -> None:
-    views = [view(0, waited=0.1), view(1, waited=0.3), view(2, waited=0.2)]
-    assert [v.slot for v in longest_queued(views)] == [1, 2, 0]
 
 
 # -- the path ----------------------------------------------------------------------------------------------------------

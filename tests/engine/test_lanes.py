@@ -15,6 +15,7 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
+from verifypd.control.controller import allowed
 from verifypd.engine import wiring
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
@@ -78,7 +79,7 @@ class Restless:
     may_draft = drafting = True
 
     def draft_lengths(self, views: Any, snapshot: Any, *_: Any) -> dict[int, int]:
-        return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
+        return {v.slot: allowed(v, (v.order * 5 + v.length_floor * 3 + snapshot.step) % 4) for v in views}
 
     def temperature(self, view: Any) -> float:
         return 0.6 + (view.order + view.length_floor) % 11 / 10
@@ -250,7 +251,7 @@ class Listener:
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.ran = inner, inner.name, inner.name
-        self.may_draft = self.drafting = self.speculative = True
+        self.controller, self.speculative = inner.controller, True
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []

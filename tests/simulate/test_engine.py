@@ -139,7 +139,7 @@ def test_a_prompt_progresses_however_many_requests_decode(name: str) -> None:
 def test_a_policy_that_plans_nothing_is_reported() -> None:
     class Lazy:
         name = "lazy"
-        may_draft = drafting = False
+        controller = FixedController(0)
 
         def plan(self, snapshot: Snapshot) -> Plan:
             return Plan()

@@ -27,6 +27,10 @@ def kind_of(greedy: bool, coupled: bool, temperature: float, drafter: str | None
     return ("coupled" if coupled else "rejection", 1 + round(2 * temperature), drafter)
 
 
+def _off_the_ends(chance: float) -> float:
+    return min(HIGH, max(LOW, chance))
+
+
 @dataclass(slots=True)
 class Mean:
     """Successes of trials, old ones fading."""
@@ -38,7 +42,7 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean, kept off 0 and 1."""
-        return min(HIGH, max(LOW, self.stood / self.trials))
+        return _off_the_ends(self.stood / self.trials)
 
     def learn(self, stood: float, trials: float, memory: float) -> None:
         """Add trials; what lies further back than `memory` of them fades."""
@@ -62,27 +66,22 @@ class _Own:
 class Reliability:
     """Predicted chances against what came, in bins. `error` is the calibration error."""
 
-    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    came: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    trials: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    bins: list[tuple[float, float, float]] = field(default_factory=lambda: [(0.0, 0.0, 0.0)] * BINS)  # sums
 
     def add(self, chance: float, stood: bool) -> None:
         """One trial."""
         b = min(BINS - 1, int(chance * BINS))
-        self.predicted[b] += chance
-        self.came[b] += stood
-        self.trials[b] += 1.0
+        predicted, came, trials = self.bins[b]
+        self.bins[b] = predicted + chance, came + stood, trials + 1.0
 
     @property
     def error(self) -> float:
         """Mean distance between predicted and observed frequency, weighted by trials; 0 without any."""
-        total = sum(self.trials)
-        return sum(abs(p - c) for p, c in zip(self.predicted, self.came, strict=True)) / total if total else 0.0
+        return sum(abs(p - c) for p, c, _ in self.bins) / max(1.0, sum(n for *_, n in self.bins))
 
     def rows(self) -> list[tuple[float, float, float]]:
         """(predicted, came, trials) of each bin that was met."""
-        parts = zip(self.predicted, self.came, self.trials, strict=True)
-        return [(p / n, c / n, n) for p, c, n in parts if n]
+        return [(p / n, c / n, n) for p, c, n in self.bins if n]
 
 
 class Acceptance:
@@ -140,7 +139,7 @@ class Acceptance:
             mean = means[min(position, self.depth - 1)]
             stood = position < accepted
             if position == looked_at:
-                self.reliability.add(self._chance(kind, own, position), stood)
+                self.reliability.add(_off_the_ends(mean.value + own.excess / (own.trials + PRIOR_TRIALS)), stood)
             expected += mean.value
             mean.learn(stood, 1.0, memory)
         if trials < len(means) and not means[trials].reached:
@@ -164,10 +163,6 @@ class Acceptance:
     def forget(self, request: int) -> None:
         """The request has left."""
         self._requests.pop(request, None)
-
-    def _chance(self, kind: Kind, own: _Own, position: int) -> float:
-        mean = self._means(kind)[min(position, self.depth - 1)].value
-        return min(HIGH, max(LOW, mean + own.excess / (own.trials + PRIOR_TRIALS)))
 
     def _means(self, kind: Kind) -> list[Mean]:
         """By position; one that nobody has reached is as the last that somebody has, and the first as everyone's."""

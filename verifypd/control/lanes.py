@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from verifypd.config import LANES
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import LANE_FLOOR
+from verifypd.control.snapshot import Snapshot
 
 PRIORITY = ("decode", "verify", "prefill")  # high, medium, low
 
@@ -17,7 +16,6 @@ PRIORITY = ("decode", "verify", "prefill")  # high, medium, low
 class LaneView:
     """What waits in one lane."""
 
-    name: str
     depth: int = 0  # requests
     tokens: int = 0  # verifier rows they would take
     oldest: float = 0.0  # s the first of them has waited
@@ -36,7 +34,6 @@ def lane_views(snapshot: Snapshot) -> dict[str, LaneView]:
     for name in LANES:
         members = [view for view in snapshot.requests if view.lane == name]
         views[name] = LaneView(
-            name,
             depth=len(members),
             tokens=sum(view.prefill_left or view.pending + 1 for view in members),
             oldest=max((view.waited for view in members), default=0.0),
@@ -45,7 +42,7 @@ def lane_views(snapshot: Snapshot) -> dict[str, LaneView]:
     return views
 
 
-def order(lanes: Mapping[str, LaneView]) -> list[str]:
+def in_turn(lanes: Mapping[str, LaneView]) -> list[str]:
     """Lanes with work, in order of service: overdue ones first, the longest wait leading, then strict priority."""
     busy = [name for name in PRIORITY if name in lanes and lanes[name].depth]
     late = sorted((name for name in busy if lanes[name].overdue), key=lambda name: -lanes[name].oldest)
@@ -55,30 +52,19 @@ def order(lanes: Mapping[str, LaneView]) -> list[str]:
 def allot(lanes: Mapping[str, LaneView], tokens: int, weights: Iterable[tuple[str, float]] = ()) -> dict[str, int]:
     """Share a step's tokens: each lane is sure of a floor, the rest goes by order of service to those who want it.
 
-    With weights the floor is the lane's share of weight × depth, so that a longer queue gets more; else `LANE_FLOOR`.
+    The floor is the lane's share of weight × depth, so that a longer queue gets more; a weight that is not given is 1.
     The floors come first, so no lane starves: whoever wants a token gets one in every step.
     """
-    turn = order(lanes)
+    turn = in_turn(lanes)
     given = dict(weights)
     pressure = {name: given.get(name, 1.0) * lanes[name].depth for name in turn}
-    total = sum(pressure.values())
-    shares = {}
+    total, shares = sum(pressure.values()), {}
     for name in turn:
-        floor = math.floor(tokens * pressure[name] / total) if given and total else LANE_FLOOR
-        shares[name] = min(lanes[name].tokens, max(floor, 1), max(tokens // len(turn), 1))
+        floor = min(tokens * pressure[name] / total, tokens / len(turn))
+        shares[name] = min(lanes[name].tokens, max(int(floor), 1))
     left = tokens - sum(shares.values())
     for name in turn:
         more = max(0, min(lanes[name].tokens - shares[name], left))
         shares[name] += more
         left -= more
     return shares
-
-
-def longest_waiting(views: Iterable[RequestView]) -> list[RequestView]:
-    """By priority, then by how long ago they were served, then by arrival."""
-    return sorted(views, key=lambda v: (v.rank[0], v.served, v.rank[1]))
-
-
-def longest_queued(views: Iterable[RequestView]) -> list[RequestView]:
-    """By priority, then by time in the lane, then by arrival."""
-    return sorted(views, key=lambda v: (v.rank[0], -v.waited, v.rank[1]))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
-from verifypd.control.controller import Controller, allowed
+from verifypd.control.controller import Controller, allowed, decode_work
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
@@ -72,7 +72,7 @@ class ThroughputController(Controller):
             return {}
         self._unweighed = REVIEW_EVERY if riding.rows else 0  # beside prompts tells little of steps without
         joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
-        found = options(joining, Load(len(views), _decode_work(views), riding), self.cost, overlap)
+        found = options(joining, Load(len(views), decode_work(views), riding), self.cost, overlap)
         plain, drafts = found[0], found[1:]
         best, self.runner_up = cheapest(drafts or [plain])
         self.gain = best.gain(plain)
@@ -188,9 +188,3 @@ class ThroughputController(Controller):
             "cost_error": self.cost.error,
             "probes": self.budget.probes,
         }
-
-
-def _decode_work(views: Sequence[RequestView]) -> Work:
-    """One row each, and drafts already written."""
-    rows = len(views) + sum([view.pending for view in views])
-    return Work(rows, sum([view.length_bound for view in views]))

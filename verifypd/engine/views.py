@@ -50,7 +50,7 @@ class Seen(Protocol):
 
 def snapshot(engine: Seen) -> Snapshot:
     """What the policy sees. Reading changes nothing; counters only grow."""
-    now, may_draft = engine.clock(), engine.architecture.may_draft
+    now, may_draft = engine.clock(), engine.architecture.controller.may_draft
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
@@ -74,7 +74,6 @@ def snapshot(engine: Seen) -> Snapshot:
         slo_ttft=engine.config.slo_ttft,
         slo_gap=engine.config.slo_gap,
         verifier_bytes=engine.verifier_bytes,
-        device=engine.slots.device.type,
         batch_size=engine.config.batch_size,
         prefill_chunk=engine.config.prefill_chunk,
         draft_chunk=engine.config.draft_chunk,
@@ -123,7 +122,6 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
         slo_tpot=further,
         decoding=max(0.0, now - request.metrics.first_token_time) if request.metrics.first_token_time else 0.0,
         since_output=max(0.0, now - request.last_output),
-        inflight=len(request.inflight),
         emitted=request.output_len,
         greedy=params.greedy,
         coupled=params.coupled(engine.config.acceptance),

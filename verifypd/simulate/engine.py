@@ -22,7 +22,6 @@ from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import MEAN_OUTPUT
-from verifypd.control.work import work_of
 from verifypd.errors import EngineError
 from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -220,12 +219,11 @@ class Simulation:
             queue_factor=settings.queue_factor,
             slo_ttft=settings.slo_ttft,
             verifier_bytes=settings.verifier_bytes,
-            device=settings.device,
             most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
     def _view(self, request: _Request) -> RequestView:
-        drafting = self.architecture.may_draft and request.decoding and self.settings.drafter is not None
+        drafting = self.architecture.controller.may_draft and request.decoding and self.settings.drafter is not None
         first, last = request.outcome.first, request.outcome.last
         return RequestView(
             slot=request.slot,
@@ -249,7 +247,6 @@ class Simulation:
             slo_tpot=request.outcome.slo_tpot,
             decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),
-            inflight=len(request.inflight),
             emitted=request.confirmed - request.arrival.prompt,
         )
 
@@ -285,7 +282,7 @@ class Simulation:
     def timing(self, plan: Plan) -> StepTiming:
         """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""
         costs, factor = self.model, self.costs.factor
-        work = work_of(plan)
+        work = plan.work()
         drafting = [self.running[span.slot] for span in plan.draft.spans] if plan.draft else []
         context = sum(request.device_length for request in drafting)
         draft = costs.draft_seconds(work.draft_steps, work.draft_rows, context)
