@@ -27,11 +27,8 @@ DECODING = replace(VIEW, length_floor=10, length_bound=10, max_length=100, slo_t
 
 
 def view(slot: int, **changes: Any) -> RequestView:
-    lane = "prefill" if changes.get("prefill_left") else "verify" if changes.get("pending") else "decode"
     drafter = "model" if changes.get("pending") else None
-    return replace(
-        DECODING, **{"slot": slot, "order": slot, "rank": (0, slot), "lane": lane, "drafter": drafter, **changes}
-    )
+    return replace(DECODING, **{"slot": slot, "order": slot, "rank": (0, slot), "drafter": drafter, **changes})
 
 
 def slots(plan: Plan, part: str) -> list[int]:

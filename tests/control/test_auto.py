@@ -42,7 +42,7 @@ class World:
         self.changes: dict[str, Any] = {"overlap": two_devices, "verify_batch": max(1, requests // 2)} | changes
         self.views = {i: view(i, slo_tpot=15.0) for i in range(requests)}
         if prompts:
-            self.views[requests] = view(requests, prefill_left=10**7, lane="prefill")
+            self.views[requests] = view(requests, prefill_left=10**7)
         self.rng = random.Random(0)
         self.now, self.tokens, self.steps, self.verdicts = 0.0, 0, 0, 0
 
@@ -61,7 +61,7 @@ class World:
         self.steps += 1
         drafted = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
         for slot, length in drafted.items():
-            self.views[slot] = replace(self.views[slot], pending=length, lane="verify", drafter="model")
+            self.views[slot] = replace(self.views[slot], pending=length, drafter="model")
         verify, prefill = self.work(plan.verify), self.work(plan.prefill)
         longest, caught_up, context = max(drafted.values(), default=0), 2 * len(drafted), len(drafted) * 512.0
         noise = self.rng.lognormvariate(0, 0.02)
@@ -103,7 +103,7 @@ class World:
             accepted += 1
         self.tokens += accepted + 1
         self.verdicts += 1
-        self.views[slot] = replace(self.views[slot], pending=0, lane="decode", drafter=None, served=self.steps)
+        self.views[slot] = replace(self.views[slot], pending=0, drafter=None, served=self.steps)
         policy.observe(Observation(slot, length, accepted, accepted + 1, False, False, 1.0, "model"))
 
 
@@ -162,7 +162,7 @@ def test_without_a_drafter_it_is_plain() -> None:
 def test_a_prompt_alone_changes_no_label() -> None:
     """Nobody decodes, so nothing tells whether drafting would pay."""
     policy = auto()
-    policy.plan(snapshot([view(0, prefill_left=100, lane="prefill")]))
+    policy.plan(snapshot([view(0, prefill_left=100)]))
     assert policy.label == "unified" and not policy.decisions
 
 

@@ -69,7 +69,7 @@ def steps(controller: ThresholdController, seconds: float, count: int = 100, wai
 
 
 def queue(controller: ThresholdController, depth: int) -> None:
-    views = [view(i, lane="verify", pending=2) for i in range(depth)]
+    views = [view(i, pending=2) for i in range(depth)]
     controller.draft_lengths([], snapshot(views), Work())
 
 

@@ -29,7 +29,7 @@ MANY = 8  # prompts a pass may carry
 
 def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
     """A prompt with so many tokens left; `read` of it are read."""
-    begun = {"chunk_start": read, "served": int(read > 0), "lane": "prefill"}
+    begun = {"chunk_start": read, "served": int(read > 0)}
     return replace(view(slot, prefill_left=left, **begun, **changes), rank=(priority, slot))
 
 

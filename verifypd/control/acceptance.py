@@ -7,16 +7,16 @@ position, given that all before it stood. A request adds its own excess over its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from math import sqrt
 
 from verifypd.control.observe import Observation
 from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS, REQUEST_TRIALS
+from verifypd.metrics.reliability import Reliability
 
 Kind = tuple[str, int, str | None]  # acceptance rule, temperature class, drafter
 
-BINS = 10  # of the reliability diagram
 LOW, HIGH = 0.005, 0.995  # chances are kept off 0 and 1
 
 
@@ -58,30 +58,6 @@ class _Own:
 
     excess: float = 0.0  # tokens
     trials: float = 0.0
-    curve: list[float] | None = None  # survivals
-    turn: int = -1  # when they were worked out
-
-
-@dataclass(slots=True)
-class Reliability:
-    """Predicted chances against what came, in bins. `error` is the calibration error."""
-
-    bins: list[tuple[float, float, float]] = field(default_factory=lambda: [(0.0, 0.0, 0.0)] * BINS)  # sums
-
-    def add(self, chance: float, stood: bool) -> None:
-        """One trial."""
-        b = min(BINS - 1, int(chance * BINS))
-        predicted, came, trials = self.bins[b]
-        self.bins[b] = predicted + chance, came + stood, trials + 1.0
-
-    @property
-    def error(self) -> float:
-        """Mean distance between predicted and observed frequency, weighted by trials; 0 without any."""
-        return sum(abs(p - c) for p, c, _ in self.bins) / max(1.0, sum(n for *_, n in self.bins))
-
-    def rows(self) -> list[tuple[float, float, float]]:
-        """(predicted, came, trials) of each bin that was met."""
-        return [(p / n, c / n, n) for p, c, n in self.bins if n]
 
 
 class Acceptance:
@@ -93,19 +69,18 @@ class Acceptance:
         self._everyone = Mean(PRIOR * PRIOR_TRIALS, PRIOR_TRIALS)
         self._kinds: dict[Kind, list[Mean]] = {}  # by position
         self._requests: dict[int, dict[Kind, _Own]] = {}  # by request; it may change drafters
-        self._turn = 0  # times anything was learnt
+        self._drafts = 0  # observed
 
     def curve(self, request: int, kind: Kind) -> list[float]:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
         own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
-        if own.curve is None or own.turn != self._turn:
-            own.turn = self._turn
-            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + PRIOR_TRIALS)
-            for mean in self._means(kind)[: self.depth]:
-                chance = mean.stood / mean.trials + excess
-                alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
-                own.curve.append(alive)
-        return own.curve
+        excess = own.excess / (own.trials + PRIOR_TRIALS)
+        curve, alive = [], 1.0
+        for mean in self._means(kind)[: self.depth]:
+            chance = mean.stood / mean.trials + excess
+            alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
+            curve.append(alive)
+        return curve
 
     def mean(self) -> float:
         """Mean acceptance of everyone's drafts."""
@@ -119,7 +94,8 @@ class Acceptance:
 
     def typical(self, most: int = 8) -> list[float]:
         """The mean curve of some requests that are known now; empty without any. Learns nothing."""
-        curves = [own.curve for kinds in islice(self._requests.values(), most) for own in kinds.values() if own.curve]
+        known = [(request, kind) for request, kinds in islice(self._requests.items(), most) for kind in kinds]
+        curves = [self.curve(request, kind) for request, kind in known]
         return [sum(values) / len(curves) for values in zip(*curves, strict=True)]
 
     def observe(self, seen: Observation, probed: bool = False) -> None:
@@ -132,8 +108,8 @@ class Acceptance:
         accepted = min(seen.accepted, seen.drafted)
         trials = min(accepted + 1, seen.drafted)
         means = self._means(kind)
-        self._turn += 1
-        looked_at = self._turn % seen.drafted  # one position a draft, picked before its outcome is known
+        self._drafts += 1
+        looked_at = self._drafts % seen.drafted  # one position a draft, picked before its outcome is known
         expected = 0.0
         for position in range(trials):
             mean = means[min(position, self.depth - 1)]
@@ -157,7 +133,6 @@ class Acceptance:
         part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
         own.excess += part * (stood - trials * mean.value)
         own.trials += part * trials
-        self._turn += 1
         mean.learn(part * stood, part * trials, KIND_TRIALS)
 
     def forget(self, request: int) -> None:

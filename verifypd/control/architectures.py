@@ -10,7 +10,7 @@ from typing import Any
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.controller import Controller, FixedController, decode_work
 from verifypd.control.cost import CostModel, Work
-from verifypd.control.lanes import allot, lane_views
+from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import Beside, Reading, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
@@ -248,7 +248,7 @@ class PDV(PD):
         queue = [v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing]
         queue.sort(key=lambda view: (view.rank[0], -view.waited, view.rank[1]))
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
-        limited = replace(snapshot, prefill_chunk=self._prompt_tokens(snapshot))
+        limited = replace(snapshot, prefill_chunk=prompt_tokens(snapshot))
         beside = self._beside(decode_work(batch), batch, drafts, snapshot, apart=True)
         chunks = self.read(limited, beside, snapshot.batch_size)
         if not self._verify_due(batch, snapshot, idle=not (writing or chunks)):
@@ -261,13 +261,6 @@ class PDV(PD):
         """Whether the verify lane runs: its batch is full, its oldest has waited enough, or nothing else can run."""
         oldest = max((view.waited for view in batch), default=0.0) * 1e3
         return idle or len(batch) >= snapshot.verify_batch or oldest >= snapshot.verify_wait_ms
-
-    @staticmethod
-    def _prompt_tokens(snapshot: Snapshot) -> int:
-        """The prefill lane's part of a step of `batch_size` + `prefill_chunk` tokens."""
-        step = snapshot.batch_size + snapshot.prefill_chunk
-        share = allot(lane_views(snapshot), step, snapshot.lane_weights).get("prefill", 0)
-        return min(share, snapshot.prefill_chunk)
 
 
 class Chooser(Architecture):

@@ -11,15 +11,13 @@ passes without prompts, passes with prompts, draft loops.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
-from verifypd.errors import ConfigError
 
 DECODE, CHUNKS, DRAFT = "decode", "chunks", "draft"  # kinds of work
 
@@ -39,12 +37,6 @@ class Coefficients:
     draft_step: float = 1.2e-3  # a step of the loop
     draft_context: float = 9e-9  # a token of context, each step
     draft_row: float = 3.5e-6  # a token caught up with
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise ConfigError(f"cost coefficient {field.name}={value!r} must be a number, 0 or more")
 
 
 class Work(NamedTuple):

@@ -26,8 +26,7 @@ class RequestView:
     promise: int  # tokens the drafter expects to be able to propose
     prompt_logprobs: int  # as in VerifySpan
     order: int = 0  # unique id of the request; slots are used again, orders never
-    lane: str = "decode"  # "prefill", "decode" (ready to draft) or "verify" (drafted)
-    waited: float = 0.0  # s since it entered this lane
+    waited: float = 0.0  # s since it entered its lane: prefill, decode (ready to draft) or verify (drafted)
     pending: int = 0  # draft tokens written and waiting for the verify lane
     drafter: str | None = None  # who wrote them
     slo_ttft: float = 500.0  # ms, its target for the first token

@@ -114,7 +114,6 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
         promise=promise,
         prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
         order=request.order,
-        lane=request.state.value,
         waited=max(0.0, now - request.entered),
         pending=request.pending,
         drafter=request.draft.drafter,

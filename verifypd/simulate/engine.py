@@ -239,7 +239,6 @@ class Simulation:
             promise=self.settings.max_draft if drafting else 0,
             prompt_logprobs=-1,
             order=request.order,
-            lane="verify" if request.pending else "decode" if request.decoding else "prefill",
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
