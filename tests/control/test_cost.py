@@ -103,6 +103,15 @@ def test_a_drafter_of_one_pass_takes_one_step_whatever_its_length() -> None:
     assert model.draft_seconds(5, 9, 100) == model.draft_seconds(1, 9, 100) == CostModel(TRUE).draft_seconds(1, 9, 100)
 
 
+def test_a_padded_pass_costs_the_rows_it_is_padded_to() -> None:
+    model = CostModel(replace(TRUE, row=0.0, mixed=0.0))
+    model.padded = True
+    chunks = [model.pass_seconds(Work(rows, 0, rows - 8)) for rows in (1024, 1025, 1152, 1153)]
+    assert chunks[0] < chunks[1] == chunks[2] < chunks[3]
+    decode = [model.pass_seconds(Work(rows)) for rows in (256, 257.5, 384)]
+    assert decode[0] < decode[1] == decode[2]
+
+
 def test_a_row_is_dear_beyond_the_knee() -> None:
     model = CostModel(TRUE)
     assert (model.slope(191.0), model.slope(192.0)) == (pytest.approx(2e-6), pytest.approx(32e-6))
@@ -164,6 +173,14 @@ def test_a_fit_recovers_what_was_planted_the_knee_included() -> None:
         assert found[name] == pytest.approx(value, rel=0.02), name
     assert model.fitted and model.known
     assert miss(model, samples(truth, 100, seed=1)) < 0.001
+
+
+def test_a_fit_to_padded_passes_knows_what_they_are_padded_to() -> None:
+    truth, model = CostModel(TRUE), CostModel()
+    truth.padded = model.padded = True
+    other = CostModel().fit(samples(truth, 300))
+    assert miss(model.fit(samples(truth, 300)), samples(truth, 100, seed=1)) < 0.001
+    assert miss(other, samples(truth, 100, seed=1)) > 0.01
 
 
 def test_a_fit_of_noisy_measurements_is_close() -> None:

@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
+from verifypd.buckets import chunk_bucket
 from verifypd.control.architectures import PD, Architecture, Unified
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
-from verifypd.control.prompts import Beside, Chunk, Reading, choose, decode_worth, in_order, next_chunks, prompt_key
+from verifypd.control.prompts import (
+    PRECISION,
+    Beside,
+    Chunk,
+    Reading,
+    choose,
+    decode_worth,
+    in_order,
+    next_chunks,
+    prompt_key,
+)
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 from verifypd.simulate.engine import Simulation
@@ -267,6 +278,16 @@ def test_a_step_keeps_within_the_gap_target_where_it_can(
     assert chosen is not None and least is not None
     share = least.seconds / (1.0 - PROMPT_SHARE)
     assert not small or chosen.seconds <= max(gap / 1e3, share) * 1.001
+
+
+def test_a_chunk_fills_the_pass_that_is_run() -> None:
+    """Where passes are padded, a step that the gap target ends leaves no row void that prompts could have."""
+    cost = CostModel(GPU)
+    cost.padded = True
+    chosen = read([prompt(0, 4000)], decoding(45), cost=cost).chosen
+    assert chosen is not None
+    assert chunk_bucket(chosen.tokens + 45) - (chosen.tokens + 45) <= PRECISION
+    assert chosen.seconds <= 30e-3 < cost.pass_seconds(Work(chosen.tokens + 54, 45 * 512, chosen.tokens + 9))
 
 
 def test_the_bound_gives_way_with_the_backlog() -> None:

@@ -4,17 +4,20 @@
                     + chunk_context · Σ chunk · context
     draft loop    = start + steps · (step + context' · Σ context) + row' · caught-up rows
 
-A pass that carries both decode spans and chunks takes `mixed` more. Every coefficient is nonnegative, so the times are
+A pass that carries both decode spans and chunks takes `mixed` more; rows beyond the knee are those of the padded pass
+where passes are padded. Every coefficient is nonnegative, so the times are
 nonnegative and never fall when there is more to do. What is measured later corrects one factor for each kind of work:
 passes without prompts, passes with prompts, draft loops.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from verifypd.buckets import bucket, chunk_bucket
 from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
@@ -63,6 +66,7 @@ class CostModel:
         self.known = coefficients is not None  # False: only the shape is believed, not the scale
         self.fitted = self.known  # whether the shape is this device's own
         self.one_pass = False  # whether a draft of any length takes one step
+        self.padded = False  # whether passes have the sizes that are captured
         self.overhead = 0.0  # s of a step outside its passes
         self.error = 0.0  # running mean of |measured / predicted − 1|
         self.factors = dict.fromkeys((DECODE, CHUNKS, DRAFT), 1.0)  # measured / formula
@@ -110,9 +114,17 @@ class CostModel:
         c = self.coefficients
         rows, context, chunk_rows, chunk_context = work
         seconds = c.base + c.row * (rows - chunk_rows) + c.context * context + c.chunk_context * chunk_context
-        if rows > c.knee:
-            seconds += c.steep * (rows - c.knee)
+        run = self._run_rows(work)
+        if run > c.knee:
+            seconds += c.steep * (run - c.knee)
         return seconds + c.mixed if 0.0 < chunk_rows < rows else seconds
+
+    def _run_rows(self, work: Work) -> float:
+        """Rows that the device runs, void ones too."""
+        if not self.padded:
+            return work.rows
+        rows = math.ceil(work.rows)
+        return chunk_bucket(rows) if work.chunk_rows else bucket(rows)
 
     def _loop(self, steps: int, rows: float, context: float) -> float:
         if steps <= 0 and rows <= 0:
@@ -133,8 +145,10 @@ class CostModel:
             prior = self.coefficients
             names = ("base", "row", "steep", "context", "chunk_context", "mixed")
             trials = []
-            for knee in sorted({work.rows for work, _ in passes}):  # the turn lies at some pass that was measured
-                fitted = nonnegative([_pass_sample(*each, knee) for each in passes], [getattr(prior, n) for n in names])
+            run = [self._run_rows(work) for work, _ in passes]
+            for knee in sorted(set(run)):  # the turn lies at some pass that was measured
+                rows = [_pass_sample(*each, max(0.0, n - knee)) for each, n in zip(passes, run, strict=True)]
+                fitted = nonnegative(rows, [getattr(prior, name) for name in names])
                 trials.append((fitted.loss, knee, fitted.values))
             _, knee, found = min(trials)
             values = dict(zip(names, found, strict=True)) | {"knee": knee}
@@ -194,8 +208,8 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
     return found
 
 
-def _pass_sample(work: Work, seconds: float, knee: float) -> Sample:
+def _pass_sample(work: Work, seconds: float, beyond: float) -> Sample:
+    """beyond: rows past the knee."""
     mixed = float(0.0 < work.chunk_rows < work.rows)
-    beyond = max(0.0, work.rows - knee)
     judged = work.rows - work.chunk_rows
     return Sample((1.0, judged, beyond, work.context, work.chunk_context, mixed), seconds)

@@ -129,6 +129,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    cost.padded = passes is not None
     cost.one_pass = bool(drafters) and next(iter(drafters.values())).one_pass
     if graphs is not None and parts.replayed == "start":
         capture(graphs, work)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
-from verifypd.buckets import CHUNKS, bucket, chunk_bucket
+from verifypd.buckets import CHUNKS
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
@@ -89,6 +89,7 @@ class Simulation:
         self.costs = costs
         self.model = costs.model()
         self.settings = settings or Settings()
+        self.model.padded = architecture.cost.padded = self.settings.padded
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
         self.now = 0.0  # s of the host
@@ -301,9 +302,6 @@ class Simulation:
                 work += Work(span.rows, self.running[span.slot].device_length + span.drafts)
             else:
                 work += Work(span.rows, span.context, span.rows, span.rows * span.context)
-        if self.settings.padded and work.rows:
-            rows = int(work.rows)
-            work = work._replace(rows=chunk_bucket(rows) if work.chunk_rows else bucket(rows))
         return self.model.pass_seconds(work)
 
     def _draft(self, batch: DraftBatch) -> None:
