@@ -27,10 +27,6 @@ def kind_of(greedy: bool, coupled: bool, temperature: float, drafter: str | None
     return ("coupled" if coupled else "rejection", 1 + round(2 * temperature), drafter)
 
 
-def _off_the_ends(chance: float) -> float:
-    return min(HIGH, max(LOW, chance))
-
-
 @dataclass(slots=True)
 class Mean:
     """Successes of trials, old ones fading."""
@@ -42,7 +38,7 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean, kept off 0 and 1."""
-        return _off_the_ends(self.stood / self.trials)
+        return min(HIGH, max(LOW, self.stood / self.trials))
 
     def learn(self, stood: float, trials: float, memory: float) -> None:
         """Add trials; what lies further back than `memory` of them fades."""
@@ -115,7 +111,8 @@ class Acceptance:
             mean = means[min(position, self.depth - 1)]
             stood = position < accepted
             if position == looked_at:
-                self.reliability.add(_off_the_ends(mean.value + own.excess / (own.trials + PRIOR_TRIALS)), stood)
+                chance = mean.value + own.excess / (own.trials + PRIOR_TRIALS)
+                self.reliability.add(min(HIGH, max(LOW, chance)), stood)
             expected += mean.value
             mean.learn(stood, 1.0, memory)
         if trials < len(means) and not means[trials].reached:

@@ -224,10 +224,7 @@ class PDV(PD):
     """
 
     name = "pdv"
-
-    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
-        super().__init__(controller, cost)
-        self.is_atomic = True
+    is_atomic = True  # at present
 
     @property
     def ran(self) -> str:
@@ -325,15 +322,8 @@ def decode_span(view: RequestView, drafts: int, drafter: str | None) -> VerifySp
     """The last confirmed token and its drafts, pending ones as they stand; plain decoding is the case of no draft."""
     if view.pending:
         drafts, drafter = view.pending, view.drafter
-    return VerifySpan(
-        slot=view.slot,
-        rows=drafts + 1,
-        drafts=drafts,
-        start=None,
-        emits=True,
-        context=view.context + drafts,
-        drafter=drafter if drafts else None,
-    )
+    context, by = view.context + drafts, drafter if drafts else None
+    return VerifySpan(view.slot, rows=drafts + 1, drafts=drafts, start=None, emits=True, context=context, drafter=by)
 
 
 def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | None:

@@ -20,8 +20,6 @@ from verifypd.control.temperature import TAU_STEP
 class Controller:
     """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
-    name: str
-
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
@@ -77,8 +75,6 @@ def decode_work(views: Sequence[RequestView]) -> Work:
 class FixedController(Controller):
     """Always asks for the same length."""
 
-    name = "fixed"
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -101,7 +97,6 @@ class FixedController(Controller):
 class ThresholdController(FixedController):
     """The original's rules: one length for all, moved by one every ten observations, by fixed limits."""
 
-    name = "threshold"
     SHORTEST, LONGEST, START = 2, 8, 4
     EVERY = 10  # observations (verified drafts) between two moves
     WINDOW = 100  # decode-lane steps the p95 is taken over

@@ -13,7 +13,7 @@ from typing import Any
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
 from verifypd.control.controller import Controller, allowed, decode_work
 from verifypd.control.cost import CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
+from verifypd.control.lengths import Drafting, Load, Option, first_two, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
@@ -28,15 +28,7 @@ class ThroughputController(Controller):
     is noticed.
     """
 
-    name = "throughput"
-
-    def __init__(
-        self,
-        cost: CostModel | None = None,
-        max_draft: int = 8,
-        *,
-        search_temperature: bool = False,
-    ) -> None:
+    def __init__(self, cost: CostModel | None = None, max_draft: int = 8, *, search_temperature: bool = False) -> None:
         self.cost = cost or CostModel()
         self.max_draft = max_draft
         self.acceptance = Acceptance(max_draft)
@@ -53,7 +45,9 @@ class ThroughputController(Controller):
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft; while not, nobody needs to say what could be proposed."""
-        return self.drafting or self._unweighed >= REVIEW_EVERY or self._may_probe()
+        if self.drafting or self._unweighed >= REVIEW_EVERY:
+            return True
+        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
 
     @property
     def drafting(self) -> bool:
@@ -74,7 +68,7 @@ class ThroughputController(Controller):
         joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
         found = options(joining, Load(len(views), decode_work(views), riding), self.cost, overlap)
         plain, drafts = found[0], found[1:]
-        best, self.runner_up = cheapest(drafts or [plain])
+        best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
         self._probe_price, probed = self._probe(able, snapshot)
         affordable = self.budget.affords(self._probe_price)
@@ -119,9 +113,6 @@ class ThroughputController(Controller):
                 break
             chosen[slot] = 1
         return (self.cost.draft_seconds(1, rows, 0.0) if chosen else 0.0), chosen
-
-    def _may_probe(self) -> bool:
-        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
 
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
         return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
