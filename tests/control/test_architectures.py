@@ -28,7 +28,7 @@ DECODING = replace(VIEW, length_floor=10, length_bound=10, max_length=100, slo_t
 
 def view(slot: int, **changes: Any) -> RequestView:
     drafter = "model" if changes.get("pending") else None
-    return replace(DECODING, **{"slot": slot, "order": slot, "rank": (0, slot), "drafter": drafter, **changes})
+    return replace(DECODING, **{"slot": slot, "request_id": slot, "rank": (0, slot), "drafter": drafter, **changes})
 
 
 def slots(plan: Plan, part: str) -> list[int]:
@@ -109,7 +109,7 @@ def test_a_request_that_verdicts_in_flight_will_end_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "length"),
-    [({}, 4), ({"draft_limit": 2}, 2), ({"promise": 0}, 0), ({"max_length": 13}, 2), ({"max_length": 11}, 0)],
+    [({}, 4), ({"draft_limit": 2}, 2), ({"expected": 0}, 0), ({"max_length": 13}, 2), ({"max_length": 11}, 0)],
 )
 def test_fixed_length_is_cut_to_what_can_be_used(changes: dict[str, int], length: int) -> None:
     assert allowed(view(0, **changes), 4) == length
@@ -332,8 +332,8 @@ class Spy(FixedController):
     def observe_step(self, timing: Any) -> None:
         self.heard.append(timing)
 
-    def forget(self, order: int, emitted: int) -> None:
-        self.heard.append(order)
+    def forget(self, request_id: int) -> None:
+        self.heard.append(request_id)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "plain"])
@@ -346,7 +346,7 @@ def test_the_controller_hears_what_happened_and_sets_the_drafters_temperature(na
     timing = StepTiming(draft_requests=1, draft_steps=2, verify_rows=3, draft_seconds=0.1, verify_seconds=0.2)
     architecture.observe(verdict)
     architecture.observe_step(timing)
-    architecture.forget(7, 9)
+    architecture.forget(7)
     assert spy.heard == [verdict, timing, 7]
 
 
@@ -359,7 +359,7 @@ def test_plain_tells_the_controller_of_the_others_who_has_gone() -> None:
     known = controller.acceptance._requests
     assert set(known) == {0, 1}
     plain.plan(snapshot(view(0), view(1)))
-    plain.forget(0, 5)
+    plain.forget(0)
     assert set(known) == {1}
 
 

@@ -22,14 +22,14 @@ def search(best: float, sharpness: float, rounds: int = 12_000) -> float:
     found = TemperatureSearch()
     kind = kind_of(False, False, 1.0, None)
     for turn in range(rounds):
-        order = turn % 16
-        tau = found.choose(kind, order, turn // 16)
+        request = turn % 16
+        tau = found.choose(kind, request, turn // 16)
         assert 0.6 <= tau <= 1.6
         alpha = 0.75 - sharpness * abs(tau - best)
         accepted = 0
         while accepted < 3 and rng.random() < alpha:
             accepted += 1
-        found.observe(Observation(order, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
+        found.observe(Observation(request, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
     return found._kinds[kind].best
 
 

@@ -100,7 +100,7 @@ class Acceptance:
             return
         memory = KIND_TRIALS / 2 if probed else KIND_TRIALS
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
-        own = self._requests.setdefault(seen.order, {}).setdefault(kind, _Own())
+        own = self._requests.setdefault(seen.request_id, {}).setdefault(kind, _Own())
         accepted = min(seen.accepted, seen.drafted)
         trials = min(accepted + 1, seen.drafted)
         means = self._means(kind)

@@ -54,9 +54,9 @@ class Architecture:
         self.cost.observe(timing)
         self.controller.observe_step(timing)
 
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
-        self.controller.forget(order, emitted)
+    def forget(self, request_id: int) -> None:
+        """A request has left for good."""
+        self.controller.forget(request_id)
 
     def why(self) -> dict[str, Any]:
         """Drafts as its controller weighed them, and prompt tokens: what the step takes and is worth, and the next."""
@@ -176,9 +176,9 @@ class Plain(Unified):
         super().__init__(FixedController(0), cost)
         self.others = controller
 
-    def forget(self, order: int, emitted: int) -> None:
+    def forget(self, request_id: int) -> None:
         """The others may have known it."""
-        self.others.forget(order, emitted)
+        self.others.forget(request_id)
 
 
 class Baseline(Architecture):

@@ -49,8 +49,8 @@ class Controller:
     def observe_step(self, timing: StepTiming) -> None:
         """A step was measured."""
 
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
+    def forget(self, request_id: int) -> None:
+        """A request has left for good."""
 
     def why(self) -> dict[str, Any]:
         """What its last choice was weighed against; empty where nothing was."""
@@ -63,7 +63,7 @@ class Controller:
 
 def allowed(view: RequestView, length: int) -> int:
     """`length`, unless the request or its drafter allows less. One token is left for the correction or bonus."""
-    return max(0, min(length, view.draft_limit, view.promise, view.max_length - view.length_floor - 1))
+    return max(0, min(length, view.draft_limit, view.expected, view.max_length - view.length_floor - 1))
 
 
 def decode_work(views: Sequence[RequestView]) -> Work:

@@ -23,9 +23,9 @@ class RequestView:
     max_length: int  # length at which it ends
     draft_limit: int  # longest draft it allows; 0: no speculation
     draft_lag: int  # tokens the draft's cache may lack, upper bound
-    promise: int  # tokens the drafter expects to be able to propose
+    expected: int  # tokens its drafter expects to be able to propose
     prompt_logprobs: int  # as in VerifySpan
-    order: int = 0  # unique id of the request; slots are used again, orders never
+    request_id: int = 0  # slots are used again, ids never
     waited: float = 0.0  # s since it entered its lane: prefill, decode (ready to draft) or verify (drafted)
     pending: int = 0  # draft tokens written and waiting for the verify lane
     drafter: str | None = None  # who wrote them

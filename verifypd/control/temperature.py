@@ -25,11 +25,11 @@ class TemperatureSearch:
     def __init__(self) -> None:
         self._kinds: dict[Kind, _Climb] = {}
 
-    def choose(self, kind: Kind, order: int, turn: int) -> float:
+    def choose(self, kind: Kind, request_id: int, turn: int) -> float:
         """τ for the next draft of a request; `turn` moves on with its confirmed tokens."""
         climb = self._kinds.setdefault(kind, _Climb())
         # Knuth's multiplicative hash: which turns try the challenger must not follow any rhythm of the text
-        pick = ((order * 40503 + turn) * 2654435761) & 0xFFFFFFFF
+        pick = ((request_id * 40503 + turn) * 2654435761) & 0xFFFFFFFF
         return climb.challenger if pick >> 16 & 0xFF < 256 // self.SHARE else climb.best
 
     def observe(self, seen: Observation) -> None:

@@ -83,7 +83,7 @@ class ThroughputController(Controller):
         return probed
 
     def _drafting(self, view: RequestView, snapshot: Snapshot) -> Drafting:
-        curve = self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))
+        curve = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))
         lag = 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = max(0, view.draft_lag - snapshot.routine_lag)
@@ -98,7 +98,7 @@ class ThroughputController(Controller):
             return True
         price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
         longest = max(1, self.chosen.longest)
-        more = sum(self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))[:longest])
+        more = sum(self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))[:longest])
         return view.expected_left(snapshot.mean_output) * more / (1.0 + more) * self.chosen.per_token > price
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
@@ -121,7 +121,8 @@ class ThroughputController(Controller):
         """1, unless the search is on and has found or is trying something else for this kind of request."""
         if self.search is None or view.greedy:
             return 1.0
-        return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
+        kind = kind_of(False, view.coupled, view.temperature, None)
+        return self.search.choose(kind, view.request_id, view.length_floor)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -130,11 +131,11 @@ class ThroughputController(Controller):
         if snapshot.copier is None or self.mode is Mode.DRAFTING:
             return
         for view in views:
-            stood, trials = self._lookups.get(view.order, (0, 0))
+            stood, trials = self._lookups.get(view.request_id, (0, 0))
             if view.lookups[1] > trials:
                 kind = kind_of(view.greedy, view.coupled, view.temperature, snapshot.copier)
-                self.acceptance.overhear(view.order, kind, view.lookups[0] - stood, view.lookups[1] - trials)
-            self._lookups[view.order] = view.lookups
+                self.acceptance.overhear(view.request_id, kind, view.lookups[0] - stood, view.lookups[1] - trials)
+            self._lookups[view.request_id] = view.lookups
 
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
@@ -148,10 +149,10 @@ class ThroughputController(Controller):
             self._unweighed += 1
             self.budget.save(timing.seconds)
 
-    def forget(self, order: int, emitted: int) -> None:
+    def forget(self, request_id: int) -> None:
         """A request has left."""
-        self.acceptance.forget(order)
-        self._lookups.pop(order, None)
+        self.acceptance.forget(request_id)
+        self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
         """Longest draft and ms a token of the choice and of its runner-up."""

@@ -140,7 +140,7 @@ class Engine:
             drafter.forget(request)
         if self.choice is not None:
             self.choice.forget(request.order)
-        self.architecture.forget(request.order, request.output_len)
+        self.architecture.forget(request.order)
 
     def switch(self, name: str) -> None:
         """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""

@@ -90,13 +90,13 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
     drafting = may_draft and decoding and params.speculation and engine.drafter is not None
     assert request.slot is not None
-    proposer, promise, lag, lookups = None, 0, request.draft_lag, (0, 0)
+    proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
         able = not (request.unread and engine.drafter.reader is not None)
         if engine.choice is None:
-            promise = engine.drafter.promise(request) if able else 0
+            expected = engine.drafter.expected(request) if able else 0
         else:
-            name, promise, lookups = engine.choice.pick(request, limit, able)
+            name, expected, lookups = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
     first, further = targets(request, engine.config, mean_output(engine.stats))
@@ -111,9 +111,9 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
         max_length=request.max_length,
         draft_limit=limit if drafting else 0,
         draft_lag=lag,
-        promise=promise,
+        expected=expected,
         prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
-        order=request.order,
+        request_id=request.order,
         waited=max(0.0, now - request.entered),
         pending=request.pending,
         drafter=request.draft.drafter,
