@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 
 import pytest
 
 from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
+from verifypd.control.lengths import Drafting, Load, Option, first_two, options
 
 FREE = {"draft_step": 0.0, "draft_context": 0.0, "draft_row": 0.0}
+
+PRICE = attrgetter("per_token")
 
 
 def curve(alpha: float, depth: int) -> list[float]:
@@ -25,7 +28,7 @@ def load(count: int, context: int = 512, riding: Work = NOTHING) -> Load:
 
 
 def chosen(drafting: list[Drafting], before: Load, cost: CostModel, overlap: bool = False) -> Option:
-    return cheapest(options(drafting, before, cost, overlap))[0]
+    return first_two(options(drafting, before, cost, overlap), PRICE)[0]
 
 
 def price(drafting: list[Drafting], lengths: dict[int, int], before: Load, cost: CostModel, overlap: bool) -> float:
@@ -195,9 +198,9 @@ def test_beside_the_verifier_a_draft_costs_what_it_is_longer() -> None:
 
 def test_the_runner_up_is_the_next_best() -> None:
     found = options(everyone(8, 0.8), load(8), CostModel(Coefficients()))
-    best, second = cheapest(found)
+    best, second = first_two(found, PRICE)
     ranked = sorted(option.per_token for option in found)
     assert (best.per_token, second.per_token) == (ranked[0], ranked[1])
     assert best.gain(found[0]) == pytest.approx(found[0].per_token / best.per_token) and best.gain(found[0]) > 1.0
     [only] = options([], load(3), CostModel(Coefficients()))
-    assert cheapest([only]) == (only, only)
+    assert first_two([only], PRICE) == (only, only)

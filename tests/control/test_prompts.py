@@ -20,9 +20,8 @@ from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.prompts import (
     PRECISION,
     Beside,
-    Chunk,
     Reading,
-    choose,
+    candidates,
     decode_worth,
     in_order,
     next_chunks,
@@ -40,7 +39,7 @@ MANY = 8  # prompts a pass may carry
 
 def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
     """A prompt with so many tokens left; `read` of it are read."""
-    begun = {"chunk_start": read, "served": int(read > 0), "lane": "prefill"}
+    begun = {"chunk_start": read, "served": int(read > 0)}
     return replace(view(slot, prefill_left=left, **begun, **changes), rank=(priority, slot))
 
 
@@ -125,9 +124,13 @@ def test_the_worth_of_decoding_by_hand() -> None:
 
 
 def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
-    chunks = [Chunk(10, 0.01, 3.0), Chunk(20, 0.02, 5.0), Chunk(30, 0.03, 4.0)]
-    assert choose(chunks) == (chunks[1], chunks[2])
-    assert choose(chunks[:1]) == (chunks[0], chunks[0])
+    waiting = [prompt(slot, left) for slot, left in enumerate((40, 60, 400, 900))]
+    beside = Beside(Work(8, 8 * 512), worth=0.5)
+    reading = read(waiting, beside)
+    state = snapshot(waiting, prefill_chunk=2048)
+    found = candidates(in_order(state), state, CostModel(GPU), beside, MANY)
+    assert len(found) > 1 and reading.chosen == max(found, key=lambda chunk: chunk.worth)
+    assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.worth)[1]
 
 
 def test_whom_prompts_keep_waiting_decides_how_much_is_read() -> None:

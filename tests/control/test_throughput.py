@@ -256,8 +256,8 @@ def test_it_says_what_it_chose_and_over_what() -> None:
 def test_who_left_is_forgotten() -> None:
     controller = ThroughputController(h200())
     controller.observe(Observation(3, 2, 1, 2, False, False, 1.0, "model"))
-    controller.forget(3, 2)
-    controller.forget(3, 2)
+    controller.forget(3)
+    controller.forget(3)
     assert controller.acceptance.typical() == []
 
 

@@ -42,7 +42,7 @@ class AtOnce:
 
     def follow(self, spans: Any) -> None: ...
 
-    def promise(self, request: Any) -> int:
+    def expected(self, request: Any) -> int:
         return int(self.slots.drafts.shape[1])
 
     def observe(self, request: Any) -> None: ...

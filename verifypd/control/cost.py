@@ -12,17 +12,15 @@ passes without prompts, passes with prompts, draft loops.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from verifypd.buckets import bucket, chunk_bucket
 from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
-from verifypd.errors import ConfigError
 
 DECODE, CHUNKS, DRAFT = "decode", "chunks", "draft"  # kinds of work
 
@@ -42,16 +40,6 @@ class Coefficients:
     draft_step: float = 1.2e-3  # a step of the loop
     draft_context: float = 9e-9  # a token of context, each step
     draft_row: float = 3.5e-6  # a token caught up with
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise ConfigError(f"cost coefficient {field.name}={value!r} must be a number, 0 or more")
-
-    def slope(self, rows: float) -> float:
-        """Seconds of one row more, in a pass of so many."""
-        return self.row + (self.steep if rows >= self.knee else 0.0)
 
 
 class Work(NamedTuple):
@@ -119,7 +107,8 @@ class CostModel:
 
     def slope(self, rows: float, chunks: bool = False) -> float:
         """Seconds of one row more, in a pass of so many."""
-        return self.coefficients.slope(rows) * self.factors[CHUNKS if chunks else DECODE]
+        row = self.coefficients.row + (self.coefficients.steep if rows >= self.coefficients.knee else 0.0)
+        return row * self.factors[CHUNKS if chunks else DECODE]
 
     def _formula(self, work: Work) -> float:
         c = self.coefficients
@@ -202,30 +191,6 @@ class CostModel:
     def _loop_sample(self, timing: StepTiming) -> Sample:
         steps = 1 if self.one_pass else max(timing.draft_steps, 1)
         return Sample((1.0, steps, steps * timing.draft_context, timing.draft_rows), timing.draft_seconds)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def to_json(self) -> str:
-        """What it believes now, to be read by `from_json`."""
-        believed = {"coefficients": asdict(self.coefficients), "factors": self.factors, "overhead": self.overhead}
-        return json.dumps({"version": 2, **believed})
-
-    @classmethod
-    def from_json(cls, text: str) -> CostModel:
-        """Read what `to_json` wrote; refuses anything else."""
-        try:
-            data: dict[str, Any] = json.loads(text)
-            if data["version"] != 2:
-                raise ValueError
-            model = cls(Coefficients(**data["coefficients"]))
-            model.factors = {kind: float(data["factors"][kind]) for kind in model.factors}
-            model.overhead = float(data["overhead"])
-            numbers = (model.overhead, *model.factors.values())
-            if not all(map(math.isfinite, numbers)) or model.overhead < 0.0 or min(numbers[1:]) <= 0.0:
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError("this is not a cost model written by this version; measure again") from None
-        return model
 
 
 def _passes(timing: StepTiming) -> list[tuple[Work, float]]:

@@ -8,13 +8,14 @@ of these seconds; within it, a request drafts a position where its survival is w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.tuning import LEAST_CHANCE
 
+Choice = TypeVar("Choice")
 NEXT_TO_NOTHING = math.ulp(1.0)  # s: where a fit finds rows for nothing, a token still has a price
 
 
@@ -104,7 +105,7 @@ def _pass(load: Load, drafts: int, cost: CostModel) -> float:
     return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts))
 
 
-def cheapest(found: Sequence[Option]) -> tuple[Option, Option]:
-    """The option whose tokens cost least, and the runner-up; the same twice where there is only one."""
-    ranked = sorted(found, key=lambda option: option.per_token)
+def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:
+    """The one with the lowest key, and the runner-up; the same twice where there is only one."""
+    ranked = sorted(found, key=key)
     return ranked[0], ranked[min(1, len(ranked) - 1)]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
-from verifypd.control.controller import Controller, allowed
+from verifypd.control.controller import Controller, allowed, decode_work
 from verifypd.control.cost import CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
+from verifypd.control.lengths import Drafting, Load, Option, first_two, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
@@ -28,15 +28,7 @@ class ThroughputController(Controller):
     is noticed.
     """
 
-    name = "throughput"
-
-    def __init__(
-        self,
-        cost: CostModel | None = None,
-        max_draft: int = 8,
-        *,
-        search_temperature: bool = False,
-    ) -> None:
+    def __init__(self, cost: CostModel | None = None, max_draft: int = 8, *, search_temperature: bool = False) -> None:
         self.cost = cost or CostModel()
         self.max_draft = max_draft
         self.acceptance = Acceptance(max_draft)
@@ -53,7 +45,9 @@ class ThroughputController(Controller):
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft; while not, nobody needs to say what could be proposed."""
-        return self.drafting or self._unweighed >= REVIEW_EVERY or self._may_probe()
+        if self.drafting or self._unweighed >= REVIEW_EVERY:
+            return True
+        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
 
     @property
     def drafting(self) -> bool:
@@ -72,9 +66,9 @@ class ThroughputController(Controller):
             return {}
         self._unweighed = REVIEW_EVERY if riding.rows else 0  # beside prompts tells little of steps without
         joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
-        found = options(joining, Load(len(views), _decode_work(views), riding), self.cost, overlap)
+        found = options(joining, Load(len(views), decode_work(views), riding), self.cost, overlap)
         plain, drafts = found[0], found[1:]
-        best, self.runner_up = cheapest(drafts or [plain])
+        best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
         self._probe_price, probed = self._probe(able, snapshot)
         affordable = self.budget.affords(self._probe_price)
@@ -89,7 +83,7 @@ class ThroughputController(Controller):
         return probed
 
     def _drafting(self, view: RequestView, snapshot: Snapshot) -> Drafting:
-        curve = self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))
+        curve = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))
         lag = 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = max(0, view.draft_lag - snapshot.routine_lag)
@@ -104,7 +98,7 @@ class ThroughputController(Controller):
             return True
         price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
         longest = max(1, self.chosen.longest)
-        more = sum(self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))[:longest])
+        more = sum(self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))[:longest])
         return view.expected_left(snapshot.mean_output) * more / (1.0 + more) * self.chosen.per_token > price
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
@@ -120,9 +114,6 @@ class ThroughputController(Controller):
             chosen[slot] = 1
         return (self.cost.draft_seconds(1, rows, 0.0) if chosen else 0.0), chosen
 
-    def _may_probe(self) -> bool:
-        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
-
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
         return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
 
@@ -130,7 +121,8 @@ class ThroughputController(Controller):
         """1, unless the search is on and has found or is trying something else for this kind of request."""
         if self.search is None or view.greedy:
             return 1.0
-        return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
+        kind = kind_of(False, view.coupled, view.temperature, None)
+        return self.search.choose(kind, view.request_id, view.length_floor)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -139,11 +131,11 @@ class ThroughputController(Controller):
         if snapshot.copier is None or self.mode is Mode.DRAFTING:
             return
         for view in views:
-            stood, trials = self._lookups.get(view.order, (0, 0))
+            stood, trials = self._lookups.get(view.request_id, (0, 0))
             if view.lookups[1] > trials:
                 kind = kind_of(view.greedy, view.coupled, view.temperature, snapshot.copier)
-                self.acceptance.overhear(view.order, kind, view.lookups[0] - stood, view.lookups[1] - trials)
-            self._lookups[view.order] = view.lookups
+                self.acceptance.overhear(view.request_id, kind, view.lookups[0] - stood, view.lookups[1] - trials)
+            self._lookups[view.request_id] = view.lookups
 
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
@@ -157,10 +149,10 @@ class ThroughputController(Controller):
             self._unweighed += 1
             self.budget.save(timing.seconds)
 
-    def forget(self, order: int, emitted: int) -> None:
+    def forget(self, request_id: int) -> None:
         """A request has left."""
-        self.acceptance.forget(order)
-        self._lookups.pop(order, None)
+        self.acceptance.forget(request_id)
+        self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
         """Longest draft and ms a token of the choice and of its runner-up."""
@@ -188,9 +180,3 @@ class ThroughputController(Controller):
             "cost_error": self.cost.error,
             "probes": self.budget.probes,
         }
-
-
-def _decode_work(views: Sequence[RequestView]) -> Work:
-    """One row each, and drafts already written."""
-    rows = len(views) + sum([view.pending for view in views])
-    return Work(rows, sum([view.length_bound for view in views]))

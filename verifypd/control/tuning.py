@@ -23,7 +23,6 @@ MEAN_OUTPUT = 64  # tokens a request is expected to come to before any has ended
 # -- prompts
 PROMPT_SHARE = 0.25  # of a step that prompts are sure of
 LEAST_LEFT = 0.25  # of the mean output, that a request which decodes is expected to write yet, at least
-LANE_FLOOR = 16  # tokens that every lane with work is sure of in a contended step of `pdv`
 OVERDUE = 4  # times its target after which a prompt goes before all others
 
 # -- costs

@@ -117,7 +117,7 @@ class ModelDrafter:
         )
         return proposal.tokens
 
-    def promise(self, request: Request) -> int:
+    def expected(self, request: Request) -> int:
         """As many as are asked for."""
         return self.drawing.draft_q.shape[1]
 
