@@ -100,7 +100,7 @@ def _processors(device: torch.device) -> int:
 def _shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return ROOMY
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 class TritonAttention:

@@ -77,12 +77,12 @@ class ThroughputController(Controller):
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
-            self._alone = self.chosen = best
+            self._alone, price = best, best.per_token
             if riding.rows:
-                price = best.per_token
                 beside = options(joining, replace(load, riding=riding), self.cost, overlap, price)
-                self.chosen, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
-            return self.chosen.lengths
+                best, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
+            self.chosen = best
+            return best.lengths
         self._alone, self.chosen, self.runner_up = plain, plain, best
         if self.mode is Mode.PLAIN:
             return {}
