@@ -89,14 +89,6 @@ class CostModel:
         passes = sum(self.pass_seconds(work) for work, _ in _passes(timing))
         return self.draft_seconds(timing.draft_steps, timing.draft_rows, timing.draft_context) + passes + self.overhead
 
-    def undrafted_seconds(self, timing: StepTiming) -> float:
-        """What the step would have taken had nothing been drafted in it or before it; 0 for a step that only drafts."""
-        riding = timing.chunk_rows if timing.prefill_seconds == 0.0 else 0
-        if not timing.verify_requests + timing.chunk_rows:
-            return 0.0
-        rows = timing.verify_requests + riding
-        return self.step_seconds(replace(timing, draft_steps=0, draft_rows=0, draft_context=0.0, verify_rows=rows))
-
     def prices(self, requests: int, context: float) -> tuple[float, float]:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
         count = float(max(1, requests))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import MEAN_OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """One admitted request as the host knows it: up to the verdicts of the step before last."""
+class RequestView(NamedTuple):
+    """One admitted request as the host knows it: up to the verdicts of the step before last.
+
+    A tuple: one is made for every request in every step.
+    """
 
     slot: int
     rank: tuple[int, int]  # priority, arrival: lower is served first
