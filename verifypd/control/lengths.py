@@ -1,8 +1,10 @@
 """How many tokens each request drafts: the lengths whose tokens cost least. Arithmetic over survivals and costs.
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
-its rows add to the pass that prompts ride in anyway. The plan takes the longest draft at which a token costs the fewest
-of these seconds; within it, a request drafts a position where its survival is worth the position's row.
+its rows add to the pass. The plan takes the longest draft at which a token costs the fewest of these seconds, which are
+the price of a token. Beside prompts, where the pass is paid for anyway, it takes the longest draft whose tokens, at
+that price, exceed its seconds by most: a token not drafted now is drafted later. Within the longest draft, a request
+drafts a position where its survival is worth the position's row.
 """
 
 from __future__ import annotations
@@ -58,13 +60,18 @@ class Option:
         return plain.per_token / self.per_token
 
 
-def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False) -> list[Option]:
-    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier."""
+def options(
+    drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False, price: float | None = None
+) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier.
+
+    price: seconds that a token costs in other steps; None: as the options themselves make it.
+    """
     alone = cost.pass_seconds(load.riding)
     plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
-    price = plain.per_token
+    price, given = (plain.per_token, False) if price is None else (price, True)
     copies = any(each.looked_up for each in drafting)
     before = load.decode.rows + load.riding.rows
     for longest in range(0 if copies else 1, deepest + 1):
@@ -78,7 +85,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: 
             verify = _pass(load, sum(lengths.values()), cost) - alone
             seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
             found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
-            price = min(price, found[-1].per_token)
+            price = price if given else min(price, found[-1].per_token)
     return found
 
 

@@ -8,6 +8,7 @@ what is written. No torch, no clock, no logging.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
@@ -39,6 +40,7 @@ class ThroughputController(Controller):
         self.chosen: Option | None = None  # of the last step that was weighed
         self.runner_up: Option | None = None
         self._probe_price = 0.0  # s, when the choice was last weighed
+        self._alone: Option | None = None  # what was best, or would have been, without prompts beside it
         self._unweighed = 0  # steps since the choice was last weighed
         self._lookups: dict[int, tuple[int, int]] = {}  # request → look-ups that would have stood, of all, as last seen
 
@@ -64,9 +66,10 @@ class ThroughputController(Controller):
         able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
         if not able or not self.may_draft:
             return {}
-        self._unweighed = REVIEW_EVERY if riding.rows else 0  # beside prompts tells little of steps without
+        self._unweighed = 0
         joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
-        found = options(joining, Load(len(views), decode_work(views), riding), self.cost, overlap)
+        load = Load(len(views), decode_work(views))
+        found = options(joining, load, self.cost, overlap)
         plain, drafts = found[0], found[1:]
         best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
@@ -74,9 +77,13 @@ class ThroughputController(Controller):
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
-            self.chosen = best
-            return best.lengths
-        self.chosen, self.runner_up = plain, best
+            self._alone = self.chosen = best
+            if riding.rows:
+                price = best.per_token
+                beside = options(joining, replace(load, riding=riding), self.cost, overlap, price)
+                self.chosen, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
+            return self.chosen.lengths
+        self._alone, self.chosen, self.runner_up = plain, plain, best
         if self.mode is Mode.PLAIN:
             return {}
         self.budget.pay(self._probe_price)
@@ -91,10 +98,10 @@ class ThroughputController(Controller):
             if debt:
                 left = view.expected_left(snapshot.mean_output)
                 lag += debt / left
-                if self.chosen is not None:
+                if self._alone is not None:
                     price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
-                    more = sum(curve[: max(1, self.chosen.longest)])
-                    if left * more / (1.0 + more) * self.chosen.per_token <= price:
+                    more = sum(curve[: max(1, self._alone.longest)])
+                    if left * more / (1.0 + more) * self._alone.per_token <= price:
                         return None
         return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 
