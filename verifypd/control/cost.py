@@ -131,7 +131,8 @@ class CostModel:
         """Fit all coefficients to measured steps at once, and start learning from there. Returns itself."""
         samples = list(timings)
         passes = [sample for timing in samples for sample in _passes(timing) if sample[1] > 0.0]
-        drafts = [self._loop_sample(timing) for timing in samples if timing.draft_seconds > 0.0]
+        loops = [(1 if self.one_pass else max(t.draft_steps, 1), t) for t in samples if t.draft_seconds > 0.0]
+        drafts = [Sample((1.0, n, n * t.draft_context, t.draft_rows), t.draft_seconds) for n, t in loops]
         values: dict[str, float] = {}
         if passes:
             prior = self.coefficients
@@ -180,10 +181,6 @@ class CostModel:
         self.error += LEARNING_RATE * (abs(ratio / old - 1.0) - self.error)
         self.factors[kind] = old + rate * (ratio - old)
 
-    def _loop_sample(self, timing: StepTiming) -> Sample:
-        steps = 1 if self.one_pass else max(timing.draft_steps, 1)
-        return Sample((1.0, steps, steps * timing.draft_context, timing.draft_rows), timing.draft_seconds)
-
 
 def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
     """The verifier passes of a step, and the seconds each took; 0: not measured."""
@@ -194,9 +191,8 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
         found.append((Work(timing.verify_rows, timing.verify_context, *riding), timing.verify_seconds))
     if apart and timing.chunk_rows:
         context = timing.chunk_context / timing.chunk_rows
-        found.append(
-            (Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds)
-        )
+        work = Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context)
+        found.append((work, timing.prefill_seconds))
     return found
 
 
