@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,14 @@ def closed_tails() -> str:
     return rows(["at once", "arm", *TAILS], lines) + source("beside-vllm-closed")
 
 
-def mixed() -> str:
+def mixed(name: str = "beside-vllm-mixed") -> str:
     """Latencies of mixed traffic."""
-    cells = read("beside-vllm-mixed")["cells"]
+    cells = read(name)["cells"]
     lines = []
     for rate in sorted(cells, key=lambda name: int(name.split()[1])):
         for arm in ("ours:head", "vllm:eagle"):
             lines.append([rate.split()[1], NAMES[arm], *_tails(cells[rate][arm]["figures"])])
-    return rows(["requests/s", "arm", *TAILS], lines) + source("beside-vllm-mixed")
+    return rows(["requests/s", "arm", *TAILS], lines) + source(name)
 
 
 TAILS = ["TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "gap p99 (longest), ms"]
@@ -153,14 +154,28 @@ def serve_cpu() -> str:
 
 
 def planner() -> str:
-    """Mixed traffic at 16 requests/s under the new planner: the one seed that both arms ran."""
-    runs = [run for run in read("beside-vllm-mixed-16")["runs"] if run["cell"] == "mixed 16" and run["turn"] == 1]
-    lines = [[NAMES[run["arm"]], *_tails(run["figures"])] for run in runs]
-    return rows(["arm", *TAILS], lines) + source("beside-vllm-mixed-16")
+    """The planner beside the rules before it, with a draft model."""
+    lines = []
+    for name in ("h200-planner-16", "h200-planner"):
+        report = read(name)
+        for cell in report["cells"]:
+            mine, _, budget = cell["arm"].partition("=")
+            arm = f"this planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
+            lines.append([report["commit"][:7], str(cell["rate"]), arm, *_tails(cell["figures"])])
+    return rows(["commit", "requests/s", "planner", *TAILS], lines) + source("h200-planner-16", "h200-planner")
+
+
+def targets() -> str:
+    """The planner under other targets."""
+    report = read("h200-targets")
+    lines = [[f"`--slo-{cell['arm'].replace('=', ' ')}`", *_tails(cell["figures"])] for cell in report["cells"]]
+    return rows(["target, ms", *TAILS], lines) + source("h200-targets")
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "head-planner": planner,
+    "head-mixed-before": partial(mixed, "beside-vllm-mixed-before"),
+    "planner": planner,
+    "planner-targets": targets,
     "bench-original-metric": original_metric,
     "bench-serve-cpu": serve_cpu,
     "head-closed": closed,

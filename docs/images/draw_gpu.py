@@ -118,7 +118,7 @@ def heads(theme: Theme) -> None:
         (axes[2], "gap_ms_max", "mixed traffic by requests/s: longest gap, ms (less is better)"),
         (axes[3], "ttft_ms_p95", "mixed traffic by requests/s: TTFT p95, ms (less is better)"),
     ):
-        rates = ("8", "16", "20")
+        rates = ("16", "20")
         arms = {
             label: (colour, [mixed[f"mixed {rate}"][arm]["figures"][name] for rate in rates])
             for label, (arm, colour) in list(colours.items())[:2]
