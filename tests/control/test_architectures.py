@@ -23,12 +23,12 @@ from verifypd.control.throughput import ThroughputController
 from verifypd.errors import ConfigError
 
 PLAIN = make_architecture("plain", FixedController(4))
-DECODING = replace(VIEW, length_floor=10, length_bound=10, max_length=100, slo_tpot=15.0)
+DECODING = VIEW._replace(length_floor=10, length_bound=10, max_length=100, slo_tpot=15.0)
 
 
 def view(slot: int, **changes: Any) -> RequestView:
     drafter = "model" if changes.get("pending") else None
-    return replace(DECODING, **{"slot": slot, "request_id": slot, "rank": (0, slot), "drafter": drafter, **changes})
+    return DECODING._replace(**{"slot": slot, "request_id": slot, "rank": (0, slot), "drafter": drafter, **changes})
 
 
 def slots(plan: Plan, part: str) -> list[int]:
@@ -92,7 +92,7 @@ def test_the_batch_goes_to_those_who_waited_longest() -> None:
 
 
 def test_priority_goes_before_waiting() -> None:
-    views = [replace(view(slot), rank=(slot == 0, slot), served=slot) for slot in range(5)]
+    views = [view(slot)._replace(rank=(slot == 0, slot), served=slot) for slot in range(5)]
     plan = PLAIN.plan(snapshot(*views))
     assert plan.verify and [span.slot for span in plan.verify.spans] == [1, 2, 3, 4]
 
@@ -222,7 +222,7 @@ def test_pdv_takes_those_who_queued_longest() -> None:
     views = [view(slot, pending=2, waited=slot / 1e3) for slot in range(6)]
     plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
     assert slots(plan, "verify") == [5, 4]
-    urgent = replace(views[1], rank=(-1, 1))
+    urgent = views[1]._replace(rank=(-1, 1))
     plan = PDV(FixedController(3)).plan(snapshot(*views[:1], urgent, *views[2:], **PIPELINE))
     assert slots(plan, "verify") == [1, 5], "priority goes before waiting"
 

@@ -61,7 +61,7 @@ class World:
         self.steps += 1
         drafted = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
         for slot, length in drafted.items():
-            self.views[slot] = replace(self.views[slot], pending=length, drafter="model")
+            self.views[slot] = self.views[slot]._replace(pending=length, drafter="model")
         verify, prefill = self.work(plan.verify), self.work(plan.prefill)
         longest, caught_up, context = max(drafted.values(), default=0), 2 * len(drafted), len(drafted) * 512.0
         noise = self.rng.lognormvariate(0, 0.02)
@@ -103,7 +103,7 @@ class World:
             accepted += 1
         self.tokens += accepted + 1
         self.verdicts += 1
-        self.views[slot] = replace(self.views[slot], pending=0, drafter=None, served=self.steps)
+        self.views[slot] = self.views[slot]._replace(pending=0, drafter=None, served=self.steps)
         policy.observe(Observation(slot, length, accepted, accepted + 1, False, False, 1.0, "model"))
 
 

@@ -139,29 +139,6 @@ def test_times_never_fall_with_more_work(
         assert 0.0 <= loop <= model.draft_seconds(*longer) * (1 + 1e-12)
 
 
-def test_a_step_without_its_drafts() -> None:
-    model = CostModel(TRUE)
-    drafted = StepTiming(
-        draft_requests=4,
-        draft_steps=3,
-        draft_rows=8,
-        draft_context=400.0,
-        verify_requests=4,
-        verify_rows=4 + 12 + 50,
-        verify_context=450.0,
-        chunk_rows=50,
-        chunk_context=2500.0,
-    )
-    plain = StepTiming(
-        verify_requests=4, verify_rows=54, verify_context=450.0, chunk_rows=50, chunk_context=2500.0
-    )  # the chunk rides on
-    assert model.undrafted_seconds(drafted) == model.undrafted_seconds(plain) == model.step_seconds(plain)
-    assert model.undrafted_seconds(drafted) < model.step_seconds(drafted)
-    apart = replace(drafted, verify_rows=16, prefill_seconds=1e-3)
-    assert model.undrafted_seconds(apart) == model.step_seconds(replace(plain, verify_rows=4, prefill_seconds=1e-3))
-    assert model.undrafted_seconds(StepTiming(draft_requests=4, draft_steps=3, draft_rows=8)) == 0.0
-
-
 # -- the fit -----------------------------------------------------------------------------------------------------------
 
 

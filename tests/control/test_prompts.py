@@ -40,7 +40,7 @@ MANY = 8  # prompts a pass may carry
 def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
     """A prompt with so many tokens left; `read` of it are read."""
     begun = {"chunk_start": read, "served": int(read > 0)}
-    return replace(view(slot, prefill_left=left, **begun, **changes), rank=(priority, slot))
+    return view(slot, prefill_left=left, **begun, **changes)._replace(rank=(priority, slot))
 
 
 def read(
@@ -117,10 +117,10 @@ def test_the_worth_of_decoding_by_hand() -> None:
     assert decode_worth([begun], 1.0, 100.0) == pytest.approx(1.0 / 100)
     assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / (LEAST_LEFT * 100))
     assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / (LEAST_LEFT * 100))
-    late = replace(begun, emitted=20, decoding=0.21)
+    late = begun._replace(emitted=20, decoding=0.21)
     assert decode_worth([late], 1.0, 100.0) == pytest.approx(2.0 / 80)
-    assert decode_worth([replace(late, decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
-    assert decode_worth([replace(begun, slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
+    assert decode_worth([late._replace(decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
+    assert decode_worth([begun._replace(slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
 
 
 def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
@@ -277,7 +277,7 @@ def test_a_step_keeps_within_the_gap_target_where_it_can(
     tokens = sum(each.prefill_left for each in views)
     small = cost.pass_seconds(Work(tokens, tokens, tokens)) * 1e3 <= 2 * 500.0
     chosen = read(views, beside, cost=cost, slo_gap=gap).chosen
-    least = read([replace(views[0], prefill_left=1)], beside, cost=cost).chosen
+    least = read([views[0]._replace(prefill_left=1)], beside, cost=cost).chosen
     assert chosen is not None and least is not None
     share = least.seconds / (1.0 - PROMPT_SHARE)
     assert not small or chosen.seconds <= max(gap / 1e3, share) * 1.001
@@ -356,7 +356,7 @@ def test_the_plan_and_its_forecast_take_the_same_chunk(shape: Any) -> None:
 def test_a_better_priority_does_not_give_way_to_who_has_begun() -> None:
     """And what the begun one leaves goes to the next."""
     begun = view(1, prefill_left=100, served=3, chunk_start=900)
-    urgent = replace(view(2, prefill_left=5000), rank=(-1, 2))
+    urgent = view(2, prefill_left=5000)._replace(rank=(-1, 2))
     found = next_chunks(snapshot([begun, urgent], prefill_chunk=2048), CostModel(), Beside(), 8).spans
     assert [(span.slot, span.rows) for span in found] == [(2, 2048)]
     long = view(4, prefill_left=5000)

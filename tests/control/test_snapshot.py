@@ -18,7 +18,8 @@ SPAN = VerifySpan(slot=0, rows=1, drafts=0, start=None, emits=True, context=9)
 
 @pytest.mark.parametrize("kind", [RequestView, Snapshot, Plan])
 def test_what_crosses_the_border_is_frozen(kind: type) -> None:
-    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert frozen or issubclass(kind, tuple)
 
 
 @pytest.mark.parametrize("name", ["plain", *SHAPES])
@@ -64,7 +65,7 @@ def test_room_and_context_are_bounds() -> None:
 
 
 def test_a_plan_says_whether_anybody_decodes() -> None:
-    chunk = dataclasses.replace(SPAN, start=0)
+    chunk = SPAN._replace(start=0)
     draft = DraftBatch("model", (DraftSpan(0, 2, 2, 3, 12, 1.0, None),))
     assert Plan().empty and not Plan().decodes
     assert Plan(verify=VerifyBatch((SPAN,))).decodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -62,5 +61,5 @@ def test_a_temperature_that_is_set_is_drawn_at_and_not_searched() -> None:
 def test_temperature_is_one_unless_asked_for() -> None:
     assert ThroughputController(h200()).temperature(VIEW) == 1.0
     searching = ThroughputController(h200(), search_temperature=True)
-    assert searching.temperature(replace(VIEW, greedy=True)) == 1.0
-    assert {searching.temperature(replace(VIEW, length_floor=n)) for n in range(64)} == {0.9, 1.0}
+    assert searching.temperature(VIEW._replace(greedy=True)) == 1.0
+    assert {searching.temperature(VIEW._replace(length_floor=n)) for n in range(64)} == {0.9, 1.0}

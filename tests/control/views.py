@@ -26,7 +26,7 @@ VIEW = RequestView(
 
 
 def view(slot: int, **changes: Any) -> RequestView:
-    return replace(VIEW, slot=slot, request_id=slot, rank=(0, slot), **changes)
+    return VIEW._replace(slot=slot, request_id=slot, rank=(0, slot), **changes)
 
 
 def snapshot(views: Sequence[RequestView], **changes: Any) -> Snapshot:

@@ -7,7 +7,9 @@ position, given that all before it stood. A request adds its own excess over its
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import sqrt
 
@@ -64,12 +66,12 @@ class Acceptance:
         self.reliability = Reliability()
         self._everyone = Mean(PRIOR * PRIOR_TRIALS, PRIOR_TRIALS)
         self._kinds: dict[Kind, list[Mean]] = {}  # by position
-        self._requests: dict[int, dict[Kind, _Own]] = {}  # by request; it may change drafters
+        self._requests = defaultdict[int, defaultdict[Kind, _Own]](partial(defaultdict, _Own))  # it may change drafters
         self._drafts = 0  # observed
 
     def curve(self, request: int, kind: Kind) -> list[float]:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
-        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
+        own = self._requests[request][kind]
         excess = own.excess / (own.trials + PRIOR_TRIALS)
         curve, alive = [], 1.0
         for mean in self._means(kind)[: self.depth]:
@@ -100,7 +102,7 @@ class Acceptance:
             return
         memory = KIND_TRIALS / 2 if probed else KIND_TRIALS
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
-        own = self._requests.setdefault(seen.request_id, {}).setdefault(kind, _Own())
+        own = self._requests[seen.request_id][kind]
         accepted = min(seen.accepted, seen.drafted)
         trials = min(accepted + 1, seen.drafted)
         means = self._means(kind)
@@ -125,7 +127,7 @@ class Acceptance:
 
     def overhear(self, request: int, kind: Kind, stood: int, trials: int) -> None:
         """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
-        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
+        own = self._requests[request][kind]
         mean = self._means(kind)[0]
         part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
         own.excess += part * (stood - trials * mean.value)

@@ -85,7 +85,7 @@ class Architecture:
 
         apart: prompts get a pass of their own, else they ride in this one.
         """
-        riding = Work() if apart else self.riding(views, snapshot)
+        riding = Work() if apart or not self.controller.may_draft else self.riding(views, snapshot)
         drafts = self.draft(views, snapshot, riding)
         lengths = {span.slot: span.drafts for span in drafts}
         spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)

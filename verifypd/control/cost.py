@@ -89,14 +89,6 @@ class CostModel:
         passes = sum(self.pass_seconds(work) for work, _ in _passes(timing))
         return self.draft_seconds(timing.draft_steps, timing.draft_rows, timing.draft_context) + passes + self.overhead
 
-    def undrafted_seconds(self, timing: StepTiming) -> float:
-        """What the step would have taken had nothing been drafted in it or before it; 0 for a step that only drafts."""
-        riding = timing.chunk_rows if timing.prefill_seconds == 0.0 else 0
-        if not timing.verify_requests + timing.chunk_rows:
-            return 0.0
-        rows = timing.verify_requests + riding
-        return self.step_seconds(replace(timing, draft_steps=0, draft_rows=0, draft_context=0.0, verify_rows=rows))
-
     def prices(self, requests: int, context: float) -> tuple[float, float]:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
         count = float(max(1, requests))
@@ -139,7 +131,8 @@ class CostModel:
         """Fit all coefficients to measured steps at once, and start learning from there. Returns itself."""
         samples = list(timings)
         passes = [sample for timing in samples for sample in _passes(timing) if sample[1] > 0.0]
-        drafts = [self._loop_sample(timing) for timing in samples if timing.draft_seconds > 0.0]
+        loops = [(1 if self.one_pass else max(t.draft_steps, 1), t) for t in samples if t.draft_seconds > 0.0]
+        drafts = [Sample((1.0, n, n * t.draft_context, t.draft_rows), t.draft_seconds) for n, t in loops]
         values: dict[str, float] = {}
         if passes:
             prior = self.coefficients
@@ -188,10 +181,6 @@ class CostModel:
         self.error += LEARNING_RATE * (abs(ratio / old - 1.0) - self.error)
         self.factors[kind] = old + rate * (ratio - old)
 
-    def _loop_sample(self, timing: StepTiming) -> Sample:
-        steps = 1 if self.one_pass else max(timing.draft_steps, 1)
-        return Sample((1.0, steps, steps * timing.draft_context, timing.draft_rows), timing.draft_seconds)
-
 
 def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
     """The verifier passes of a step, and the seconds each took; 0: not measured."""
@@ -202,9 +191,8 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
         found.append((Work(timing.verify_rows, timing.verify_context, *riding), timing.verify_seconds))
     if apart and timing.chunk_rows:
         context = timing.chunk_context / timing.chunk_rows
-        found.append(
-            (Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds)
-        )
+        work = Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context)
+        found.append((work, timing.prefill_seconds))
     return found
 
 

@@ -93,17 +93,18 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
     """Who drafts how much where a survival above `least` is worth its row: slot → tokens, the tokens they are expected
     to bring, and of those that a model drafts, context and lag."""
     lengths, gained, context, lag = {}, 0.0, 0.0, 0.0
-    for each in drafting:
-        most = len(each.curve) if each.looked_up else min(longest, len(each.curve))
+    for slot, curve, tokens, behind, looked_up in drafting:
         length = 0
-        while length < most and each.curve[length] > least:
-            gained += each.curve[length]
+        for survival in curve if looked_up else curve[:longest]:
+            if survival <= least:
+                break
+            gained += survival
             length += 1
         if length:
-            lengths[each.slot] = length
-            if not each.looked_up:
-                context += each.context
-                lag += each.lag
+            lengths[slot] = length
+            if not looked_up:
+                context += tokens
+                lag += behind
     return lengths, gained, context, lag
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from verifypd.batch import VerifySpan
@@ -103,6 +104,7 @@ def candidates(
 ) -> list[Chunk]:
     """Chunks to choose from: prompts' sure share of a step, the end of each prompt within the bound, and the bound."""
 
+    @cache
     def chunk(tokens: int) -> Chunk:
         work, worth = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
@@ -126,13 +128,13 @@ def candidates(
 
 def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work, float]:
     """The work of reading so many tokens, and its worth."""
-    work, worth = Work(), 0.0
+    total, context, square, worth = 0.0, 0.0, 0.0, 0.0
     for view, rows in _turns(waiting, tokens, count):
         end = view.chunk_start + rows
-        work += Work(rows, end, rows, rows * end)
+        total, context, square = total + rows, context + end, square + rows * end
         late = view.since_output * MS > view.slo_ttft
         worth += (2.0 if late else 1.0) * MS / view.slo_ttft * rows / view.prefill_left
-    return work, worth
+    return Work(total, context, total, square), worth
 
 
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:

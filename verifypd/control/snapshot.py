@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import MEAN_OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):  # a tuple, because one is made for every request in every step
     """One admitted request as the host knows it: up to the verdicts of the step before last."""
 
     slot: int
@@ -111,10 +111,7 @@ class Plan:
         return self.verify is not None and any(span.start is None for span in self.verify.spans)
 
     def work(self) -> StepTiming:
-        """Its rows and contexts as the host knows them, bounds; seconds are not filled in.
-
-        What is looked up costs next to nothing: the steps are those of the model.
-        """
+        """Its rows and contexts as the host knows them, bounds; no seconds. Look-ups cost next to nothing."""
         drafts = [span for span in self.draft.spans if span.drafter in (None, self.draft.drafter)] if self.draft else []
         verify = self.verify.spans if self.verify else ()
         beside = [span for span in verify if span.start is not None]

@@ -63,17 +63,17 @@ class ThroughputController(Controller):
     ) -> dict[int, int]:
         """slot → tokens to draft for each request, beside the prompt chunks that ride in the pass."""
         self._overhear(views, snapshot)
-        able = [view for view in views if allowed(view, self.max_draft)]
+        able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
         if not able or not self.may_draft:
             return {}
         self._unweighed = 0
-        joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
+        joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
         load = Load(len(views), decode_work(views))
         found = options(joining, load, self.cost, overlap)
         plain, drafts = found[0], found[1:]
         best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
-        self._probe_price, probed = self._probe(able, snapshot)
+        self._probe_price, probed = self._probe([view for view, _ in able], snapshot)
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
@@ -89,24 +89,21 @@ class ThroughputController(Controller):
         self.budget.pay(self._probe_price)
         return probed
 
-    def _drafting(self, view: RequestView, snapshot: Snapshot) -> Drafting:
-        curve = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))
-        lag = 0.0
+    def _drafting(self, view: RequestView, most: int, snapshot: Snapshot) -> Drafting | None:
+        """Its draft of `most` tokens; None where that would not pay for bringing its drafter's cache up to date."""
+        curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = max(0, view.draft_lag - snapshot.routine_lag)
-            lag = max(1, view.draft_lag - debt) + debt / view.expected_left(snapshot.mean_output)
-        most, copied = allowed(view, self.max_draft), view.proposer is not None
-        return Drafting(view.slot, curve[:most], view.length_bound, lag, copied)
-
-    def _worth_joining(self, view: RequestView, snapshot: Snapshot) -> bool:
-        """Whether what drafts will save a request pays for bringing its drafter's cache up to date."""
-        debt = view.draft_lag - snapshot.routine_lag
-        if debt <= 0 or not snapshot.drafter_has_cache or view.proposer is not None or self._alone is None:
-            return True
-        price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
-        longest = max(1, self._alone.longest)
-        more = sum(self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter))[:longest])
-        return view.expected_left(snapshot.mean_output) * more / (1.0 + more) * self._alone.per_token > price
+            lag = float(max(1, view.draft_lag - debt))
+            if debt:
+                left = view.expected_left(snapshot.mean_output)
+                lag += debt / left
+                if self._alone is not None:
+                    price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
+                    more = sum(curve[: max(1, self._alone.longest)])
+                    if left * more / (1.0 + more) * self._alone.per_token <= price:
+                        return None
+        return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
         """What a draft of one token for the requests whose drafters lag least costs (s), and for whom."""

@@ -9,7 +9,6 @@ MARGIN = 0.02  # gain that drafting must predict before it begins; the error of 
 PROBE_SHARE = 0.005  # of the time may go to drafts of one token while nothing is drafted
 PROBED = 16  # requests of one probe, at most
 REVIEW_EVERY = 16  # steps between two looks at what drafting would gain while nothing is drafted
-
 LEAST_CHANCE = 0.02  # of standing, below which nothing is drafted, even where its row is free
 
 # -- acceptance

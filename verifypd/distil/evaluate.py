@@ -50,7 +50,7 @@ class WatchedLane(VerifyLane):
     """A verify lane that adds up the overlap of p and q at the first draft position, for q drawn at other heats."""
 
     def __init__(self, lane: VerifyLane) -> None:
-        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.draft_q, lane.wait)
+        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.wait)
         self.overlap = torch.zeros(len(TAUS), dtype=torch.float64, device=lane.slots.device)
         self.rows = 0
 
@@ -59,10 +59,10 @@ class WatchedLane(VerifyLane):
         first = 0
         for span in spans:
             drawn = span.drafter is not None and not self.drafters[span.drafter].point_mass
-            if span.drafts and drawn and self.draft_q is not None:
+            if span.drafts and drawn and self.slots.draft_q is not None:
                 vocab = self.sampling.vocab
                 p = (logits[first, :vocab] / self.sampling.temperature[span.slot]).softmax(-1)
-                q = self.draft_q[span.slot, 0, :vocab].log()
+                q = self.slots.draft_q[span.slot, 0, :vocab].log()
                 heated = (q[None] / torch.tensor(TAUS, device=q.device)[:, None]).softmax(-1)
                 self.overlap += torch.minimum(p[None], heated).sum(-1).double()
                 self.rows += 1

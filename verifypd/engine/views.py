@@ -55,9 +55,10 @@ def snapshot(engine: Seen) -> Snapshot:
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
     here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
+    expected = mean_output(engine.stats)
     return Snapshot(
         step=engine.stats.steps,
-        requests=tuple(_view(engine, r, now, may_draft) for r in here),
+        requests=tuple([_view(engine, r, now, may_draft, expected) for r in here]),
         away=len(running) - len(here),
         most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
@@ -65,7 +66,7 @@ def snapshot(engine: Seen) -> Snapshot:
         waiting_tokens=sum([len(request.tokens) for request in engine.waiting[:COUNTED]]),
         emitted=engine.stats.continued,
         verdicts=engine.stats.verdicts,
-        mean_output=mean_output(engine.stats),
+        mean_output=expected,
         verify_batch=verify_batch,
         verify_wait_ms=verify_wait_ms,
         workers=engine.config.worker_count,
@@ -84,7 +85,8 @@ def snapshot(engine: Seen) -> Snapshot:
     )
 
 
-def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> RequestView:
+def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:
+    """mean: tokens that a request comes to."""
     params = request.params
     decoding = request.state is not State.PREFILL
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
@@ -99,7 +101,7 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
             name, expected, lookups = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
-    first, further = targets(request, engine.config, mean_output(engine.stats))
+    first, further = targets(request, engine.config, mean)
     return RequestView(
         slot=request.slot,
         rank=request.rank(),

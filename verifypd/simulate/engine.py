@@ -196,10 +196,11 @@ class Simulation:
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
-        settings = self.settings
+        settings, running = self.settings, [each for each in self.running.values() if not each.outcome.finished]
+        may_draft = self.architecture.controller.may_draft and settings.drafter is not None
         return Snapshot(
             step=self.steps,
-            requests=tuple(self._view(request) for request in self.running.values() if not request.outcome.finished),
+            requests=tuple([self._view(request, may_draft and request.decoding) for request in running]),
             batch_size=settings.batch_size,
             prefill_chunk=settings.prefill_chunk,
             draft_chunk=settings.draft_chunk,
@@ -223,8 +224,7 @@ class Simulation:
             most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
-    def _view(self, request: _Request) -> RequestView:
-        drafting = self.architecture.controller.may_draft and request.decoding and self.settings.drafter is not None
+    def _view(self, request: _Request, drafting: bool) -> RequestView:
         first, last = request.outcome.first, request.outcome.last
         return RequestView(
             slot=request.slot,
