@@ -84,7 +84,7 @@ SWEEPS = {  # block_m: of chunks
 CONSTANTS = {  # of the tiling, that a sweep sets
     "least": ("LEAST_SPLIT", "LEAST_CHUNK_SPLIT"),
     "programs": ("PROGRAMS_A_PROCESSOR",),
-    "block_m": ("CHUNK_TILE", "LARGE_CHUNK_TILE"),
+    "block_m": ("CHUNK_TILE",),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -258,7 +258,14 @@ def test_it_says_what_it_chose_and_over_what() -> None:
     World(16, lambda step, i: 0.8).run(controller, 40)
     why, state = controller.why(), controller.state()
     assert why["mode"] == state["mode"] == Mode.DRAFTING.value
-    assert why["ms_a_token"] <= why["next_ms_a_token"] and why["longest"] != why["next_longest"]
+    assert why["ms"] / why["tokens"] <= why["next_ms"] / why["next_tokens"] and why["longest"] != why["next_longest"]
+    lengths(controller, [view(i) for i in range(16)], Work(512, 512, 512, 512 * 512))
+    beside, price = controller.why(), why["ms"] / why["tokens"]
+    assert beside["price_ms"] == pytest.approx(price, rel=0.1) and "price_ms" not in why
+    assert (
+        beside["price_ms"] * beside["tokens"] - beside["ms"]
+        >= beside["price_ms"] * beside["next_tokens"] - beside["next_ms"]
+    )
     assert state["draft_length"] == why["longest"] > 0 and float(state["gain"]) > 1.2
     assert float(state["acceptance"]) == pytest.approx(0.8, abs=0.06)
     World(16, lambda step, i: 0.02).run(controller, 100)

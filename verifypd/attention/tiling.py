@@ -13,8 +13,8 @@ from verifypd.kernels.tiles import power_of_two
 
 LEAST_ROWS = 16  # of a matrix instruction
 SHORT_ROWS = 16  # spans up to this many rows are plain tokens and verify spans; longer ones are prompt chunks
-CHUNK_TILE = 64  # rows of a tile of prompt chunks, query rows times heads
-LARGE_CHUNK_TILE = 128  # the same where heads are wide and the device has the memory: a fifth faster on an H200
+TILE = 64  # rows of a tile at most, query rows times heads
+CHUNK_TILE = 128  # of prompt chunks, where heads are wide and the device has the memory: a fifth faster on an H200
 ROOMY = 160 * 1024  # bytes of shared memory that a program may have, for such tiles with three blocks of keys under way
 SPLIT_TOKENS = 512  # of context in a split, where the batch may not decide it
 LEAST_SPLIT = 128  # tokens: shorter splits cost more in merging than they gain
@@ -77,7 +77,7 @@ def tiling(
     full = itemsize == 4  # no matrix instructions: float32 products live in registers
     long = rows > SHORT_ROWS
     large = long and not (fixed or full) and 64 < width <= 128 and shared_memory >= ROOMY
-    most = (16 if wide else 32) if full else LARGE_CHUNK_TILE if large else CHUNK_TILE
+    most = (16 if wide else 32) if full else CHUNK_TILE if large else TILE
     block_m = most if fixed else min(power_of_two(rows * shared), most)
     block_m = max(block_m, LEAST_ROWS, power_of_two(shared))
     block_q = block_m // shared

@@ -4,10 +4,10 @@
                     + chunk_context · Σ chunk · context
     draft loop    = start + steps · (step + context' · Σ context) + row' · caught-up rows
 
-A pass that carries both decode spans and chunks takes `mixed` more; rows beyond the knee are those of the padded pass
-where passes are padded. Every coefficient is nonnegative, so the times are
-nonnegative and never fall when there is more to do. What is measured later corrects one factor for each kind of work:
-passes without prompts, passes with prompts, draft loops.
+A pass that carries both decode spans and chunks takes `mixed` more. Rows beyond the knee are those that run: where
+passes are padded, the padding counts, and it differs with and without chunks. Every coefficient is nonnegative, so the
+times are nonnegative and never fall when there is more to do of one kind. What is measured later corrects one factor
+for each kind of work: passes without prompts, passes with prompts, draft loops.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class CostModel:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def pass_seconds(self, work: Work) -> float:
-        """One verifier pass."""
+    def pass_seconds(self, work: Work, void: bool = True) -> float:
+        """One verifier pass. void: with the rows that pad it."""
         if work.rows <= 0.0:
             return 0.0
-        return self._formula(work) * self.factors[CHUNKS if work.chunk_rows else DECODE]
+        return self._formula(work, void) * self.factors[CHUNKS if work.chunk_rows else DECODE]
 
     def draft_seconds(self, steps: int, rows: float, context: float) -> float:
         """A loop of `steps` that first catches up with `rows` tokens; the first step does both."""
@@ -99,14 +99,15 @@ class CostModel:
 
     def slope(self, rows: float, chunks: bool = False) -> float:
         """Seconds of one row more, in a pass of so many."""
-        row = self.coefficients.row + (self.coefficients.steep if rows >= self.coefficients.knee else 0.0)
+        run = self._run_rows(Work(rows, chunk_rows=float(chunks)))
+        row = self.coefficients.row + (self.coefficients.steep if run >= self.coefficients.knee else 0.0)
         return row * self.factors[CHUNKS if chunks else DECODE]
 
-    def _formula(self, work: Work) -> float:
+    def _formula(self, work: Work, void: bool = True) -> float:
         c = self.coefficients
         rows, context, chunk_rows, chunk_context = work
         seconds = c.base + c.row * (rows - chunk_rows) + c.context * context + c.chunk_context * chunk_context
-        run = self._run_rows(work)
+        run = self._run_rows(work) if void else rows
         if run > c.knee:
             seconds += c.steep * (run - c.knee)
         return seconds + c.mixed if 0.0 < chunk_rows < rows else seconds

@@ -18,7 +18,7 @@ def prompt_tokens(snapshot: Snapshot) -> int:
     pressure = weights.get("prefill", 1.0) * len(prompts)
     total = pressure + sum([weights.get("verify" if view.pending else "decode", 1.0) for view in others])
     share = pressure / total if prompts else 0.0
-    if any(view.waited * 1e3 >= snapshot.slo_ttft / 2 for view in prompts):
+    if any(view.waited * 1e3 >= view.slo_ttft / 2 for view in prompts):
         share = max(share, 1 / 2)
     step = snapshot.batch_size + snapshot.prefill_chunk
     left = step - sum([view.pending + 1 for view in others])

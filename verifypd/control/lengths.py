@@ -67,7 +67,7 @@ def options(
 
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
-    alone = cost.pass_seconds(load.riding)
+    alone = cost.pass_seconds(load.riding, void=False)
     plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
@@ -109,8 +109,9 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
 
 
 def _pass(load: Load, drafts: int, cost: CostModel) -> float:
-    """Seconds of the pass with so many draft tokens in it."""
-    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts))
+    """Seconds of the pass with so many draft tokens in it. Beside prompts they take rows that prompts would have had:
+    where the padding ends does not matter."""
+    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts), void=not load.riding.rows)
 
 
 def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:

@@ -159,16 +159,11 @@ class ThroughputController(Controller):
         self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
-        """Longest draft and ms a token of the choice and of its runner-up."""
-        if self.chosen is None or self.runner_up is None:
+        """Longest draft, tokens and ms of the choice and of its runner-up; beside prompts the price of a token, too."""
+        if self.chosen is None or self.runner_up is None or self._alone is None:
             return {}
-        return {
-            "mode": self.mode.value,
-            "longest": self.chosen.longest,
-            "ms_a_token": 1e3 * self.chosen.per_token,
-            "next_longest": self.runner_up.longest,
-            "next_ms_a_token": 1e3 * self.runner_up.per_token,
-        }
+        price = {"price_ms": 1e3 * self._alone.per_token} if self.chosen is not self._alone else {}
+        return {"mode": self.mode.value, **_said(self.chosen), **_said(self.runner_up, "next_"), **price}
 
     def state(self) -> dict[str, float | str]:
         """What it predicts, and how far its predictions have been off; of the step it chose, tokens and ms."""
@@ -184,3 +179,9 @@ class ThroughputController(Controller):
             "cost_error": self.cost.error,
             "probes": self.budget.probes,
         }
+
+
+def _said(option: Option, prefix: str = "") -> dict[str, Any]:
+    """An option in words of a record."""
+    ms = 1e3 * option.seconds
+    return {f"{prefix}longest": option.longest, f"{prefix}tokens": option.tokens, f"{prefix}ms": ms}

@@ -85,7 +85,7 @@ def grid(
     points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
     chunks = sorted({min(rows, prefill_chunk) for rows in (64, 256, 512, 1024, prefill_chunk)})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
-    points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
+    points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[::2]]
     if drafter and drafter.has_cache:
         lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
         points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
