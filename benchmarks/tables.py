@@ -154,22 +154,31 @@ def serve_cpu() -> str:
 
 
 def planner() -> str:
-    """The planner beside the rules before it, with a draft model."""
+    """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
     lines = []
     for name in ("h200-planner-16", "h200-planner"):
         report = read(name)
         for cell in report["cells"]:
             mine, _, budget = cell["arm"].partition("=")
-            arm = f"this planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
-            lines.append([report["commit"][:7], str(cell["rate"]), arm, *_tails(cell["figures"])])
-    return rows(["commit", "requests/s", "planner", *TAILS], lines) + source("h200-planner-16", "h200-planner")
+            arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
+            over = _intervals(cell["over"][f"other:{budget}"]) if mine == "gap" else [""] * 3
+            lines.append([report["commit"][:7], str(cell["rate"]), arm, *_tails(cell["figures"]), *over])
+    header = ["commit", "requests/s", "planner", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"]
+    return rows(header, lines) + source("h200-planner-16", "h200-planner")
 
 
 def targets() -> str:
-    """The planner under other targets."""
-    report = read("h200-targets")
-    lines = [[f"`--slo-{cell['arm'].replace('=', ' ')}`", *_tails(cell["figures"])] for cell in report["cells"]]
-    return rows(["target, ms", *TAILS], lines) + source("h200-targets")
+    """The planner under other targets; ratios are over the first line."""
+    lines = []
+    for cell in read("h200-targets")["cells"]:
+        over = _intervals(cell["over"]["ttft=500"]) if cell["over"] else [""] * 3
+        lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *_tails(cell["figures"]), *over])
+    return rows(["target, ms", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"], lines) + source("h200-targets")
+
+
+def _intervals(found: dict[str, dict[str, float]]) -> list[str]:
+    names = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
+    return [f"{found[name]['ratio']:.2f} ({found[name]['low']:.2f}–{found[name]['high']:.2f})" for name in names]
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -41,8 +41,8 @@ def test_the_formula_tells_what_recorded_steps_took() -> None:
 
 @pytest.mark.slow
 def test_a_recorded_run_simulated_comes_to_the_same_latencies() -> None:
-    """Within a tenth: p50 and p95 of first tokens, time per token and gaps. A planner that plans otherwise than the
-    recorded one needs a record of its own."""
+    """Within a tenth: p50 and p95 of first tokens, time per token and gaps. The record is a little older than the
+    planner: it padded passes with chunks in coarser steps. One that plans otherwise needs a record of its own."""
     model = CostModel()
     model.padded = True
     model.fit(timings())
