@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verifypd.bench import charts, page
+from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
 from verifypd.bench.results import as_csv, as_markdown, results
 from verifypd.errors import ConfigError
@@ -23,6 +23,7 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     write_whole(path / "results.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     write_whole(path / "results.csv", as_csv(found))
     write_whole(path / "summary.md", as_markdown(found))
+    write_whole(path / "modes.md", modes.as_markdown(found))
     write_whole(path / "report.html", page.page(found))
     if pictures and found["scenarios"]:
         _pictures(path, found)
@@ -38,14 +39,25 @@ def _pictures(path: Path, found: dict[str, Any]) -> None:
     except ImportError:
         return
     for name, parts, title in pictures_of(found):
-        plots.draw_chart(path / f"{name}.png", parts, title)
-    heat = charts.improvement(found)
+        plots.draw_chart(path / f"{name}.png", parts, title, found["note"])
+    heat = charts.improvement(found, found["headline"])
     if heat is not None:
-        plots.draw_heatmap(path / f"{heat.name}.png", heat)
+        plots.draw_heatmap(path / f"{heat.name}.png", heat, found["note"])
 
 
 def pictures_of(found: dict[str, Any]) -> list[tuple[str, list[charts.Chart], str]]:
     """Names of the pictures, what is on them, and their titles: one a chart, and one a scenario with its curves."""
-    whole = [(chart.name, [chart], "") for chart in charts.overview(found)]
+    named: dict[str, list[charts.Chart]] = {}
+    for chart in (*charts.overview(found), *part_charts.overview(found)):
+        named.setdefault(chart.name, []).append(chart)
+    whole = [(name, parts, "") for name, parts in named.items()]
     curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in enumerate(found["scenarios"])]
-    return whole + curves
+    parts = [(f"parts-{i}", part_charts.of_scenario(found, each), each) for i, each in enumerate(found["scenarios"])]
+    return whole + [picture for picture in curves + parts if picture[1]]
+
+
+def write_index(path: Path, folders: list[Path]) -> Path:
+    """A page that leads to the reports of some folders."""
+    file = path / "index.html"
+    write_whole(file, page.index([(each.name, json.loads((each / "results.json").read_text())) for each in folders]))
+    return file
