@@ -42,8 +42,8 @@ class Size:
 
 SIZES = {
     "full": Size("full", 1, 100, 3),
-    "short": Size("short", 5, 3, 3),
-    "quick": Size("quick", 10, 2, 3),
+    "short": Size("short", 5, 2, 3),
+    "quick": Size("quick", 10, 1, 2),
 }
 LEAST_OUTPUT = 8  # tokens
 
@@ -73,7 +73,7 @@ class Protocol:
     loads: tuple[int, ...]  # C, or n
     output: int  # tokens
     load: Callable[[int, Size, int | None], Load]
-    few: tuple[int, ...]  # the loads of smaller sizes
+    few: tuple[int, ...]  # the loads of smaller sizes, the most telling first
     claims: dict[str, Any]
     own_pairs: tuple[str, ...] = (OWN,)  # where there is no GPU
 
@@ -104,7 +104,7 @@ PROTOCOLS = {
             "A", "sweep", "concurrency sweep: Poisson arrivals at 0.05 C/s, batch C, 20 new tokens",
             ("pd", "plain", "pdv", "auto"), "pd",
             ("tinyllama-1.1b:tinyllama-1.1b", LLAMA, "tinyllama-1.1b:codellama-34b"),
-            (1, 2, 4, 6, 8, 10, 12, 16, 32, 64, 72, 84, 96, 128), 20, _a, (1, 8, 32),
+            (1, 2, 4, 6, 8, 10, 12, 16, 32, 64, 72, 84, 96, 128), 20, _a, (8, 32, 1),
             {"tok/s of PD at its peak": {"C=16": 13.3}, "tok/s of PDV at its peak": {"C=64": 12.5},
              "tok/s as it counted, PD and PDV": {"C=128": [0.35, 11.8]},
              "mean latency, s, PD and PDV": {"C=32": [32.6, 25.8], "C=64": [31.3, 28.4], "C=96": [44.6, 36.5],
@@ -112,7 +112,7 @@ PROTOCOLS = {
         ),
         Protocol(
             "B", "three-way", "three-way: all requests at once, batch 4, 100 new tokens",
-            THREE, "baseline", (LLAMA,), (1, 5, 20, 50), 100, _b, (1, 5, 20),
+            THREE, "baseline", (LLAMA,), (1, 5, 20, 50), 100, _b, (5, 1, 20),
             {"P95, s, Baseline, PD and PDV": {"n=1": [6.70, 6.42, 6.34], "n=5": [33.1, 33.9, 35.6],
                                               "n=20": [113.6, 123.2, 95.7], "n=50": [361.7, 368.2, 235.7]}},
         ),
@@ -128,7 +128,7 @@ PROTOCOLS = {
         ),
         Protocol(
             "D", "comprehensive", "comprehensive: 10 requests at C/s, batch 6, 100 new tokens",
-            THREE, "baseline", (LLAMA,), (3, 5, 10), 100, _d, (3, 10),
+            THREE, "baseline", (LLAMA,), (3, 5, 10), 100, _d, (10, 3),
             {"tok/s, Baseline, PD and PDV": {"C=3": [11.5, 47.0, 43.2], "C=5": [12.4, 47.8, 48.2],
                                              "C=10": [13.0, 49.0, 56.4]},
              "P95, s, Baseline, PD and PDV": {"C=3": [82.0, 15.4, 18.1], "C=5": [76.7, 15.6, 16.0],
@@ -220,5 +220,5 @@ def _workload(prompts: Source, load: Load, seed: int) -> Workload:
 
 def wanted(protocol: Protocol, size: Size, pairs: Sequence[Pair], loads: Sequence[int] = (), **more: Any) -> Wanted:
     """A protocol at a size; loads: other than its own."""
-    own = protocol.loads if size.name == "full" else protocol.few[: size.loads]
+    own = protocol.loads if size.name == "full" else tuple(sorted(protocol.few[: size.loads]))
     return Wanted(protocol, size, tuple(pairs), tuple(loads) or own, **more)

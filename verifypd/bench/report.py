@@ -8,7 +8,7 @@ from typing import Any
 
 from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
-from verifypd.bench.results import as_csv, as_markdown, results
+from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
 
 
@@ -28,6 +28,11 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     if pictures and found["scenarios"]:
         _pictures(path, found)
     return found
+
+
+def write_small(path: Path, file: Path) -> None:
+    """The results of a folder without their curves, as a file to be kept."""
+    write_whole(file, json.dumps(small(results(Folder(path))), indent=1, ensure_ascii=False) + "\n")
 
 
 def _pictures(path: Path, found: dict[str, Any]) -> None:

@@ -183,6 +183,7 @@ class Simulated:
     def _world(self) -> tuple[Architecture, Settings]:
         batch, requests = self._settings["batch"], self._settings["requests"]
         given = self.policy.settings(batch, self.max_draft)
+        batch = given["batch_size"]
         slots = math.ceil(given["queue_factor"] * batch)
         made = replace(
             gpu_settings() if self.gpu else Settings(device="cpu"),

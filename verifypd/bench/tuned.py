@@ -33,9 +33,11 @@ class Policy:
     controller: str = "fixed"
     verify: float | None = None  # verify batch as a share of the batch; None: the engine's default
     admit_all: bool = False  # every request of the scenario holds a slot
+    batch: int | None = None  # of its own, and not the scenario's
 
     def settings(self, batch: int, max_draft: int) -> dict[str, Any]:
         """Of the engine."""
+        batch = self.batch or batch
         made: dict[str, Any] = {
             "arch": self.arch, "controller": self.controller, "batch_size": batch, "max_draft": max_draft,
             "queue_factor": QUEUE,
@@ -51,6 +53,7 @@ POLICIES = {
     "pdv whole": Policy("pdv", verify=1.0),  # a verify batch is the batch: too few requests to pipeline
     "pdv pipelined": Policy("pdv", verify=0.5, admit_all=True),
     "auto": Policy("auto", controller="throughput"),
+    **{f"pdv batch {size}": Policy("pdv", batch=size) for size in (8, 16, 32, 64)},
 }
 
 

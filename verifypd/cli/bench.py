@@ -67,6 +67,7 @@ def register(command: Command) -> None:
     report = sub("report", "write the report of a run again", run_report, "DIR [--reference ARM]")
     report.add_argument("folder", metavar="DIR", help="what --out was")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
+    report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
     report.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
 
 
@@ -162,6 +163,8 @@ def run_report(args: argparse.Namespace) -> int:
     from verifypd.bench import report
 
     found = report.write(Path(args.folder), args.reference, not args.no_png)
+    if args.small is not None:
+        report.write_small(Path(args.folder), args.small)
     show(Path(args.folder), found)
     return 0
 

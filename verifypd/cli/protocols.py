@@ -66,8 +66,8 @@ def _add_flags(parser: Parser) -> None:
                        help="models of `verifypd models`, or built-in; may be repeated (default: the original's on a"
                        " GPU, else the built-in pair)")  # fmt: skip
     group.add_argument("--arm", action="append", dest="arms", metavar="NAME",
-                       help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined' or auto; may be repeated (default:"
-                       " the protocol's)")  # fmt: skip
+                       help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined', 'pdv batch 32' or auto; may be"
+                       " repeated (default: the protocol's)")  # fmt: skip
     group.add_argument("--concurrency", metavar="N,N", help="sweep, comprehensive: C of each point")
     group.add_argument("--num-requests", metavar="N,N", help="three-way, models: n of each point; else of every point")
     group.add_argument("--source", default="prompts", metavar="NAME",
@@ -91,8 +91,10 @@ def _measure(args: argparse.Namespace, protocol: Protocol) -> int:
 
     chosen, seeds = _wanted(args, protocol, _cuda(args))
     shared = {name: value for name, value in engine_settings(args).items() if name not in ("model", "draft")}
-    engines = Engines(list(chosen.pairs), args.out / "models", shared, chosen.most(), DRAFTS)
-    arms = [Tuned(name, POLICIES[name], engines) for name in _arms(args, protocol)]
+    names = _arms(args, protocol)
+    slots = max(chosen.most(), *(2 * (POLICIES[name].batch or 0) for name in names))
+    engines = Engines(list(chosen.pairs), args.out / "models", shared, slots, DRAFTS)
+    arms = [Tuned(name, POLICIES[name], engines) for name in names]
     return _run(args, chosen, arms, seeds, chosen.note)
 
 
