@@ -210,8 +210,40 @@ def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
     return Heatmap("improvement_heatmap", title, names, columns, values, words)
 
 
+def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
+    """The chart; where it has scenarios of some pairs of models side by side, one for each pair."""
+    own = {group: found["grid"][group] for group in chart.groups if group in found["grid"]}
+    pairs = list(dict.fromkeys(pair for pair, _ in own.values()))
+    if len(pairs) < 2:
+        return [chart]
+    made = []
+    for pair in pairs:
+        kept = [i for i, group in enumerate(chart.groups) if own.get(group, [pair])[0] == pair]
+        names = tuple(own[chart.groups[i]][1] if chart.groups[i] in own else chart.groups[i] for i in kept)
+        series = tuple(_moved(each, {float(old): float(new) for new, old in enumerate(kept)}) for each in chart.series)
+        made.append(replace(chart, title=f"{chart.title}, {pair}", groups=names, series=series))
+    return made
+
+
+def _moved(series: Series, places: dict[float, float]) -> Series:
+    """The bars that stand at some places, at others."""
+    kept = [i for i, x in enumerate(series.xs) if x in places]
+    highs = tuple(series.highs[i] for i in kept) if series.highs else ()
+    return replace(
+        series, xs=tuple(places[series.xs[i]] for i in kept), ys=tuple(series.ys[i] for i in kept), highs=highs
+    )
+
+
+def coloured(found: dict[str, Any], chart: Chart) -> Chart:
+    """The chart with each arm in the same colour as on the others."""
+    places = {arm: place for place, arm in enumerate(arms_of(found))}
+    own = (replace(each, colour=places[each.name]) if each.name in places else each for each in chart.series)
+    return replace(chart, series=tuple(own))
+
+
 def labelled(found: dict[str, Any], chart: Chart) -> Chart:
-    """The chart with what must stand on every picture of a report: that it is simulated, scaled, of random weights."""
+    """Coloured, with what must stand on every picture of a report: that it is simulated, scaled, of random weights."""
+    chart = coloured(found, chart)
     return replace(chart, note=" ".join(filter(None, (chart.note, f"[{found['note']}]")))) if found["note"] else chart
 
 

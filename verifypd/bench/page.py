@@ -90,7 +90,11 @@ def page(found: dict[str, Any]) -> str:
         f"<p class='soft'>{' · '.join(facts)}</p>",
         *_banners(found),
         "<h2>Overview</h2><div class='grid2'>",
-        *(svg.draw(charts.labelled(found, each)) for each in (*charts.overview(found), *part_charts.overview(found))),
+        *(
+            svg.draw(charts.labelled(found, part))
+            for each in (*charts.overview(found), *part_charts.overview(found))
+            for part in charts.by_pair(found, each)
+        ),
         "</div>",
         *_compared(found),
         "<h2>Figures</h2>",

@@ -72,7 +72,7 @@ def pair(text: str, cuda: bool) -> Pair:
     if find(draft) is None or find(verifier) is None:
         raise ConfigError(f"--pair {text!r}: give {OWN!r} or DRAFT:VERIFIER by names that `verifypd models` lists")
     here = {each.name for each in descriptions() if each.present}
-    if {draft, verifier} <= here and cuda:
+    if {draft, verifier} <= here:
         return Pair(text, verifier, draft)
     return Pair(text, verifier, draft, dummy=True, shrink=1 if cuda else SHRINK)
 

@@ -162,7 +162,7 @@ def draw_chart(file: Path, parts: Sequence[Chart], title: str = "", note: str = 
         _dress(axis)
         _bar_groups(axis, part) if part.groups else _curves(axis, part)
         axis.set(xlabel=part.x, ylabel=part.y)
-        axis.set_title(part.title, color=INK, fontsize=10)
+        axis.set_title("\n".join(part.title.rsplit(", ", 1)) if len(parts) > 1 else part.title, color=INK, fontsize=10)
         axis.set_axisbelow(True)
         highest = max((y for each in part.series for y in (*each.ys, *each.highs)), default=1.0)
         if part.kind == "stacked":
@@ -192,7 +192,8 @@ def _bar_groups(axis: Axes, chart: Chart) -> None:
         _name_groups(axis, chart)
         return
     width = 0.8 / max(1, len(chart.series))
-    for i, (series, colour) in enumerate(zip(chart.series, _shades(len(chart.series)), strict=True)):
+    for i, series in enumerate(chart.series):
+        colour = _colour(i, series)
         places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
         if series.highs:
             axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
@@ -210,7 +211,8 @@ def _name_groups(axis: Axes, chart: Chart) -> None:
 def _curves(axis: Axes, chart: Chart) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    for series, colour in zip(chart.series, _shades(len(chart.series)), strict=True):
+    for i, series in enumerate(chart.series):
+        colour = _colour(i, series)
         axis.plot(series.xs, series.ys, color=colour, marker="o" if len(series.xs) <= 16 else "", label=series.name)
         for x, y, label in zip(series.xs, series.ys, series.labels, strict=False):
             axis.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=SOFT)

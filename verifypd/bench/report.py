@@ -11,6 +11,8 @@ from verifypd.bench.campaign import Folder, write_whole
 from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
 
+CURVES = 8  # scenarios that have pictures of their own; the page has those of all
+
 
 def write(path: Path, reference: str | None = None, pictures: bool = True) -> dict[str, Any]:
     """Make all files again from the runs that are there; `pictures`: PNGs too. Returns the results."""
@@ -44,7 +46,7 @@ def _pictures(path: Path, found: dict[str, Any]) -> None:
     except ImportError:
         return
     for name, parts, title in pictures_of(found):
-        plots.draw_chart(path / f"{name}.png", parts, title, found["note"])
+        plots.draw_chart(path / f"{name}.png", [charts.coloured(found, each) for each in parts], title, found["note"])
     heat = charts.improvement(found, found["headline"])
     if heat is not None:
         plots.draw_heatmap(path / f"{heat.name}.png", heat, found["note"])
@@ -54,10 +56,11 @@ def pictures_of(found: dict[str, Any]) -> list[tuple[str, list[charts.Chart], st
     """Names of the pictures, what is on them, and their titles: one a chart, and one a scenario with its curves."""
     named: dict[str, list[charts.Chart]] = {}
     for chart in (*charts.overview(found), *part_charts.overview(found)):
-        named.setdefault(chart.name, []).append(chart)
+        named.setdefault(chart.name, []).extend(charts.by_pair(found, chart))
     whole = [(name, parts, "") for name, parts in named.items()]
-    curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in enumerate(found["scenarios"])]
-    parts = [(f"parts-{i}", part_charts.of_scenario(found, each), each) for i, each in enumerate(found["scenarios"])]
+    first = list(enumerate(found["scenarios"]))[:CURVES]
+    curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in first]
+    parts = [(f"parts-{i}", part_charts.of_scenario(found, each), each) for i, each in first]
     return whole + [picture for picture in curves + parts if picture[1]]
 
 

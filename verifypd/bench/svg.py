@@ -49,7 +49,7 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
 
 def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
     """Pixels a unit, and marks, of an axis that begins at 0."""
-    marks = ticks(0.0, max([*values, 1e-9]))
+    marks = ticks(0.0, max(values, default=0.0) or 1.0)
     unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
     return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
 
