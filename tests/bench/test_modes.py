@@ -116,5 +116,5 @@ def test_claimed_utilisation_stands_beside_what_was_measured() -> None:
 
 
 def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no report"):
+    with pytest.raises(ConfigError, match="holds no benchmark"):
         modes.write(tmp_path)

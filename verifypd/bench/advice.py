@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from verifypd.bench.campaign import AGAIN
 from verifypd.bench.statistics import FASTER, SLOWER
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.models.builtin import find
@@ -18,7 +19,7 @@ RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
 
 def fastest(own: dict[str, Any]) -> str:
     """The arm with the lowest mean E2E of a scenario; the one that ran twice counts once."""
-    arms = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items() if not name.endswith(" again")}
+    arms = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items() if not name.endswith(AGAIN)}
     return min(arms, key=lambda name: arms[name])
 
 

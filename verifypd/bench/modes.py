@@ -9,14 +9,13 @@ so every sentence here is one of those quotients. Knows results; nothing of engi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifypd.bench.campaign import write_whole
-from verifypd.bench.results import markdown_table, ratio
+from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.results import markdown_table, ratio, results
 from verifypd.bench.statistics import FASTER, NONE, SLOWER
 from verifypd.errors import ConfigError
 
@@ -223,11 +222,10 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 
 def write(folder: Path) -> str:
-    """Make modes.md from a report's results; returns it."""
-    try:
-        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} holds no report: {error}; run `verifypd bench report {folder}`") from None
-    text = as_markdown(found)
+    """Make modes.md again from the runs that are there; returns it."""
+    kept = Folder(folder)
+    if not kept.head:
+        raise ConfigError(f"{folder} holds no benchmark: there is no run.json in it")
+    text = as_markdown(results(kept))
     write_whole(folder / "modes.md", text)
     return text

@@ -207,7 +207,7 @@ def run_all(args: argparse.Namespace) -> int:
             own.out = args.out / name
             if name == "mixed":
                 own.urls, own.arms, own.rate, own.scale, own.num_requests = [], None, "2", None, None
-                own.quick, own.seeds = not _cuda(args), args.seeds or 2
+                own.quick, own.seeds = args.quick or not _cuda(args), args.seeds or 2
                 codes.append(args.run_mixed(own))
             else:
                 codes.append(_measure(own, PROTOCOLS[name]))
