@@ -113,3 +113,24 @@ def test_every_table_and_plot_says_simulated(protocol: str, tmp_path: Path) -> N
         assert "SIMULATED" in (tmp_path / name).read_text()
     page = (tmp_path / "report.html").read_text()
     assert page.count("<figure><figcaption>") == page.count("[SIMULATED"), "every picture says so"
+
+
+def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path) -> None:
+    arms = [
+        "--arm",
+        "pdv batch 64",
+        "--arm",
+        "pdv batch 8",
+        "--rate",
+        "8",
+        "--duration",
+        "3",
+        "--seeds",
+        "2",
+        "--no-png",
+    ]
+    assert cli.main(["bench", "simulate", "mixed", "--out", str(tmp_path), *arms]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["reference"] == "pdv batch 64"
+    [own] = found["scenarios"].values()
+    assert own["compared"]["pdv batch 8"]["e2e_ms_mean"]["ratio"] > 1.0, "eight at once are too few"

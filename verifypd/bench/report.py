@@ -34,7 +34,13 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
 
 def write_small(path: Path, file: Path) -> None:
     """The results of a folder without their curves, as a file to be kept."""
-    write_whole(file, json.dumps(small(results(Folder(path))), indent=1, ensure_ascii=False) + "\n")
+    found = small(results(Folder(path)))
+    scenarios = found.pop("scenarios")
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in scenarios.items()
+    )
+    head = json.dumps(found, indent=1, ensure_ascii=False).removesuffix("\n}")
+    write_whole(file, f'{head},\n "scenarios": {{\n{lines}\n }}\n}}\n')
 
 
 def _pictures(path: Path, found: dict[str, Any]) -> None:

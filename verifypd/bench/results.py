@@ -148,7 +148,16 @@ def small(found: dict[str, Any]) -> dict[str, Any]:
             if own["parts"] is not None:
                 own["parts"] = {k: v for k, v in own["parts"].items() if k != "timeline"}
         scenarios[name] = each | {"arms": arms}
-    return found | {"scenarios": scenarios}
+    return dict(_rounded(found | {"scenarios": scenarios}))
+
+
+def _rounded(value: Any) -> Any:
+    """Plain data with numbers of four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:

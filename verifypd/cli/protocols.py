@@ -107,8 +107,14 @@ def _run(args: argparse.Namespace, chosen: Wanted, arms: Sequence[Any], seeds: S
                      "size": chosen.size.name, "output_tokens": chosen.tokens},
     }  # fmt: skip
     say(f"protocol {protocol.letter}, {protocol.title} ({note})")
-    reference = protocol.reference if protocol.reference in names else names[0]
-    return run_campaign(args, arms, chosen.scenarios(seeds), reference=reference, about=about, seeds=seeds)
+    return run_campaign(
+        args, arms, chosen.scenarios(seeds), reference=_reference(protocol, names), about=about, seeds=seeds
+    )
+
+
+def _reference(protocol: Protocol, names: Sequence[str]) -> str:
+    """The protocol's reference, or the first arm where that does not run."""
+    return protocol.reference if protocol.reference in names else names[0]
 
 
 def _wanted(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> tuple[Wanted, list[int]]:
@@ -188,7 +194,8 @@ def run_simulated(args: argparse.Namespace) -> int:
     rates = numbers(args.rate, "--rate")
     scenarios = mixed_scenarios(pairs, rates, args.duration or 20.0, seeds)
     about = {"note": note, "protocol": {"letter": "E", "title": protocol.title, "claims": {}}}
-    return run_campaign(args, arms, scenarios, reference=protocol.reference, about=about, seeds=seeds)
+    reference = _reference(protocol, [each.name for each in arms])
+    return run_campaign(args, arms, scenarios, reference=reference, about=about, seeds=seeds)
 
 
 def run_all(args: argparse.Namespace) -> int:
