@@ -169,27 +169,20 @@ def _balanced(found: dict[str, Any]) -> Mode:
     return _judged("verifier as small as its draft", "speculation loses: plain is faster than PD", rows, FASTER)
 
 
+def _where_pd(found: dict[str, Any], holds: Callable[[dict[str, Any]], bool]) -> list[Row]:
+    """Plain over PD, in the scenarios in which something holds of PD's run."""
+    pd = {name: each["arms"]["pd"] for name, each in found["scenarios"].items() if "pd" in each["arms"]}
+    return [row for row in _compared(found, "plain", "pd", lambda _: True) if holds(pd[row[0]])]
+
+
 def _idle_device(found: dict[str, Any]) -> Mode:
-    """Whether arms lose where the device is idle for most of the time."""
-    claim = "speculation loses under 60 % GPU use"
-    rows = []
-    for scenario, each in found["scenarios"].items():
-        for arm, compared in each["compared"].items():
-            parts = each["arms"][arm]["parts"]
-            if parts and parts["busy"] < 0.6 and each["arms"][arm]["drafts"] and "e2e_ms_mean" in compared:
-                rows.append((f"{scenario}, {arm} ({parts['busy']:.0%} busy)", compared["e2e_ms_mean"]))
-    return _judged("under 60 % GPU use", claim, rows, SLOWER)
+    rows = _where_pd(found, lambda own: own["parts"] is not None and own["parts"]["busy"] < 0.6)
+    return _judged("under 60 % GPU use", "speculation loses: plain is faster than PD", rows, FASTER)
 
 
 def _poor_drafts(found: dict[str, Any]) -> Mode:
-    claim = "where few drafts stand, rejections flood the verify lane"
-    rows = []
-    for scenario, each in found["scenarios"].items():
-        for arm, compared in each["compared"].items():
-            drafts = each["arms"][arm]["drafts"]
-            if drafts and drafts["acceptance_rate"] < 0.3 and "e2e_ms_mean" in compared:
-                rows.append((f"{scenario}, {arm} ({drafts['acceptance_rate']:.0%} accepted)", compared["e2e_ms_mean"]))
-    return _judged("poor speculation", claim, rows, SLOWER)
+    rows = _where_pd(found, lambda own: own["drafts"] is not None and own["drafts"]["acceptance_rate"] < 0.3)
+    return _judged("poor speculation", "where few drafts stand, plain is faster than PD", rows, FASTER)
 
 
 # -- as text -------------------------------------------------------------------------------------------------------
