@@ -266,7 +266,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "deploy-sweep": deploy(SWEEP),
     "deploy-mixed": deploy(MIXED),
     "deploy-three-way": deploy(THREE),
-    "deploy-cpu": deploy("bench-three-way-cpu"),
+    "deploy-cpu": deploy("bench-three-way-cpu", "bench-comprehensive-cpu"),
     "deploy-rules": deploy_rules,
     "deploy-claims": deploy_claims,
     "equal-systems": equal_metric,
