@@ -44,7 +44,7 @@ def test_bars_of_pairs_stand_apart() -> None:
     groups = (*data["scenarios"], "claimed")
     whole = Chart("x", "T", "", "s", (Series("fast", (0, 1, 2, 3, 4), (1, 2, 3, 4, 9)),), "bars", groups)
     one, two = charts.by_pair(data, whole)
-    assert (one.title, two.title) == ("T, a:b", "T, c:d")
+    assert (one.title, two.title) == ("T\na:b", "T\nc:d")
     assert one.groups == two.groups == ("C=1", "C=8", "claimed")
     assert one.series[0].ys == (1, 2, 9) and two.series[0].ys == (3, 4, 9)
     assert one.series[0].xs == two.series[0].xs == (0.0, 1.0, 2.0)

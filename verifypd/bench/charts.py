@@ -120,7 +120,7 @@ def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Cha
         xs, ys, labels = zip(*sorted(points), strict=True) if points else ((), (), ())
         series.append(Series(arm, xs, ys, labels))
     note = "Right and down is better. A point is a scenario."
-    title = f"Latency and throughput{f', {pair}' if pair else ''}"
+    title = f"Latency and throughput\n{pair}".rstrip()
     return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), note=note)
 
 
@@ -221,7 +221,7 @@ def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
         kept = [i for i, group in enumerate(chart.groups) if own.get(group, [pair])[0] == pair]
         names = tuple(own[chart.groups[i]][1] if chart.groups[i] in own else chart.groups[i] for i in kept)
         series = tuple(_moved(each, {float(old): float(new) for new, old in enumerate(kept)}) for each in chart.series)
-        made.append(replace(chart, title=f"{chart.title}, {pair}", groups=names, series=series))
+        made.append(replace(chart, title=f"{chart.title}\n{pair}", groups=names, series=series))
     return made
 
 

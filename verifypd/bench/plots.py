@@ -162,7 +162,7 @@ def draw_chart(file: Path, parts: Sequence[Chart], title: str = "", note: str = 
         _dress(axis)
         _bar_groups(axis, part) if part.groups else _curves(axis, part)
         axis.set(xlabel=part.x, ylabel=part.y)
-        axis.set_title("\n".join(part.title.rsplit(", ", 1)) if len(parts) > 1 else part.title, color=INK, fontsize=10)
+        axis.set_title(part.title, color=INK, fontsize=10 if len(parts) == 1 else 8.5)
         axis.set_axisbelow(True)
         highest = max((y for each in part.series for y in (*each.ys, *each.highs)), default=1.0)
         if part.kind == "stacked":
