@@ -27,7 +27,7 @@ from verifypd.simulate.world import Settings, TrueCosts
 
 def test_a_simulated_queue_waits_as_its_closed_form_says() -> None:
     """M/D/1: one request at a time, each one pass of D s: the mean wait is load * D / (2 * (1 - load))."""
-    noise, service, load, count = random.Random(3), 0.01, 0.7, 20_000
+    noise, service, load, count = random.Random(3), 0.01, 0.7, 12_000
     costs = Coefficients(**dict.fromkeys(asdict(Coefficients()), 0.0) | {"base": service, "knee": 1e9})
     at, requests = 0.0, []
     for _ in range(count):

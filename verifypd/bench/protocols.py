@@ -77,6 +77,10 @@ class Protocol:
     claims: dict[str, Any]
     own_pairs: tuple[str, ...] = (OWN,)  # where there is no GPU
 
+    def packed(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return {"letter": self.letter, "title": self.title, "claims": self.claims}
+
 
 def _a(concurrency: int, size: Size, count: int | None) -> Load:
     process = Process(rate=0.05 * concurrency * size.factor)

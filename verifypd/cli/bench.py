@@ -136,6 +136,7 @@ def run_inside(args: argparse.Namespace) -> int:
 def run_mixed(args: argparse.Namespace) -> int:
     """`verifypd bench mixed`."""
     from verifypd.bench.campaign import Scenario
+    from verifypd.bench.protocols import MIXED
     from verifypd.bench.workload import mixed
 
     if args.urls and args.arms:
@@ -155,7 +156,8 @@ def run_mixed(args: argparse.Namespace) -> int:
     ]
     if any(not workload.arrivals for each in scenarios for workload in each.workloads):
         raise ConfigError("no request arrives in that time: raise --duration or --rate")
-    return run_campaign(args, _endpoints(args) if args.urls else _engines(args), scenarios)
+    about = {"note": f"scaled: lengths / {scale}" * (scale > 1), "protocol": MIXED.packed()}
+    return run_campaign(args, _endpoints(args) if args.urls else _engines(args), scenarios, about=about)
 
 
 def run_report(args: argparse.Namespace) -> int:

@@ -103,8 +103,7 @@ def _run(args: argparse.Namespace, chosen: Wanted, arms: Sequence[Any], seeds: S
     names = [arm.name for arm in arms]
     about = {
         "note": note,
-        "protocol": {"letter": protocol.letter, "title": protocol.title, "claims": protocol.claims,
-                     "size": chosen.size.name, "output_tokens": chosen.tokens},
+        "protocol": protocol.packed() | {"size": chosen.size.name, "output_tokens": chosen.tokens},
     }  # fmt: skip
     say(f"protocol {protocol.letter}, {protocol.title} ({note})")
     return run_campaign(
@@ -193,7 +192,7 @@ def run_simulated(args: argparse.Namespace) -> int:
         return _run(args, chosen, arms, seeds, f"{note}; protocol {protocol.letter}; {chosen.size.note}".rstrip("; "))
     rates = numbers(args.rate, "--rate")
     scenarios = mixed_scenarios(pairs, rates, args.duration or 20.0, seeds)
-    about = {"note": note, "protocol": {"letter": "E", "title": protocol.title, "claims": {}}}
+    about = {"note": note, "protocol": protocol.packed()}
     reference = _reference(protocol, [each.name for each in arms])
     return run_campaign(args, arms, scenarios, reference=reference, about=about, seeds=seeds)
 
