@@ -106,6 +106,12 @@ class Plan:
         return self.draft is None and self.verify is None and self.prefill is None
 
     @property
+    def leaves_drafts(self) -> bool:
+        """Whether a draft of it waits for a later verify."""
+        verified = {span.slot for span in self.verify.spans} if self.verify else set()
+        return self.draft is not None and any(span.drafts and span.slot not in verified for span in self.draft.spans)
+
+    @property
     def decodes(self) -> bool:
         """Whether anybody gets a token who has one already."""
         return self.verify is not None and any(span.start is None for span in self.verify.spans)

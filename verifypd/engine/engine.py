@@ -218,8 +218,10 @@ class Engine:
         self.tell()
         if not self.busy:
             self.check()
+        ended = self.clock()
+        self.stats.step_seconds += ended - self._begun
         if self._launched is not None:
-            self._launched.ended, self._launched = self.clock(), None
+            self._launched.ended, self._launched = ended, None
         return list(news.values())
 
     def _price(self) -> None:
@@ -238,6 +240,8 @@ class Engine:
         self.stats.steps += 1
         if plan.empty:
             return
+        self.stats.plans += 1
+        self.stats.plans_left += plan.leaves_drafts
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
         timed.why = self.architecture.why() if self.recorder else {}
         captured = self.verify.captured
