@@ -17,13 +17,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
-    "allocator", "attention-flashinfer-h200", "attention-splits-first", "attention-splits-h200", "beside-vllm-closed",
-    "beside-vllm-mixed", "cpu-drift", "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
+    "allocator", "attention-flashinfer-h200", "attention-splits-h200", "beside-vllm-closed",
+    "cpu-drift", "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
     "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200", "h200",
-    "h200-again", "h200-eagle-mixed-before", "h200-eagle-planner", "h200-eagle-steps", "h200-placements", "h200-rest",
+    "h200-again", "h200-placements", 
     "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "host-waiting", "kernels-neoverse-n1",
     "protocols-h200", "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
-    "server_schemathesis", "simulated-map", "simulated-tails", "versions", "vllm-h200",
+    "server_schemathesis", "simulated-map", "versions", "vllm-h200",
 }  # fmt: skip
 
 
