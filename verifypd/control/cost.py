@@ -66,7 +66,7 @@ class CostModel:
         self.known = coefficients is not None  # False: only the shape is believed, not the scale
         self.fitted = self.known  # whether the shape is this device's own
         self.one_pass = False  # whether a draft of any length takes one step
-        self.padded = False  # whether passes have the sizes that are captured
+        self.padded = False  # whether passes have the sizes that are captured; those of a lane placed apart have not
         self.overhead = 0.0  # s of a step outside its passes
         self.error = 0.0  # running mean of |measured / predicted − 1|
         self.factors = dict.fromkeys((DECODE, CHUNKS, DRAFT), 1.0)  # measured / formula
