@@ -270,6 +270,7 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FormatStrFormatter
 
     alphas = sorted({row["alpha"] for row in rows})
     figures = (("goodput", "goodput, requests/s"), ("tpot_p95", "TPOT p95, ms"), ("e2e_p95", "E2E p95, s"))
@@ -300,6 +301,8 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
                     axis.set_ylabel(label, color=theme["ink"])
                 if figure == "e2e_p95":
                     axis.set_yscale("log")
+                    axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+                    axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
                     axis.set_xlabel("load, % of plain's capacity", color=theme["ink"])
         handles = [plt.Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in COLOURS.items()]
         legend = fig.legend(handles=handles, loc="lower center", ncol=len(handles), frameon=False)

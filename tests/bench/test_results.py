@@ -23,7 +23,7 @@ OLDER = {
     "h200-again", "h200-placements", 
     "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "host-waiting", "kernels-neoverse-n1",
     "protocols-h200", "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
-    "server_schemathesis", "simulated-map", "versions", "vllm-h200",
+    "server_schemathesis", "versions", "vllm-h200",
 }  # fmt: skip
 
 
