@@ -216,7 +216,7 @@ class Logprob:
 class TokenOrigin:
     """Who wrote an output token, and the drafted tokens that it stands in place of.
 
-    `draft` is a draft model's or head's token that stood, `lookup` one that was found in the text. The verifier wrote the
+    `draft` is a draft model's or head's token that stood, `lookup` one found in the text. The verifier wrote the
     others: `correction` in place of a draft that fell, `bonus` after one that stood whole, `plain` without any.
     """
 
