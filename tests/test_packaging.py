@@ -36,6 +36,7 @@ EXTRA_OF = {
     "server": ["server", "gpu", "ray"],
     "bench": ["bench", "gpu"],
     "metrics": ["server", "gpu"],
+    "watch": ["server"],
 }
 
 

@@ -89,21 +89,3 @@ def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.Tem
 def texts(frail: Server) -> list[str]:
     """What each prompt gives when nothing breaks."""
     return [choice["text"] for choice in frail.complete(PROMPTS, **LONG)["choices"]]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A real Chromium, one for the module."""
-    from tests.server.browser import launched  # playwright may be missing: its tests are skipped then
-
-    yield from launched()
-
-
-@pytest.fixture
-def watched(browser: Any) -> Iterator[Any]:
-    """A page in it."""
-    from tests.server.browser import Watched
-
-    made = Watched(browser, viewport={"width": 1280, "height": 900})
-    yield made
-    made.context.close()

@@ -74,7 +74,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_holds_no_script() -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert {path.name for path in STATIC.iterdir()} == {"dashboard.html", *PAGE_FILES}
+    assert {path.name for path in STATIC.iterdir()} == {"dashboard.html", "compare.html", "compare.js", *PAGE_FILES}
     assert sum(path.stat().st_size for path in STATIC.iterdir()) < 300_000
 
 

@@ -66,8 +66,8 @@ export class Chart {
           values: time ? (u, at) => at.map(timeTick) : (u, at) => at.map((v) => (Number.isInteger(v) && xLabels()[v]) || "") },
         { ...axis, label: unit, size: 50, space: 34, values: (u, at) => at.map((v) => (v === 0 ? "0" : tick(v))) },
       ],
-      series: [{}, ...this.series.map(({ hue, dash, bars, width, dots, fill }) => ({
-        stroke: colour(hue), width: bars ? 0 : width || 2, dash: DASHES[dash || "solid"], spanGaps: false,
+      series: [{}, ...this.series.map(({ hue, dash, bars, width, dots, fill, spans }) => ({
+        stroke: colour(hue), width: bars ? 0 : width || 2, dash: DASHES[dash || "solid"], spanGaps: Boolean(spans),
         fill: bars ? colour(hue) : fill ? `${colour(hue)}22` : undefined,
         paths: bars ? uPlot.paths.bars({ size: [bars, 64] }) : dots ? () => null : undefined,
         points: dots ? { show: true, size: 9, width: 2, stroke: colour(hue), fill: colour("card") } : { show: false },

@@ -3,8 +3,11 @@
 import { $, ago, duration, known, make, number, percent, say, sum, whole } from "./basics.js";
 import { Chart } from "./charts.js";
 import { byLabel, LATENCIES, LONG, makeHistory, SPREAD, WINDOW } from "./history.js";
+import { startPlayer } from "./player.js";
 import { startPlayground } from "./playground.js";
 
+const MODE = document.documentElement.dataset.mode || "live"; // "arm": one of several; "replay": what was recorded
+const FRAMED = window.parent !== window; // a part of another page
 const SILENCE = 5000; // ms without a frame after which the connection is given up
 const LANES = ["prefill", "decode", "verify"];
 const NAMES = { waiting: "waiting", prefill: "prefill", decode: "draft", verify: "verify" };
@@ -293,12 +296,14 @@ function drawMemory(frame) {
     if (match) (found[match[1]] = found[match[1]] || {})[match[2]] = frame.metrics[key];
   }
   const holder = $("pools"), names = Object.keys(found);
-  while (holder.children.length > names.length) holder.lastChild.remove();
+  while (holder.children.length > Math.max(1, names.length)) holder.lastChild.remove();
   names.forEach((name, i) => {
     const { used = 0, cached = 0, free = 0 } = found[name], total = used + cached + free || 1;
     const row = holder.children[i] || holder.appendChild(bar());
     fill(row, `${name === "draft" ? "Draft model" : "Verifier"}: ${whole.format(used)} of ${whole.format(used + cached + free)} blocks in use (${percent(used / total)}), ${whole.format(cached)} kept for prefixes (hatched)`, [["used", used / total], ["cached", cached / total]]);
   });
+  const usage = frame.metrics["vllm:kv_cache_usage_perc"];
+  if (!names.length && known(usage)) fill(holder.children[0] || holder.appendChild(bar()), `${percent(usage)} of the KV cache in use`, [["used", usage]]);
   const hits = frame.metrics["vllm:prefix_cache_hits_total"] || 0, asked = frame.metrics["vllm:prefix_cache_queries_total"] || 0;
   say($("prefix"), asked ? `${whole.format(hits)} of ${whole.format(asked)} prompt tokens were found there (${percent(hits / asked)}).` : "No prompt has been looked up yet.");
 }
@@ -340,11 +345,24 @@ function drawSince(frame) {
 
 let paused = false, drawn = 0;
 
+/** Away from a server of our own, hide what nobody knows: another server's lanes, a record's memory. */
+function offer(frame) {
+  const m = frame.metrics, has = (start) => Object.keys(m).some((name) => name.startsWith(start));
+  const there = {
+    "h-lanes": frame.live.requests, "h-steps": frame.live.steps, "h-gain": frame.live.policy, "h-arch": frame.architecture,
+    "h-context": has("verifypd:draft_tokens_by_context_total"), "h-memory": has("verifypd:kv_blocks") || has("vllm:kv_cache_usage_perc"),
+    "h-device": has("verifypd:engine_cpu_seconds_total") || known(frame.derived.gpu), "h-position": has("vllm:spec_decode_num_drafts_total"),
+    "h-length": has("vllm:spec_decode_num_drafts_total"),
+  };
+  for (const [id, some] of Object.entries(there)) $(id).closest("section").hidden = !some;
+}
+
 function draw() {
   const frame = frames[frames.length - 1];
   if (!frame || paused || document.hidden) return;
   say($("model"), frame.server.model);
-  say($("version"), `version ${frame.server.version}`);
+  say($("version"), frame.server.version ? `version ${frame.server.version}` : "");
+  if (MODE !== "live") offer(frame);
   drawTiles(frame);
   drawLanes(frame);
   charts["c-tokens"].draw(overTime("tokens", "prompts"));
@@ -385,7 +403,7 @@ async function read() {
   const stop = new AbortController();
   let timer = setTimeout(() => stop.abort(), SILENCE), some = false;
   try {
-    const answer = await fetch("/dashboard/events", { headers: headers(), signal: stop.signal, cache: "no-store", credentials: "omit" });
+    const answer = await fetch(`${location.pathname}/events`, { headers: headers(), signal: stop.signal, cache: "no-store", credentials: "omit" });
     if (answer.status === 401) return "key";
     if (!answer.ok) return "later";
     showKeyForm(false);
@@ -429,6 +447,33 @@ function showKeyForm(wanted) {
   $("key").focus();
 }
 
+// -- playing back ------------------------------------------------------------------------------------------------
+
+/** Frames that were recorded, shown up to a moment that a slider here, or the page around this one, sets. */
+async function replay() {
+  const answer = await fetch(`${location.pathname}/frames`, { cache: "no-store", credentials: "omit" });
+  const all = await answer.json();
+  let shown = 0; // frames that are in the history
+  function move(at) {
+    let wanted = all.findIndex((frame) => frame.time > at);
+    wanted = wanted < 0 ? all.length : Math.max(1, wanted);
+    if (wanted < shown || (wanted > shown && all[wanted - 1].time - all[Math.max(0, shown - 1)].time > WINDOW)) {
+      clear();
+      shown = all.findIndex((frame) => frame.time >= all[wanted - 1].time - WINDOW);
+    }
+    for (; shown < wanted; shown++) remember(all[shown]);
+    draw();
+  }
+  status("replay", "Replay");
+  const end = all[all.length - 1].time;
+  if (!FRAMED) return startPlayer(end, move);
+  addEventListener("message", (event) => {
+    if (event.origin === location.origin && event.source === window.parent && Number.isFinite(event.data)) move(event.data);
+  });
+  move(end);
+  document.documentElement.dataset.replay = "ready";
+}
+
 // -- start -------------------------------------------------------------------------------------------------------
 
 makeCharts();
@@ -450,5 +495,8 @@ for (const choice of document.querySelectorAll("input[name=latency]")) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of Object.values(charts)) chart.build(); });
 document.addEventListener("visibilitychange", draw);
-startPlayground({ headers, refused: () => showKeyForm(true) });
-connect();
+if (FRAMED) document.documentElement.dataset.framed = "1";
+if (MODE === "live") startPlayground({ headers, refused: () => showKeyForm(true) });
+else for (const id of ["playground", "pause", "metrics-note"]) $(id).hidden = true;
+if (MODE === "replay") replay();
+else connect();

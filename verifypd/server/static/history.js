@@ -95,7 +95,7 @@ export function makeHistory() {
       tokens: rate(frame, "vllm:generation_tokens_total", SHORT),
       prompts: rate(frame, "vllm:prompt_tokens_total", LONG),
       requests: rate(frame, 'verifypd:calls_total{outcome="ok"}', LONG),
-      good: rate(frame, "verifypd:requests_within_slo_total", LONG),
+      good: "verifypd:requests_within_slo_total" in frame.metrics ? rate(frame, "verifypd:requests_within_slo_total", LONG) : null,
       length: drafts ? drafted / drafts : busy ? 0 : null,
       stood: drafts ? accepted / drafts : busy ? 0 : null,
       chosen: busy && known(policy.draft_length) ? policy.draft_length : null,
