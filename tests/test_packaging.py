@@ -37,6 +37,7 @@ EXTRA_OF = {
     "bench": ["bench", "gpu"],
     "metrics": ["server", "gpu"],
     "watch": ["server"],
+    "cli": ["server"],
 }
 
 

@@ -1,7 +1,7 @@
 """A `--record` folder as frames of the dashboard: what a page watching that run would have been told, and when.
 
-Counters have the names of /metrics. A record knows slots, plans and verdicts: when a request arrived, who waited and what
-the memory held is not in it, so times count from when a prompt was first read. Reads files only.
+Counters have the names of /metrics. A record knows slots, plans and verdicts: when a request arrived, who waited and
+what the memory held is not in it, so times count from when a prompt was first read. Reads files only.
 """
 
 from __future__ import annotations
