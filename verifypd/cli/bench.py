@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from verifypd.bench.play import Arm
     from verifypd.bench.workload import Workload
 
-SECRETS = ("--api-key", "--hf-token")
+SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
 SEEDS = 3
 OPEN_SECONDS, QUICK_SECONDS = 20.0, 6.0

@@ -87,6 +87,7 @@ class Show:
     report: Path | None = None  # a folder with report.html, once there is one
     control: dict[str, Any] | None = None  # limits of what the page may change; None: nothing
     key: str | None = None  # opens the control
+    over: bool = False  # nobody is kept waiting for more
     change: Callable[[dict[str, Any]], str | None] = lambda _: "nothing can be changed here"  # what is wrong, or None
 
 
@@ -125,10 +126,10 @@ def application(show: Show) -> Starlette:
 
     async def arm_events(request: Request) -> Response:
         found = arm_of(request)
-        return _stream(found.frames, latest=True) if found else _missing()
+        return _stream(show, found.frames, latest=True) if found else _missing()
 
     async def events(_request: Request) -> Response:
-        return _stream(show.events, latest=False) if show.live else _whole(show.events)
+        return _stream(show, show.events, latest=False) if show.live else _whole(show.events)
 
     async def report(_request: Request) -> Response:
         path = show.report / "report.html" if show.report else None
@@ -194,12 +195,12 @@ def _whole(told: Told) -> Response:
     return JSONResponse(told.since(0), headers={"cache-control": "no-store"})
 
 
-def _stream(told: Told, latest: bool) -> Response:
+def _stream(show: Show, told: Told, latest: bool) -> Response:
     """Events as they come. `latest`: who is behind needs the last one only."""
 
     async def events() -> AsyncIterator[str]:
         sent, silent = 0, time.monotonic()
-        while True:
+        while not show.over:
             fresh = told.since(sent)
             sent += len(fresh)
             for event in fresh[-1:] if latest else fresh:
@@ -225,9 +226,10 @@ class Site:
         except OSError as error:
             self.socket.close()
             raise ConfigError(f"--port {port}: {error.strerror}; choose another, or 0 for any") from None
+        self.show = show
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(application(show), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(application(show), log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self.socket]}, daemon=True)
 
@@ -239,6 +241,7 @@ class Site:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.show.over = True
         self._server.should_exit = True
         self._thread.join(5.0)
         self.socket.close()

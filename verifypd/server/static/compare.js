@@ -112,7 +112,7 @@ function drawTable(columns, rows) {
 
 function buildControl({ rate, mixes, burst }) {
   $("control").hidden = false;
-  say($("control-note"), `All arms get the same. Between ${rate[0]} and ${rate[1]} requests/s; a burst is ${burst} long prompts at once. The key stays in this page's memory.`);
+  say($("control-note"), `All arms get the same. Between ${rate[0]} and ${rate[1]} requests/s; a burst is ${burst} at once. Where arms take turns, changes count while the first one runs; the others get the same requests. The key stays in this page's memory.`);
   Object.assign($("control-rate"), { min: rate[0], max: rate[1], value: rate[2] });
   $("control-mix").append(...mixes.map((name) => make("option", name)));
   const send = async (change) => {

@@ -416,7 +416,8 @@ async function read() {
       timer = setTimeout(() => stop.abort(), SILENCE);
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
-      if (parts.length) take(JSON.parse(parts[parts.length - 1].slice("data: ".length))), (some = true);
+      const last = parts.findLast((part) => part.startsWith("data: ")); // other lines only say that it lives
+      if (last) take(JSON.parse(last.slice("data: ".length))), (some = true);
     }
   } finally {
     clearTimeout(timer);

@@ -1,0 +1,113 @@
+"""Comparisons without a browser: arms, the limits of a load, and how runs are labelled and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench.campaign import Folder, Scenario
+from verifypd.bench.workload import Arrival, Workload
+from verifypd.cli import main
+from verifypd.errors import ConfigError
+from verifypd.watch import arms, replay
+from verifypd.watch.arms import Server, Started
+from verifypd.watch.compare import labelled, verdict
+from verifypd.watch.load import Bounds, Load
+
+NAMES = {"arch": "arch", "max_draft": "max_draft", "model": "model"}
+
+
+def test_arms_are_architectures_and_servers() -> None:
+    texts = ["pdv", "pd:max_draft=2", "http://127.0.0.1:9/v1", "vllm=http://127.0.0.1:9"]
+    pdv, pd, url, named = arms.parse(texts, {"model": "smollm2"}, NAMES, "key")
+    assert isinstance(pdv.arm, Started) and pdv.spec["settings"]["arch"] == "pdv"
+    assert pd.spec["settings"] == {"model": "smollm2", "arch": "pd", "max_draft": 2}
+    assert isinstance(url.arm, Server) and url.name == "127.0.0.1:9" and url.arm.where == ("http://127.0.0.1:9", "key")
+    assert named.name == "vllm" and "key" not in json.dumps(named.spec), "no secret is written down"
+    with pytest.raises(ConfigError, match="no URL and no architecture; choose from plain"):
+        arms.parse(["pvd"], {}, NAMES, None)
+    with pytest.raises(ConfigError, match="max-draft"):
+        arms.parse(["pd:max_draft=-2"], {}, NAMES, None)
+
+
+def test_runs_at_the_same_time_say_so() -> None:
+    scenario = Scenario("chat", (Workload("w", 0.0, (Arrival(0.0, 5, 5),)),))
+    assert labelled(scenario, together=False) is scenario
+    assert labelled(scenario, together=True).name == "chat, all at the same time"
+
+
+@pytest.fixture
+def load() -> Load:
+    return Load("prompts", 5.0, Bounds(20.0, 3, 50), 4, plain_text=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [*({"rate": rate} for rate in (21, -1, float("nan"), "5", True)), {"mix": "x"}, {"burst": 1}, {"x": 1}],
+)
+def test_a_load_keeps_to_its_limits(load: Load, wrong: dict[str, Any]) -> None:
+    assert load.change({"mix": "chat", **wrong}) is not None
+    assert (load.rate, load.mix) == (5.0, "prompts"), "nothing of a wrong change counts"
+
+
+def test_a_load_changes_while_it_runs(load: Load) -> None:
+    async def drawn() -> list[Arrival]:
+        found = []
+        async for arrival in load.arrivals(1.2, random.Random(1)):
+            found.append(arrival)
+            if len(found) == 1:
+                assert load.change({"rate": 20, "mix": "chat", "burst": True}) is None
+        return found
+
+    found = asyncio.run(drawn())
+    long = [arrival for arrival in found if arrival.prompt_tokens == 50 and arrival.output_tokens == 16]
+    assert len(long) == 3 and len({arrival.at for arrival in long}) == 1, "a burst comes at once"
+    assert found[0].prompt or found[0].messages, "it began with prompts"
+    chat = [arrival for arrival in found[1:] if arrival not in long]
+    assert len(chat) > 8 and all(arrival.output_tokens == 4 and arrival.prompt_tokens for arrival in chat)
+    assert [arrival.at for arrival in found] == sorted(arrival.at for arrival in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [[], ["--together"]])
+def test_strangers_are_compared_to_the_report(
+    stranger: str, tmp_path: Path, turns: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--seeds", "2", "--rate", "30", "--duration", "0.5", "--output-tokens", "5", "--source", "chat", "--end"]
+    arguments = [f"one={stranger}", f"two={stranger}", "--out", str(tmp_path), "--port", "0", *given, *turns]
+    assert main(["compare", *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "watch it at http://127.0.0.1:" in said and "report:" in said
+    [scenario] = Folder(tmp_path).head["scenarios"]
+    assert scenario.endswith(", all at the same time") == bool(turns)
+    cells = Folder(tmp_path).cells()
+    assert len(cells) == (4 if turns else 6), "in turns the first arm runs twice, against itself"
+    assert all(record.finished for cell in cells for record in cell.outcome.records)
+    assert {cell.workload for cell in cells if cell.seed == 0} == {cells[0].workload}, "all got the same arrivals"
+    assert "mean time of a request of two over one" in said
+    shown = replay.show([tmp_path])
+    events = shown.events.since(0)
+    assert [arm.name for arm in shown.arms] == ["one", "two"] and events[-1]["state"] == "done"
+    assert events[-1]["verdict"] == verdict(json.loads((tmp_path / "results.json").read_text()))
+    running = [set(event["now"]) for event in events if event["now"]]
+    assert ({"0", "1"} in running) == bool(turns), "in turns no two run at once"
+    assert any(frame["metrics"]["vllm:kv_cache_usage_perc"] == 0.25 for frame in shown.arms[0].frames.since(0))
+
+
+def test_what_cannot_be_compared_is_refused(stranger: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "x"), "--port", "0"]
+    for arguments, words in (
+        ([stranger], "two arms or more"),
+        ([f"a={stranger}", f"b={stranger}", "--control"], "--control needs a key"),
+        ([f"a={stranger}", f"b={stranger}", "--control", "--control-key", "k", "--burst", "x"], "is not NxTOKENS"),
+        ([f"a={stranger}", f"a={stranger}"], "same name"),
+        ([f"a={stranger}", f"b={stranger}", "--rate", "0"], "--rate must be above 0"),
+    ):
+        assert main(["compare", *arguments, *out]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "x" / replay.WATCHED).exists()
