@@ -3,6 +3,7 @@
 import { $, ago, duration, known, make, number, percent, say, sum, whole } from "./basics.js";
 import { Chart } from "./charts.js";
 import { byLabel, LATENCIES, LONG, makeHistory, SPREAD, WINDOW } from "./history.js";
+import { startOperator } from "./operator.js";
 import { startPlayer } from "./player.js";
 import { startPlayground } from "./playground.js";
 
@@ -31,6 +32,7 @@ const SINCE = [
 
 const lookAt = { latency: "ttft" };
 const { frames, base, growth, buckets, latency, remember, clear, reach } = makeHistory();
+const operator = MODE === "live" ? startOperator({ frames, buckets }) : () => {};
 const charts = {};
 
 function chart(id, series, options) {
@@ -376,6 +378,7 @@ function draw() {
   drawMemory(frame);
   drawDevice(frame);
   drawSince(frame);
+  operator(frame);
   document.documentElement.dataset.frames = ++drawn;
 }
 
