@@ -82,8 +82,8 @@ class Client:
         Without a body it is a GET.
         """
         rest = b""
-        method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
-        async with contextlib.aclosing(self._ask(method, path, data)) as parts:
+        method, sent = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+        async with contextlib.aclosing(self._ask(method, path, sent)) as parts:
             async for part in parts:
                 *lines, rest = (rest + part).split(b"\n")
                 data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
