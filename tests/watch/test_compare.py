@@ -111,3 +111,12 @@ def test_what_cannot_be_compared_is_refused(stranger: str, tmp_path: Path, capsy
         assert main(["compare", *arguments, *out]) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "x" / replay.WATCHED).exists()
+
+
+def test_tokens_of_now_are_those_the_server_counts() -> None:
+    tally = arms.Tally(begun=10.0, ended=None, recent=[(11.9, 1)] * 4)
+    assert tally.rate(12.0) == 2.0, "outputs stand for tokens where nobody counts"
+    tally.counted = [(10.2, 100.0), (11.0, 120.0), (12.0, 150.0)]
+    assert tally.rate(12.0) == pytest.approx(50 / 1.8) and tally.mean(12.0) == 25.0
+    tally.tokens, tally.ended = 60, 12.0
+    assert tally.mean(15.0) == 30.0, "in the end every request has said how many it had"

@@ -34,6 +34,7 @@ from verifypd.watch.scrape import Scraper
 READY = " at http"  # in the line that a server prints when it serves
 LOOK = 1.0  # s between two looks at the metrics of a server that has no dashboard of ours
 AGAIN = 2.0  # s before a server that does not answer is looked at again
+TOKENS = "vllm:generation_tokens_total"
 RATE = 2.0  # s over which the tokens of now are counted
 # A server ends when this process does, however that ends.
 SERVE = (
@@ -54,7 +55,10 @@ class Tally:
     tokens: int = 0
     firsts: list[float] = field(default_factory=list)  # s to the first output
     each: list[float] = field(default_factory=list)  # s a token after it
-    recent: list[tuple[float, int]] = field(default_factory=list)  # when tokens came, and how many
+    recent: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # when outputs came, and tokens of each as far as known
+    counted: list[tuple[float, float]] = field(default_factory=list)  # when the server told its tokens, and how many
 
     @property
     def running(self) -> bool:
@@ -66,9 +70,21 @@ class Tally:
         return (now if self.ended is None else self.ended) - self.begun
 
     def rate(self, now: float) -> float:
-        """Tokens a second, of the last ones."""
+        """Tokens a second, of the last ones: as the server counts them, for an output may hold many.
+
+        Of a server that does not count, outputs stand for tokens until a request has ended.
+        """
+        late = [each for each in self.counted if now - each[0] <= RATE + LOOK]
+        if len(late) > 1:
+            (then, before), (last, after) = late[0], late[-1]
+            return (after - before) / (last - then)
         self.recent = [each for each in self.recent if now - each[0] <= RATE]
         return sum(count for _, count in self.recent) / max(0.1, min(RATE, now - self.begun))
+
+    def mean(self, now: float) -> float:
+        """Tokens a second of the whole run so far."""
+        tokens = self.counted[-1][1] - self.counted[0][1] if self.running and self.counted else self.tokens
+        return tokens / max(self.seconds(now), 1e-3)
 
     def point(self, now: float) -> dict[str, float | None]:
         """For the charts."""
@@ -150,6 +166,11 @@ class Shown:
     async def close(self) -> None:
         """Free what it holds."""
         await self.arm.close()
+
+    def count(self, metrics: dict[str, float]) -> None:
+        """What its server counts, as it tells it."""
+        if self.tally.running and TOKENS in metrics:
+            self.tally.counted.append((time.monotonic(), metrics[TOKENS]))
 
     async def follow(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Tell its frames for the dashboard, as they come, until cancelled."""

@@ -28,7 +28,7 @@ from verifypd.watch.site import Arm, Log, Show
 TICK = 0.5  # s between two events
 KEPT = 1.0  # s between two frames of an arm that are written down
 CHARTS = [
-    {"name": "tokens", "title": "Tokens received (mean of 2 s)", "unit": "tokens/s"},
+    {"name": "tokens", "title": "Tokens written (mean of 2 s)", "unit": "tokens/s"},
     {"name": "flight", "title": "Requests under way", "unit": "requests"},
     {"name": "ttft", "title": "First token, p50 of the last 50", "unit": "ms"},
     {"name": "tpot", "title": "Time per token after it, p50 of the last 50", "unit": "ms"},
@@ -196,6 +196,7 @@ class Stage(Watch):
         latest = self.show.arms[index].frames
         assert isinstance(latest, Latest)
         latest.add(frame)
+        self.arms[index].count(frame["metrics"])
         at = time.monotonic() - self.started
         if self.state == "running" and at - self._last.get(index, -KEPT) >= KEPT:
             self._last[index] = at
@@ -215,7 +216,7 @@ def _row(arm: Shown, now: float) -> list[float | str | None]:
     figures: list[float | str | None] = [
         f"{tally.done} of {tally.sent}",
         str(tally.failed),
-        tally.tokens / max(tally.seconds(now), 1e-3),
+        tally.mean(now),
     ]
     for values in (tally.firsts, tally.each):
         figures += [1e3 * percentile(values, share) if values else None for share in (0.5, 0.95)]
