@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -72,28 +70,3 @@ def test_a_schema_holds_and_its_markup_stays_text(server: Server, watched: Watch
     assert "maximum context length" in page.inner_text("#play-error")
     errors = [error for error in watched.errors if "Failed to load resource" not in error]
     assert errors == [], "what a browser says of refused requests is not the page's"
-
-
-def test_a_link_restores_the_settings_and_never_holds_the_key(
-    folders: tuple[Path, Path], tmp_path: Path, watched: Watched
-) -> None:
-    flags = {"engine-factory": "verifypd.testing.instant:build", "api-key": "secret-key"}
-    page = watched.page
-    with Server(folders[0], "none", tmp_path / "log", **flags) as server:
-        page.goto(f"{server.address}/dashboard")
-        page.fill("#key", "secret-key")
-        page.click("#key-form button")
-        watched.state("live")
-        run(watched, prompt=MARKUP, max="7", seed="9", schema="")
-        assert page.inner_text("#s-drafts").startswith("7 tokens"), page.inner_text("#play-error")
-        page.uncheck("#p-race")
-        page.click("#p-share")
-        link = page.input_value("#p-link")
-        settings = json.loads(unquote(link.partition("#play=")[2]))
-        assert settings["prompt"] == MARKUP and "secret" not in unquote(link) + page.url + page.content()
-        other = watched.context.new_page()
-        other.goto(link)
-        assert other.input_value("#p-prompt") == MARKUP and other.input_value("#p-max") == "7"
-        assert other.is_visible("#p-run") and not other.is_checked("#p-race") and other.is_hidden("#plain-arm")
-        assert other.evaluate("document.getElementById('w-drafts').textContent") == "", "a link does not run by itself"
-        assert all("secret" not in url for url in watched.requests)

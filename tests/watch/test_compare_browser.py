@@ -61,13 +61,13 @@ def test_plain_pdv_and_a_stranger_run_to_their_verdicts(tmp_path: Path, stranger
     load = ["--seeds", "1", "--rate", "20", "--duration", "1", "--output-tokens", "8", "--source", "fixed:20x8"]
     page = watched.page
     with comparing(
-        tmp_path / "out", "plain", "pdv", f"vllm={stranger}", *load, *flags, VERIFYPD_ADMIN_KEY="operator"
+        tmp_path / "out", "plain", "pdv", f"vllm={stranger}", *load, *flags, VERIFYPD_ADMIN_KEY="the-secret"
     ) as address:
         page.goto(address)
         watched.until("document.documentElement.dataset.state === 'running'", 40.0)
         frames = page.frames[1:]
         assert len(frames) == 3
-        assert page.is_hidden("#control") and post(address, {"rate": 5}, "operator") == 404, "it was not asked for"
+        assert page.is_hidden("#control") and post(address, {"rate": 5}, "the-secret") == 404, "it was not asked for"
         watched.until("document.documentElement.dataset.state === 'done'", 40.0)
         watched.until("document.querySelector('[data-chart=tokens]').dataset.points > 2")
         verdict = page.inner_text("#verdict-lines")
@@ -97,24 +97,24 @@ def test_the_load_changes_from_the_page_with_the_key_alone(tmp_path: Path, stran
     load = ["--seeds", "1", "--rate", "2", "--duration", "4", "--output-tokens", "4", "--source", "fixed:5x4"]
     limits = ["--control", "--max-rate", "30", "--burst", "3x70", "--together"]
     page = watched.page
-    with comparing(tmp_path / "out", *arms, *load, *limits, VERIFYPD_ADMIN_KEY="operator") as address:
+    with comparing(tmp_path / "out", *arms, *load, *limits, VERIFYPD_ADMIN_KEY="the-secret") as address:
         page.goto(address)
         watched.until("/The load can be changed now/.test(document.getElementById('words').textContent)")
         assert "at the same time" in page.inner_text("#words")
         assert post(address, {"rate": 5}, None) == 401 and post(address, {"rate": 5}, "wrong") == 401
-        assert post(address, {"rate": 31}, "operator") == 400 and post(address, [1], "operator") == 400
-        page.fill("#control-key", "operator")
+        assert post(address, {"rate": 31}, "the-secret") == 400 and post(address, [1], "the-secret") == 400
+        page.fill("#control-key", "the-secret")
         page.fill("#control-rate", "30")
         page.click("#control-form button[type=submit]")
         watched.until("document.getElementById('control-said').textContent === 'Set.'")
         page.click("#control-burst")
         watched.until("document.documentElement.dataset.state === 'done'", 30.0)
-        assert "operator" not in page.content() and all("operator" not in url for url in watched.requests)
+        assert "the-secret" not in page.content() and all("secret" not in url for url in watched.requests)
     one, two = Folder(tmp_path / "out").cells()
     assert one.workload == two.workload and len(one.outcome.records) == len(two.outcome.records) > 20
     [path] = (tmp_path / "out" / "workloads").iterdir()
     sent = json.loads(path.read_text())["requests"]
     assert sum(each["prompt_tokens"] == 70 for each in sent) == 3 and len(sent) == len(one.outcome.records)
-    assert "operator" not in "".join(p.read_text() for p in (tmp_path / "out").rglob("*.json*"))
+    assert "the-secret" not in "".join(p.read_text() for p in (tmp_path / "out").rglob("*.json*"))
     unexpected = [error for error in watched.errors if "ERR_CONNECTION" not in error and "network" not in error]
     assert unexpected == []
