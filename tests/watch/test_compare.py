@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench.campaign import Folder, Scenario
+from verifypd.bench.campaign import Folder, Scenario, Watch, plan_of
+from verifypd.bench.figures import Targets
+from verifypd.bench.play import Limits
 from verifypd.bench.workload import Arrival, Workload
 from verifypd.cli import main
 from verifypd.errors import ConfigError
 from verifypd.watch import arms, replay
 from verifypd.watch.arms import Server, Started
-from verifypd.watch.compare import labelled, verdict
+from verifypd.watch.compare import Compared, labelled, verdict
 from verifypd.watch.load import Bounds, Load
 
 NAMES = {"arch": "arch", "max_draft": "max_draft", "model": "model"}
@@ -120,3 +122,45 @@ def test_tokens_of_now_are_those_the_server_counts() -> None:
     assert tally.rate(12.0) == pytest.approx(50 / 1.8) and tally.mean(12.0) == 25.0
     tally.tokens, tally.ended = 60, 12.0
     assert tally.mean(15.0) == 30.0, "in the end every request has said how many it had"
+
+
+class Parrot:
+    """An arm in this process that notes what it is asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spec: dict[str, Any] = {}
+        self.heard: list[tuple[Any, int]] = []
+
+    async def start(self) -> dict[str, Any]:
+        return {}
+
+    async def ask(self, arrival: Arrival, seed: int, answer: Any) -> None:
+        prompt = arrival.messages or arrival.text_or_ids(seed, None)
+        self.heard.append((json.dumps(prompt), arrival.output_tokens))
+        answer.came(1)
+        answer.ended(arrival.output_tokens, 1)
+
+    async def drafts(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_who_comes_after_a_steered_run_gets_the_same_requests(tmp_path: Path, load: Load) -> None:
+    one, two = Parrot("one"), Parrot("two")
+    scenario = Scenario("steered", (Workload("w", 0.0, (Arrival(0.0, 5, 5),)),))
+    folder = Folder(tmp_path)
+    folder.begin(plan_of([one, two], [scenario], [0], Targets(1.0, 1.0), None), {})
+    campaign = Compared(folder, [one, two], [scenario], [0], limits=Limits(), files="x", control=None)
+    campaign.load, campaign.seconds = load, 0.6
+    begun: list[tuple[list[str], bool]] = []
+    campaign.prepare(lambda turns, steered: begun.append(([turn.label for turn in turns], steered)))
+    assert load.change({"rate": 20, "mix": "chat", "burst": True}) is None  # random words: their seeds must agree too
+    asyncio.run(campaign.run(Watch()))
+    assert begun == [(["one"], True), (["two"], False)] and campaign.errors == []
+    asked = [sorted(arm.heard[1:]) for arm in (one, two)]  # the first is the warm-up
+    assert asked[0] == asked[1] and len(asked[0]) > 5
+    cells = folder.cells()
+    assert cells[0].workload == cells[1].workload != scenario.workloads[0].digest

@@ -112,7 +112,7 @@ class Compared(Campaign):
         assert self.load is not None
         seed, first, arms = self.seeds[turns[0].index], turns[0], [turn.arm for turn in turns]
         before = [await arm.drafts() for arm in arms]
-        mark = digest([self.folder.head["run"], seed])[:6]
+        mark = digest([self.folder.head["run"], first.scenario.name, seed, False])[:6]  # as of the runs after it
         workload, outcomes = await steer(arms, self.load, self.seconds, seed, self.limits, mark, call)
         self._sent[first.scenario.name, first.index] = workload
         workload.write(self.workload_file(first))

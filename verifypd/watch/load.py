@@ -102,12 +102,15 @@ async def steer(
         return time.perf_counter() - begun
 
     sent: list[Arrival] = []
+    first = (
+        Workload("steered", 0.0, (), seed=seed).marked(mark).seed
+    )  # of random tokens, as whoever plays it again has it
     calls: list[list[Call]] = [[] for _ in arms]
     tasks: list[asyncio.Task[None]] = []
     try:
         async for arrival in load.arrivals(seconds, random.Random(f"steered {seed}")):
             for arm, own in zip(arms, calls, strict=True):
-                own.append(Call(arrival.marked(mark), seed + len(sent), clock, arrival.at))
+                own.append(Call(arrival.marked(mark), first + len(sent), clock, arrival.at))
                 tasks.append(asyncio.ensure_future(serve(arm, own[-1], limits, watch)))
             sent.append(arrival)
         if tasks:
