@@ -237,13 +237,14 @@ class Started:
         file.write_text(json.dumps({self._names[name]: value for name, value in self.settings.items()}))
         file.chmod(0o600)
         key = secrets.token_urlsafe(24)
+        environment = {name: value for name, value in os.environ.items() if name != "VERIFYPD_ADMIN_KEY"}
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVE, str(os.getpid()), "serve", "--port", "0", "--config", str(file)],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "VERIFYPD_API_KEY": key},
+                env=environment | {"VERIFYPD_API_KEY": key},
             )
         address = await asyncio.to_thread(self._address)
         if address is None:
