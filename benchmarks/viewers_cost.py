@@ -23,7 +23,7 @@ from typing import Any
 
 from verifypd.bench.arrivals import Process, make
 from verifypd.bench.play import Limits, play, warm_up
-from verifypd.bench.provenance import provenance
+from verifypd.bench.provenance import provenance, relative
 from verifypd.bench.sources import source
 from verifypd.cli.compare import names
 from verifypd.cli.flags import Parser, add_engine_flags
@@ -123,7 +123,7 @@ def main() -> None:
     random.seed(0)
     begun = time.time()
     found = asyncio.run(measure(args))
-    record = provenance(command=" ".join(["python", "benchmarks/viewers_cost.py", *sys.argv[1:]]))
+    record = provenance(command=" ".join(["python", "benchmarks/viewers_cost.py", *map(relative, sys.argv[1:])]))
     settings = {name: getattr(args, name) for name in ("model", "arch", "viewers", "clients", "requests", "source")}
     record |= {"settings": settings, "seconds": round(time.time() - begun), "pairs": found}
     record |= {name: summary(found, name) for name in ("tokens_s", "cpu_ms_token")}
