@@ -28,6 +28,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,11 @@ class Loop:
         return Request(
             str(order), ids, params, seed=order, max_length=len(ids) + tokens, arrival=self.engine.clock(), order=order
         )
+
+
+def believed(cost: CostModel) -> dict[str, Any]:
+    """What a cost model believes now."""
+    return {"coefficients": asdict(cost.coefficients), "factors": cost.factors, "overhead": cost.overhead}
 
 
 def _tpot(request: Request) -> float:
@@ -385,9 +391,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with LLM(args.model, draft=args.draft, measure_costs=True, **options) as llm:
         auto = llm.engine.architecture
         assert isinstance(auto, Auto)
-        report["coefficients_at_start"] = json.loads(auto.cost.to_json())
+        report["coefficients_at_start"] = believed(auto.cost)
         report["runs"] = (run_drift if args.drift else run_map)(llm, auto.cost, args)
-        report["coefficients_at_end"] = json.loads(auto.cost.to_json())
+        report["coefficients_at_end"] = believed(auto.cost)
         report["dtype"] = str(llm.engine.verify.runner.model.dtype).removeprefix("torch.")
     asked = ("model", "draft", "concurrency", "rounds", "tokens", "cap", "minutes", "slo_tpot", "slo_ttft")
     for name in (*asked, "drift", "drift_concurrency", "quick"):

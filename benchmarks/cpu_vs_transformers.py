@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from verifypd import LLM, SamplingParams
-from verifypd.models.hub import resolve
+from verifypd.bench.assisted import built_in
 
 PROSE = [
     "Once upon a time, in a village by the sea,",
@@ -41,35 +41,6 @@ VERSE = (
 )
 RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
 COPYING = [FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12]]
-
-
-def reference(dtype: torch.dtype) -> Any:
-    """transformers' Llama over the same weights the engine dequantises."""
-    source = resolve("smollm2")
-    assert source.folder is not None
-    from verifypd import kernels
-    from verifypd.models.loader import load_model
-
-    ours = load_model(source, dtype=torch.float32, device="cpu", kernels=kernels.select("cpu", "torch"))
-    config = transformers.AutoConfig.from_pretrained(source.folder)
-    model = transformers.LlamaForCausalLM(config)
-    heads, kv_heads, dim = ours.config.heads * ours.config.head_dim, ours.config.kv_heads * ours.config.head_dim, 0
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(ours.embedding)
-        for mine, theirs in zip(ours.layers, model.model.layers, strict=True):
-            q, k, v = mine.qkv.split([heads, kv_heads, kv_heads], dim)
-            theirs.self_attn.q_proj.weight.copy_(q)
-            theirs.self_attn.k_proj.weight.copy_(k)
-            theirs.self_attn.v_proj.weight.copy_(v)
-            theirs.self_attn.o_proj.weight.copy_(mine.output)
-            gate, up = mine.gate_up.chunk(2, dim)
-            theirs.mlp.gate_proj.weight.copy_(gate)
-            theirs.mlp.up_proj.weight.copy_(up)
-            theirs.mlp.down_proj.weight.copy_(mine.down)
-            theirs.input_layernorm.weight.copy_(mine.input_norm)
-            theirs.post_attention_layernorm.weight.copy_(mine.mlp_norm)
-        model.model.norm.weight.copy_(ours.layers[-1].next_norm)
-    return model.to(dtype).eval()
 
 
 def generate_reference(model: Any, prompts: list[list[int]], tokens: int) -> None:
@@ -91,7 +62,7 @@ def best_reference(prompt: list[int]) -> tuple[str, Any]:
     """transformers in the dtype that is faster on this CPU, by a probe of a few tokens."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        model = reference(dtype)
+        model = built_in().to(dtype).eval()
         generate_reference(model, [prompt], 2)
         started = time.perf_counter()
         generate_reference(model, [prompt], 4)

@@ -3,9 +3,9 @@
     python benchmarks/draft_pair.py --json benchmarks/results/draft_pair.json
 
 Three questions. One request: `auto` with the draft against `plain`, on held-out prompts. Copying prompts: look-up,
-draft and both side by side. A crowd: 16 requests at once against `plain`. Every prompt runs under every arm before the
-next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates. Where other
-processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
+draft and both side by side. A crowd: 16 requests (--at-once) at once against `plain`. Every prompt runs under every arm
+before the next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates. Where
+other processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
 Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, and `against_plain`
 is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
 differ, so the crowd's engines are built several times, in three orders by turns, with a policy that knows what it met
@@ -22,24 +22,20 @@ import gc
 import json
 import math
 import os
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import verifypd  # before torch, whose allocator it sets
-
 # isort: split
 import torch
 from tqdm import tqdm
 
 from verifypd import LLM, SamplingParams
+from verifypd.bench.provenance import provenance
 from verifypd.distil.prompts import evaluation_prompts
 from verifypd.engine.costs import device_name
 
@@ -153,7 +149,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"one_request": {}, "copying": {}, "crowd": {}, "ending": {}}
     for numbers in args.numbers.split(","):
         with ExitStack() as stack:
-            options = {"max_model_len": 1024, "batch_size": 16, "kv_memory": "300MB", **NUMBERS[numbers]}
+            memory = {"batch_size": args.at_once, "kv_memory": f"{19 * args.at_once}MB"}
+            options = {"max_model_len": 1024, **memory, **NUMBERS[numbers]}
             first = numbers == args.numbers.split(",")[0]
             copying = first and "copying" in args.sections.split(",")
             arms = {name: arm for name, arm in ARMS.items() if copying or name in ("plain", "auto")}
@@ -166,7 +163,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             if copying:
                 copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
-        crowd = [prompt for job in jobs for prompt in job][:16]
+            among = [held_out[i * len(held_out) // args.at_once] for i in range(args.at_once)]
+            crowd = [plain.render([{"role": "user", "content": prompt.text}]) for prompt in among]
         for section, ends in (("crowd", False), ("ending", True)):
             if section in args.sections.split(","):
                 report[section][numbers] = measure_crowd(args, numbers, crowd, options, ends)
@@ -188,7 +186,7 @@ def measure_crowd(
                 for name in order
             }
             ordered = {name: engines[name] for name in names}
-            title = f"{numbers}, 16 at once{' to their ends' if ends else ''}, build {build + 1} of {times}"
+            title = f"{numbers}, {len(crowd)} at once{' to their ends' if ends else ''}, build {build + 1} of {times}"
             gc.collect()  # what is left of the build before is no part of a round
             builds.append(compare(ordered, [crowd] * rounds, tokens, title, ends)[0])
     report: dict[str, Any] = {"built": orders}
@@ -207,26 +205,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default: 128)")
-    parser.add_argument("--crowds", type=int, default=4, help="rounds of 16 requests (default: 4)")
+    parser.add_argument("--at-once", type=int, default=16, help="requests of a crowd (default: 16)")
+    parser.add_argument("--crowds", type=int, default=4, help="rounds of a crowd (default: 4)")
     parser.add_argument("--builds", type=int, default=4, help="times the engines of those are built (default: 4)")
     parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of float32, bfloat16, int8")
     parser.add_argument("--endings", type=int, default=3, help="builds of the crowd that ends by itself (default: 3)")
     parser.add_argument("--sections", default="one,copying,crowd,ending", help="some of these (default: all)")
     parser.add_argument("--json", type=Path, help="write the report there")
     args = parser.parse_args()
+    made = provenance(None)
     report = measure(args)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    versions = {"verifypd": verifypd.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    report = {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
-        "cpu": device_name(torch.device("cpu")),
-        "threads": torch.get_num_threads(),
-        "versions": versions,
-        "prompts": args.prompts,
-        "tokens": args.tokens,
-        **report,
-    }
+    about = {"cpu": device_name(torch.device("cpu")), "threads": torch.get_num_threads()}
+    report = {**made, **about, "prompts": args.prompts, "tokens": args.tokens, "at_once": args.at_once, **report}
     print(json.dumps(report, indent=1))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -3,8 +3,8 @@
 Every run drives the real policy code (`verifypd.control`) with the costs of an H200 and a 7B verifier. The policy
 believes the measured table; the truth is 20 % off in every coefficient, noisy and drifting, and acceptance differs
 between requests and along each of them. Arms see the same requests at the same times. Load is relative to what `plain`
-serves in the middle of a run that never lacks work. The constants of `auto` were chosen on seeds 1 to 6; the map is
-made with others.
+serves in the middle of a run that never lacks work. Rules were looked at on seeds below 300; the map is made with
+others, once.
 
     python benchmarks/simulated_map.py                       # everything, some minutes on two cores
     python benchmarks/simulated_map.py --quick --out /tmp/map.json
@@ -41,8 +41,8 @@ IMAGES = ROOT / "docs" / "images"
 
 ALPHAS = (0.3, 0.5, 0.7, 0.9)
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.2)
-SEEDS = tuple(range(7, 16))
-TAIL_ALPHA, TAIL_SEEDS = 0.3, tuple(range(7, 31))  # where nine seeds cannot tell `auto` from `plain`
+SEEDS = (301, 302, 303)
+TAIL_ALPHA, TAIL_SEEDS = 0.3, tuple(range(301, 325))  # where three seeds cannot tell `auto` from `plain`
 FIXED = (1, 2, 3, 4, 6)
 ERROR = 0.2  # of every coefficient
 NOISE = 0.05  # of every pass
@@ -133,7 +133,7 @@ def run_map(
 WORLDS = {
     "unified": (SETTINGS, {}),
     "pd": (SETTINGS, {"mixed": 12e-3}),  # kernels that lose when decode spans and chunks share a pass
-    "pdv": (replace(SETTINGS, devices=2), {"floor": 1e-3, "row": 40e-6}),  # a second device that drafts
+    "pdv": (replace(SETTINGS, devices=2), {"steep": 40e-6, "knee": 25.0}),  # a second device that drafts
 }
 WORLD_ARMS = ("plain", "baseline:4", "unified:2", "unified:4", "pd:2", "pdv:2", "pdv:4", "table", "auto")
 WORLD_ALPHA = 0.85

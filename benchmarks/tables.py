@@ -13,10 +13,12 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from verifypd.bench.figures import Outcome, cut, figures
+from verifypd.bench import advice, modes
+from verifypd.bench.figures import Outcome, Record, cut, figures
 from verifypd.bench.results import HEADER, ratio, row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,14 +81,14 @@ def closed_tails() -> str:
     return rows(["at once", "arm", *TAILS], lines) + source("beside-vllm-closed")
 
 
-def mixed() -> str:
+def mixed(name: str = "beside-vllm-mixed") -> str:
     """Latencies of mixed traffic."""
-    cells = read("beside-vllm-mixed")["cells"]
+    cells = read(name)["cells"]
     lines = []
     for rate in sorted(cells, key=lambda name: int(name.split()[1])):
         for arm in ("ours:head", "vllm:eagle"):
             lines.append([rate.split()[1], NAMES[arm], *_tails(cells[rate][arm]["figures"])])
-    return rows(["requests/s", "arm", *TAILS], lines) + source("beside-vllm-mixed")
+    return rows(["requests/s", "arm", *TAILS], lines) + source(name)
 
 
 TAILS = ["TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "gap p99 (longest), ms"]
@@ -153,14 +155,146 @@ def serve_cpu() -> str:
 
 
 def planner() -> str:
-    """Mixed traffic at 16 requests/s under the new planner: the one seed that both arms ran."""
-    runs = [run for run in read("beside-vllm-mixed-16")["runs"] if run["cell"] == "mixed 16" and run["turn"] == 1]
-    lines = [[NAMES[run["arm"]], *_tails(run["figures"])] for run in runs]
-    return rows(["arm", *TAILS], lines) + source("beside-vllm-mixed-16")
+    """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
+    lines = []
+    for name in ("h200-planner-16", "h200-planner"):
+        report = read(name)
+        for cell in report["cells"]:
+            mine, _, budget = cell["arm"].partition("=")
+            arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
+            over = _intervals(cell["over"][f"other:{budget}"]) if mine == "gap" else [""] * 3
+            lines.append([report["commit"][:7], str(cell["rate"]), arm, *_tails(cell["figures"]), *over])
+    header = ["commit", "requests/s", "planner", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"]
+    return rows(header, lines) + source("h200-planner-16", "h200-planner")
 
+
+def targets() -> str:
+    """The planner under other targets; ratios are over the first line."""
+    lines = []
+    for cell in read("h200-targets")["cells"]:
+        over = _intervals(cell["over"]["ttft=500"]) if cell["over"] else [""] * 3
+        lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *_tails(cell["figures"]), *over])
+    return rows(["target, ms", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"], lines) + source("h200-targets")
+
+
+def _intervals(found: dict[str, dict[str, float]]) -> list[str]:
+    names = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
+    return [f"{found[name]['ratio']:.2f} ({found[name]['low']:.2f}–{found[name]['high']:.2f})" for name in names]
+
+
+def equal_systems() -> tuple[Outcome, Outcome]:
+    """Two systems that emit 100 tokens/s for 50 requests of 20 tokens that came at once: in turn, and all together."""
+    in_turn = [[(20 * i + k + 1) / 100 for k in range(20)] for i in range(50)]
+    together = [[(50 * k + i + 1) / 100 for k in range(20)] for i in range(50)]
+
+    def whole(outputs: list[list[float]]) -> Outcome:
+        return Outcome(tuple(Record(0.0, 0.0, tuple(each), 20, 1, True) for each in outputs), 50, 10.0)
+
+    return whole(in_turn), whole(together)
+
+
+def equal_metric() -> str:
+    """What the original's metric makes of them at some cut-offs."""
+    lines = []
+    for seconds in (9.505, 9.515, 9.535, 9.75, 10.0):
+        one, two = (figures([cut(each, seconds)]) for each in equal_systems())
+        line = [f"{seconds:g} s", f"{two['tok_s']:.0f}", f"{one['tok_s']:.0f}", f"{two['tok_s_original']:.1f}"]
+        more = one["tok_s_original"] / two["tok_s_original"] - 1 if two["tok_s_original"] else None
+        lines.append(
+            [*line, f"{one['tok_s_original']:.1f}", "from nothing" if more is None else f"{100 * more:+,.0f} %"]
+        )
+    header = ["cut off at", "all tokens/s: together", "in turn", "of finished requests: together", "in turn", ""]
+    return rows(header, lines)
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1e3:.2f} s" if value >= 1e4 else f"{value:.0f} ms"
+
+
+def deploy(*names: str) -> Callable[[], str]:
+    """Mean E2E of every arm in every scenario of some results, and the fastest."""
+
+    def table() -> str:
+        founds = [read(name) for name in names]
+        arms = list(dict.fromkeys(arm for found in founds for arm in found["arms"]))
+        lines = []
+        for found in founds:
+            for scenario, own in found["scenarios"].items():
+                cells = []
+                for arm in arms:
+                    each = own["arms"].get(arm)
+                    word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
+                    mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
+                    cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark if each else "–")
+                lines.append([scenario, *cells, advice.fastest(own)])
+        said = "; ".join(dict.fromkeys(f"{found['note']}; against {found['reference']}" for found in founds))
+        return rows(["mean E2E", *arms, "lowest"], lines) + f"\n↓ faster, ↑ slower at 95 %. {said}.\n" + source(*names)
+
+    return table
+
+
+def deploy_rules() -> str:
+    """The original's selection rules against what was measured."""
+    founds = [read(name) for name in RULED]
+    lines = []
+    for variant, counts in advice.rule_counts(founds).items():
+        right, wrong = counts[advice.RIGHT], counts[advice.WRONG]
+        word = "holds" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
+        figures = [str(counts[each]) for each in (advice.RIGHT, advice.WRONG, advice.EITHER)]
+        lines.append([f"`{variant}`", *figures, word])
+    header = ["rule", "its choice was the faster one", "the slower one", "no difference", "verdict"]
+    return rows(header, lines) + source(*RULED)
+
+
+def deploy_claims() -> str:
+    """Its other statements, each with figures and a word."""
+    sweep, batches = read(SWEEP), read(BATCHES)
+    lines = []
+    told = [("A", modes.named_modes(sweep)), ("B", modes.named_modes(read(THREE)))]
+    poor = {mode.name: mode for mode in modes.named_modes(read(POOR))}
+    for own in zip(*(each for _, each in told), strict=True):
+        said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
+        for letter, mode in said or [("B, α = 0.3", poor[own[0].name])]:
+            figures = mode.figures.partition(" (mean E2E")[0]
+            lines.append([f"{mode.name}: {mode.claim}", f"{letter}: {figures}", mode.seen])
+    for _, size, levels in advice.gains(sweep):
+        low, high = (f"{pick(each['ratio'] for _, each in levels):.2f}" for pick in (min, max))
+        faster = sum(each["verdict"] == "slower" for _, each in levels)
+        lines.append(
+            [f"best at 3–7 × the draft's size: here {size:.0f} ×", f"plain takes {low}–{high} of PD's time",
+             f"PD is faster in {faster} of {len(levels)} loads"]
+        )  # fmt: skip
+    shown = [each for each in advice.verification_cost() if each[0] in (1, 16, 64, 256)]
+    costs = ", ".join(f"{share:.2f} at {count}" for count, share in shown)
+    claim = "four times the verification for nearly one request's cost"
+    most = max(count for count, share in advice.verification_cost() if share < 1.25)
+    lines.append([claim, f"five tokens a request over one: {costs} requests", f"holds up to about {most} requests"])
+    for level, arms in advice.batch_verdicts(batches):
+        best = min(arms, key=lambda name: arms[name][0])
+        shown = ", ".join(
+            f"{name.split()[-1]}: {_ms(value)}{f' ({word})' if word else ''}" for name, (value, word) in arms.items()
+        )
+        lines.append(
+            [f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {level}", shown, f"{best.split()[-1]} is lowest"]
+        )
+    return rows(["its claim", "here", "verdict"], lines) + source(SWEEP, THREE, POOR, BATCHES)
+
+
+SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
+THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
+RULED = (SWEEP, THREE)
 
 TABLES: dict[str, Callable[[], str]] = {
-    "head-planner": planner,
+    "head-mixed-before": partial(mixed, "beside-vllm-mixed-before"),
+    "planner": planner,
+    "planner-targets": targets,
+    "deploy-sweep": deploy(SWEEP),
+    "deploy-mixed": deploy(MIXED),
+    "deploy-three-way": deploy(THREE),
+    "deploy-cpu": deploy("bench-three-way-cpu", "bench-comprehensive-cpu"),
+    "deploy-rules": deploy_rules,
+    "deploy-claims": deploy_claims,
+    "equal-systems": equal_metric,
     "bench-original-metric": original_metric,
     "bench-serve-cpu": serve_cpu,
     "head-closed": closed,

@@ -62,6 +62,10 @@ MAY_WAIT = {
     "distil/text.py": "numpy arrays from files",
     "distil/train.py": "offline: the loss, a few times a run",
 }
+SLOT_TENSORS = {
+    "runtime/inputs.py": "Slots: text and drafts; BlockTables: where a pool holds them",
+    "sampling/state.py": "SamplingState: what each request asks for",
+}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -189,6 +193,18 @@ def missing_docstring(source: str, module: str) -> list[str]:
     return [] if ast.get_docstring(ast.parse(source)) else [f"{module} has no docstring"]
 
 
+def slot_tensors(source: str, module: str) -> list[str]:
+    """Device tensors with a row for each slot that are made elsewhere than in the types that hold them."""
+    makers = {"zeros", "ones", "full", "empty", "arange"}
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
+    return [
+        f"{module}:{call.lineno} makes a tensor of slots"
+        for call in calls
+        if module not in SLOT_TENSORS and isinstance(call.func, ast.Attribute) and call.func.attr in makers
+        if re.search(r"\bslots\b", ast.unparse(call.args[0]))
+    ]
+
+
 def banned_names(paths: list[str]) -> list[str]:
     """Files of odds and ends."""
     return [path for path in paths if Path(path).stem in BANNED_NAMES and path.endswith(".py")]
@@ -271,6 +287,10 @@ def test_waiting_for_the_device_has_one_home():
     waits = complaints_of(device_waits)
     assert [line for line in waits if allowed_wait(line) is None] == []
     assert set(MAY_WAIT) == {allowed_wait(line) for line in waits}, "an entry of MAY_WAIT is no longer needed"
+
+
+def test_tensors_of_slots_are_of_few_types():
+    assert complaints_of(slot_tensors) == []
 
 
 def test_only_the_command_line_prints():
@@ -387,6 +407,13 @@ def test_a_wait_is_allowed_in_one_function_only():
 
 def test_names_that_only_look_like_waits_pass():
     assert device_waits("items = d.items(); cpu = 'cpu'; x.to('cpu', non_blocking=True)", "kv/x.py") == []
+
+
+@pytest.mark.parametrize("source", ["torch.zeros(config.slots, 4)", "x = torch.full((slots, 2), 1.0, device=d)"])
+def test_a_loose_tensor_of_slots_is_caught(source):
+    assert len(slot_tensors(source, "engine/x.py")) == 1
+    assert slot_tensors(source, "runtime/inputs.py") == []
+    assert slot_tensors("torch.zeros(len(spans)); range(config.slots)", "engine/x.py") == []
 
 
 def test_print_is_caught():

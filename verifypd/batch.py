@@ -1,12 +1,15 @@
-"""What a plan hands to the lanes: slots and upper bounds, never token ids or lengths. Pure data."""
+"""What a plan hands to the lanes: slots and upper bounds, never token ids or lengths. Pure data.
+
+Spans are tuples: some are made for every request in every step.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSpan:
+class DraftSpan(NamedTuple):
     """Draft work of one slot: feed the model the last `lag` confirmed tokens (or the first `rows` of them), then draft.
 
     The span starts at device length − lag, or where the host says. `drafts` > 0 needs rows == lag: the model must have
@@ -23,8 +26,7 @@ class DraftSpan:
     start: int | None = None  # absolute position of the first row; None: device length − lag
 
 
-@dataclass(frozen=True, slots=True)
-class VerifySpan:
+class VerifySpan(NamedTuple):
     """Verifier rows of one slot: a prefill chunk (start given) or the last token and its drafts (start None)."""
 
     slot: int

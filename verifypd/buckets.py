@@ -12,8 +12,8 @@ def bucket(n: int) -> int:
 
 
 def chunk_bucket(n: int) -> int:
-    """Rows of a pass with chunks: steps of 64 up to 512, then of an eighth of the next power of two."""
-    step = max(64, (1 << max(n - 1, 0).bit_length()) // 8)
+    """Rows of a pass with chunks: steps of 64 up to 1,024, then of a sixteenth of the next power of two."""
+    step = max(64, (1 << max(n - 1, 0).bit_length()) // 16)
     return -(-n // step) * step
 
 

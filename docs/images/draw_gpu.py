@@ -113,17 +113,19 @@ def heads(theme: Theme) -> None:
     }
     _groups(axes[0], theme, LEVELS, arms, 0, 0.2)
     _plain(axes[0], theme, "tokens/s by requests at once (more is better)")
-    for where, name, title in (
-        (axes[1], "tpot_ms_p95", "mixed traffic by requests/s: TPOT p95, ms (less is better)"),
-        (axes[2], "gap_ms_max", "mixed traffic by requests/s: longest gap, ms (less is better)"),
-        (axes[3], "ttft_ms_p95", "mixed traffic by requests/s: TTFT p95, ms (less is better)"),
+    found = {label: mixed["mixed 16"][arm]["figures"] for label, (arm, _) in list(colours.items())[:2]}
+    for where, name, shares, title in (
+        (axes[1], "tpot_ms", ("p50", "p95"), "mixed traffic, 16 requests/s: time per token, ms (less is better)"),
+        (axes[2], "gap_ms", ("p99", "max"), "the same: gaps between outputs, ms (less is better)"),
+        (axes[3], "ttft_ms", ("p50", "p95"), "the same: first token, ms (less is better)"),
     ):
-        rates = ("8", "16", "20")
         arms = {
-            label: (colour, [mixed[f"mixed {rate}"][arm]["figures"][name] for rate in rates])
-            for label, (arm, colour) in list(colours.items())[:2]
+            label: (colours[label][1], [figures[f"{name}_{share}"] for share in shares])
+            for label, figures in found.items()
         }
-        _groups(where, theme, rates, arms, 1 if name.startswith("tpot") else 0)
+        _groups(
+            where, theme, tuple(share.replace("max", "longest") for share in shares), arms, 1 if "tpot" in name else 0
+        )
         _plain(where, theme, title)
     for where in axes:
         where.legend(

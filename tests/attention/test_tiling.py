@@ -10,6 +10,7 @@ from verifypd.attention.tiling import MOST_SPLITS, SPLIT_TOKENS, WORKSPACE_ELEME
 from verifypd.kernels.tiles import power_of_two
 
 LLAMA = {"heads": 32, "kv_heads": 32, "width": 128, "itemsize": 2, "window": None, "processors": 132}
+LLAMA |= {"shared_memory": 227 * 1024}
 TINY = {**LLAMA, "kv_heads": 4, "width": 64}
 QWEN = {**LLAMA, "heads": 28, "kv_heads": 4}
 GEMMA = {**LLAMA, "heads": 8, "kv_heads": 1, "width": 256}
@@ -47,6 +48,14 @@ def test_a_verify_span_fits_one_tile() -> None:
     assert cut(LLAMA, 32, 5, 600).block_m == 16
 
 
+def test_tiles_of_chunks_follow_the_memory_of_the_device() -> None:
+    large, small = cut(LLAMA, 1, 1024, 2048), cut(LLAMA, 1, 1024, 2048, shared_memory=99 * 1024)
+    assert (large.block_m, large.warps, large.stages) == (128, 8, 3)
+    assert (small.block_m, small.warps, small.stages) == (64, 4, 2)
+    assert cut(TINY, 1, 1024, 2048).block_m == 64
+    assert cut(LLAMA, 1, 1024, 2048, fixed=True).block_m == 64  # of decode spans too: sums in the same order
+
+
 def test_few_programs_share_long_contexts() -> None:
     assert cut(LLAMA, 1, 5, 600).splits > 1
     assert cut(LLAMA, 1, 5, 100).splits == 1  # too short to be worth it
@@ -79,8 +88,8 @@ def test_a_long_context_is_shared_among_short_ones() -> None:
 
 
 def test_chunks_are_shared_where_their_tiles_are_few() -> None:
-    assert cut(LLAMA, 1, 256, 8192).splits == 8
-    for rows in (512, 2048):
+    assert cut(LLAMA, 1, 256, 8192).splits == cut(LLAMA, 1, 512, 8192).splits == 8
+    for rows in (1024, 2048):
         found = cut(LLAMA, 1, rows, 8192)
         assert (found.splits, found.pairs, found.shared_tiles) == (1, 0, 0)  # one launch, and nothing before it
 
@@ -89,10 +98,10 @@ def test_chunks_of_a_padded_pass() -> None:
     """Nine spans of as many rows as the pass has, most of them void: the pass's rows bound the tiles."""
     few = cut(LLAMA, 9, 320, 8192, own_rows=280, pass_rows=320)
     assert few.splits == 8
-    assert few.pairs <= 320 // 64 + 9 + few.workers
+    assert few.pairs <= 320 // 128 + 9 + few.workers
     many = cut(LLAMA, 9, 2176, 8192, own_rows=2136, pass_rows=2176)
     assert many.splits == 1
-    assert many.pairs == 2176 // 64 + 9  # of 306
+    assert many.pairs == 2176 // 128 + 9  # of 153
     assert cut(LLAMA, 8, 5, 8192, own_rows=1, pass_rows=2176).splits == 8  # spans beside them keep theirs
 
 

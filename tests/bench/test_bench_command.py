@@ -20,7 +20,7 @@ from tests.server.serving import ROOT, Server
 from verifypd import cli
 from verifypd.bench.campaign import Folder
 from verifypd.bench.workload import read
-from verifypd.cli.bench import command_line
+from verifypd.cli.campaign import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bench-server")]
 TRAFFIC = ["--source", "fixed:12x6", "--vocab", "300", "--seeds", "2", "--num-requests", "6"]

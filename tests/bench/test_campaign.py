@@ -225,7 +225,7 @@ def test_the_page_is_whole_and_asks_nobody(done: tuple[Path, dict[str, Any]]) ->
         "prefers-color-scheme",
     ):
         assert words in page, words
-    assert page.count("<svg") == 8 + 2 * 8  # over all scenarios; curves and histograms of each
+    assert page.count("<svg") == 9 + 2 * 8  # over all scenarios; curves and histograms of each
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL).lower()
 
 

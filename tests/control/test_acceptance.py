@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifypd.control.acceptance import Acceptance, Kind, Mean, Reliability, kind_of
+from verifypd.control.acceptance import Acceptance, Kind, Mean, kind_of
 from verifypd.control.observe import Observation
 from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS
 
@@ -233,16 +233,6 @@ def test_what_it_says_comes_true_as_often_as_it_says() -> None:
     assert sum(trials for *_, trials in rows) > 1000
     for predicted, came, trials in rows:
         assert trials < 100 or predicted == pytest.approx(came, abs=0.1)
-
-
-def test_the_calibration_error_by_hand() -> None:
-    reliability = Reliability()
-    assert reliability.error == 0.0 and reliability.rows() == []
-    for stood in (True, True, False, False):
-        reliability.add(0.75, stood)
-    reliability.add(1.0, True)
-    assert reliability.error == pytest.approx((4 * 0.25 + 0.0) / 5)
-    assert reliability.rows() == [(0.75, 0.5, 4.0), (1.0, 1.0, 1.0)]
 
 
 # -- never out of bounds, never a token --------------------------------------------------------------------------------

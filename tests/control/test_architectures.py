@@ -11,23 +11,24 @@ from hypothesis import strategies as st
 
 import verifypd
 from tests.control.views import VIEW
-from verifypd.control.architectures import PD, PDV, Baseline, Plain, Unified, select_architecture
+from verifypd.control import architectures
+from verifypd.control.architectures import PD, PDV, Baseline, Unified, select_architecture
 from verifypd.control.controller import FixedController, allowed
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.factory import make_architecture
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Beside, Reading, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.throughput import ThroughputController
 from verifypd.errors import ConfigError
 
-DECODING = replace(VIEW, length_floor=10, length_bound=10, max_length=100, slo_tpot=15.0)
+PLAIN = make_architecture("plain", FixedController(4))
+DECODING = VIEW._replace(length_floor=10, length_bound=10, max_length=100, slo_tpot=15.0)
 
 
 def view(slot: int, **changes: Any) -> RequestView:
-    lane = "prefill" if changes.get("prefill_left") else "verify" if changes.get("pending") else "decode"
     drafter = "model" if changes.get("pending") else None
-    return replace(
-        DECODING, **{"slot": slot, "order": slot, "rank": (0, slot), "lane": lane, "drafter": drafter, **changes}
-    )
+    return DECODING._replace(**{"slot": slot, "request_id": slot, "rank": (0, slot), "drafter": drafter, **changes})
 
 
 def slots(plan: Plan, part: str) -> list[int]:
@@ -56,12 +57,12 @@ def test_one_pass_mixes_verify_spans_plain_tokens_and_a_prompt_chunk() -> None:
 
 
 def test_the_last_chunk_emits() -> None:
-    plan = Plain().plan(snapshot(view(0, chunk_start=16, prefill_left=20)))
+    plan = PLAIN.plan(snapshot(view(0, chunk_start=16, prefill_left=20)))
     assert plan.verify and plan.verify.spans[0].emits and plan.draft is None
 
 
 def test_plain_never_drafts() -> None:
-    plan = Plain().plan(snapshot(view(0), view(1)))
+    plan = PLAIN.plan(snapshot(view(0), view(1)))
     assert plan.draft is None and plan.verify and all(span.rows == 1 for span in plan.verify.spans)
 
 
@@ -86,29 +87,29 @@ def test_a_drafter_without_a_cache_never_catches_up() -> None:
 
 def test_the_batch_goes_to_those_who_waited_longest() -> None:
     views = [view(slot, served=9 - slot) for slot in range(6)]
-    plan = Plain().plan(snapshot(*views))
+    plan = PLAIN.plan(snapshot(*views))
     assert plan.verify and [span.slot for span in plan.verify.spans] == [5, 4, 3, 2]
 
 
 def test_priority_goes_before_waiting() -> None:
-    views = [replace(view(slot), rank=(slot == 0, slot), served=slot) for slot in range(5)]
-    plan = Plain().plan(snapshot(*views))
+    views = [view(slot)._replace(rank=(slot == 0, slot), served=slot) for slot in range(5)]
+    plan = PLAIN.plan(snapshot(*views))
     assert plan.verify and [span.slot for span in plan.verify.spans] == [1, 2, 3, 4]
 
 
 def test_a_full_batch_still_lets_prefill_progress() -> None:
-    plan = Plain().plan(snapshot(*(view(s) for s in range(4)), view(4, prefill_left=10)))
+    plan = PLAIN.plan(snapshot(*(view(s) for s in range(4)), view(4, prefill_left=10)))
     assert plan.verify and plan.verify.spans[-1].slot == 4
 
 
 def test_a_request_that_verdicts_in_flight_will_end_is_left_out() -> None:
-    plan = Plain().plan(snapshot(view(0, length_floor=100, length_bound=104)))
+    plan = PLAIN.plan(snapshot(view(0, length_floor=100, length_bound=104)))
     assert plan.empty
 
 
 @pytest.mark.parametrize(
     ("changes", "length"),
-    [({}, 4), ({"draft_limit": 2}, 2), ({"promise": 0}, 0), ({"max_length": 13}, 2), ({"max_length": 11}, 0)],
+    [({}, 4), ({"draft_limit": 2}, 2), ({"expected": 0}, 0), ({"max_length": 13}, 2), ({"max_length": 11}, 0)],
 )
 def test_fixed_length_is_cut_to_what_can_be_used(changes: dict[str, int], length: int) -> None:
     assert allowed(view(0, **changes), 4) == length
@@ -221,6 +222,23 @@ def test_pdv_takes_those_who_queued_longest() -> None:
     views = [view(slot, pending=2, waited=slot / 1e3) for slot in range(6)]
     plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
     assert slots(plan, "verify") == [5, 4]
+    urgent = views[1]._replace(rank=(-1, 1))
+    plan = PDV(FixedController(3)).plan(snapshot(*views[:1], urgent, *views[2:], **PIPELINE))
+    assert slots(plan, "verify") == [1, 5], "priority goes before waiting"
+
+
+def test_a_pipelined_step_counts_the_rows_of_drafts_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts join beside as many rows as the verify lane really takes: of pending drafts every token."""
+    seen: list[float] = []
+
+    def spy(snapshot: Snapshot, cost: CostModel, beside: Beside, *rest: Any) -> Reading:
+        seen.append(beside.decode.rows)
+        return next_chunks(snapshot, cost, beside, *rest)
+
+    monkeypatch.setattr(architectures, "next_chunks", spy)
+    views = [view(0, pending=3), view(1, pending=2), view(2), view(3), view(4, prefill_left=20)]
+    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
+    assert plan.verify and seen == [plan.verify.rows] == [7]
 
 
 # -- table -------------------------------------------------------------------------------------------------------------
@@ -314,8 +332,8 @@ class Spy(FixedController):
     def observe_step(self, timing: Any) -> None:
         self.heard.append(timing)
 
-    def forget(self, order: int, emitted: int) -> None:
-        self.heard.append(order)
+    def forget(self, request_id: int) -> None:
+        self.heard.append(request_id)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "plain"])
@@ -328,8 +346,21 @@ def test_the_controller_hears_what_happened_and_sets_the_drafters_temperature(na
     timing = StepTiming(draft_requests=1, draft_steps=2, verify_rows=3, draft_seconds=0.1, verify_seconds=0.2)
     architecture.observe(verdict)
     architecture.observe_step(timing)
-    architecture.forget(7, 9)
+    architecture.forget(7)
     assert spy.heard == [verdict, timing, 7]
+
+
+def test_plain_tells_the_controller_of_the_others_who_has_gone() -> None:
+    """They take turns in one engine: whoever drafted under another and ends under `plain` must not be kept."""
+    controller = make_controller("throughput", 4, CostModel(Coefficients()))
+    assert isinstance(controller, ThroughputController)
+    unified, plain = [make_architecture(name, controller) for name in ("unified", "plain")]
+    unified.plan(snapshot(view(0), view(1)))
+    known = controller.acceptance._requests
+    assert set(known) == {0, 1}
+    plain.plan(snapshot(view(0), view(1)))
+    plain.forget(0)
+    assert set(known) == {1}
 
 
 VIEWS = st.lists(
@@ -396,5 +427,5 @@ def test_plans_hold_together(
 def test_a_pass_takes_chunks_of_as_many_prompts_as_it_may() -> None:
     views = [view(slot, prefill_left=10) for slot in range(6)]
     settings = {"prefill_chunk": 100, "batch_size": 8}
-    assert slots(Plain().plan(snapshot(*views, **settings)), "verify") == list(range(6))
-    assert slots(Plain().plan(snapshot(*views, **settings, most_chunks=4)), "verify") == list(range(4))
+    assert slots(PLAIN.plan(snapshot(*views, **settings)), "verify") == list(range(6))
+    assert slots(PLAIN.plan(snapshot(*views, **settings, most_chunks=4)), "verify") == list(range(4))

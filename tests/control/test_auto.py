@@ -10,10 +10,11 @@ import pytest
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
-from verifypd.control.architectures import Architecture, Plain
+from verifypd.control.architectures import Architecture
 from verifypd.control.auto import KEPT, Auto
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.throughput import ThroughputController
@@ -41,7 +42,7 @@ class World:
         self.changes: dict[str, Any] = {"overlap": two_devices, "verify_batch": max(1, requests // 2)} | changes
         self.views = {i: view(i, slo_tpot=15.0) for i in range(requests)}
         if prompts:
-            self.views[requests] = view(requests, prefill_left=10**7, lane="prefill")
+            self.views[requests] = view(requests, prefill_left=10**7)
         self.rng = random.Random(0)
         self.now, self.tokens, self.steps, self.verdicts = 0.0, 0, 0, 0
 
@@ -60,7 +61,7 @@ class World:
         self.steps += 1
         drafted = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
         for slot, length in drafted.items():
-            self.views[slot] = replace(self.views[slot], pending=length, lane="verify", drafter="model")
+            self.views[slot] = self.views[slot]._replace(pending=length, drafter="model")
         verify, prefill = self.work(plan.verify), self.work(plan.prefill)
         longest, caught_up, context = max(drafted.values(), default=0), 2 * len(drafted), len(drafted) * 512.0
         noise = self.rng.lognormvariate(0, 0.02)
@@ -102,7 +103,7 @@ class World:
             accepted += 1
         self.tokens += accepted + 1
         self.verdicts += 1
-        self.views[slot] = replace(self.views[slot], pending=0, lane="decode", drafter=None, served=self.steps)
+        self.views[slot] = self.views[slot]._replace(pending=0, drafter=None, served=self.steps)
         policy.observe(Observation(slot, length, accepted, accepted + 1, False, False, 1.0, "model"))
 
 
@@ -122,14 +123,14 @@ def test_plain_when_nothing_pays() -> None:
     assert (last.previous, last.architecture) == ("unified", "plain")
     assert "drafting predicted to gain" in last.reason
     rate = world.run(policy, 200)
-    assert rate > 0.98 * World(GPU, 16, 0.03).run(Plain(CostModel(GPU)), 200)
+    assert rate > 0.98 * World(GPU, 16, 0.03).run(make_architecture("plain", FixedController(0), CostModel(GPU)), 200)
 
 
 def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
     world, policy = World(GPU, 16, 0.8), auto()
     gained = world.run(policy, 200)
     assert policy.label == policy.ran == "unified"
-    assert gained > 1.3 * World(GPU, 16, 0.8).run(Plain(CostModel(GPU)), 200)
+    assert gained > 1.3 * World(GPU, 16, 0.8).run(make_architecture("plain", FixedController(0), CostModel(GPU)), 200)
     world.alpha = 0.02
     world.run(policy, 200)
     assert policy.label == "plain"
@@ -142,9 +143,9 @@ def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
 def test_while_plain_it_plans_as_plain_does() -> None:
     world, policy = World(GPU, 16, 0.02), auto()
     world.run(policy, 200)
-    plain, same = Plain(policy.cost), 0
+    plain, same = make_architecture("plain", policy.controller, policy.cost), 0
     for _ in range(100):
-        state, asked = world.snapshot(), policy.may_draft
+        state, asked = world.snapshot(), policy.controller.may_draft
         plan = policy.plan(state)
         same += plan == plain.plan(state)
         assert asked or plan.draft is None, "nobody was asked, so nothing is drafted"
@@ -161,7 +162,7 @@ def test_without_a_drafter_it_is_plain() -> None:
 def test_a_prompt_alone_changes_no_label() -> None:
     """Nobody decodes, so nothing tells whether drafting would pay."""
     policy = auto()
-    policy.plan(snapshot([view(0, prefill_left=100, lane="prefill")]))
+    policy.plan(snapshot([view(0, prefill_left=100)]))
     assert policy.label == "unified" and not policy.decisions
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 
 import pytest
@@ -26,15 +25,15 @@ from verifypd.simulate.tables import h200
     [
         ({}, 4),
         ({"draft_limit": 2}, 2),
-        ({"promise": 0}, 0),
-        ({"promise": 3}, 3),
+        ({"expected": 0}, 0),
+        ({"expected": 3}, 3),
         ({"max_length": 515}, 2),
         ({"max_length": 513}, 0),
         ({"draft_limit": 0}, 0),
     ],
 )
 @pytest.mark.parametrize("name", ["fixed", "threshold", "throughput"])
-def test_every_controller_respects_limit_promise_and_room(name: str, changes: dict[str, int], length: int) -> None:
+def test_every_controller_respects_limit_drafter_and_room(name: str, changes: dict[str, int], length: int) -> None:
     controller = make_controller(name, 4, h200())
     views = [view(0, **changes), view(1)]
     lengths = controller.draft_lengths(views, snapshot(views), Work())
@@ -59,8 +58,8 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 def ten(controller: ThresholdController, drafted: int, emitted: int) -> None:
-    for order in range(10):
-        controller.observe(Observation(order, drafted, emitted - 1, emitted, False, False, 1.0, "model"))
+    for request in range(10):
+        controller.observe(Observation(request, drafted, emitted - 1, emitted, False, False, 1.0, "model"))
 
 
 def steps(controller: ThresholdController, seconds: float, count: int = 100, wait: float = 0.0) -> None:
@@ -69,16 +68,16 @@ def steps(controller: ThresholdController, seconds: float, count: int = 100, wai
 
 
 def queue(controller: ThresholdController, depth: int) -> None:
-    views = [view(i, lane="verify", pending=2) for i in range(depth)]
+    views = [view(i, pending=2) for i in range(depth)]
     controller.draft_lengths([], snapshot(views), Work())
 
 
 def test_threshold_starts_at_four_and_moves_every_ten_observations() -> None:
     controller = ThresholdController()
     assert controller.length == 4
-    for order in range(9):
-        controller.observe(Observation(order, 4, 4, 5, False, False, 1.0, "model"))
-        controller.observe(Observation(order, 0, 0, 1, False, False, 1.0, None))  # no draft: not an observation
+    for request in range(9):
+        controller.observe(Observation(request, 4, 4, 5, False, False, 1.0, "model"))
+        controller.observe(Observation(request, 0, 0, 1, False, False, 1.0, None))  # no draft: not an observation
     assert controller.length == 4
     controller.observe(Observation(9, 4, 4, 5, False, False, 1.0, "model"))
     assert controller.length == 5
@@ -137,10 +136,10 @@ def test_threshold_p95_is_over_the_last_hundred_steps_with_the_queue_wait() -> N
 def test_no_controller_ever_sees_a_drawn_token() -> None:
     """Lengths that depended on a drawn token would bias the text: nothing handed to a controller can hold one."""
     for record in (Observation, StepTiming, RequestView):
-        for field in dataclasses.fields(record):
+        for name, kind in record.__annotations__.items():
             kinds = ("int", "float", "bool", "str", "str | None", "float | None", "tuple[int, int]")
-            assert field.type in kinds, field.name
-            assert "token" not in field.name and "draft_ids" not in field.name
+            assert getattr(kind, "__forward_arg__", kind) in kinds, name
+            assert "token" not in name and "draft_ids" not in name
     members = [*inspect.getmembers(module, inspect.isclass), *inspect.getmembers(throughput, inspect.isclass)]
     classes = {c for _, c in members if c.__name__.endswith("Controller")}
     allowed = {
@@ -148,7 +147,7 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
         "temperature": {"view"},
         "observe": {"seen"},
         "observe_step": {"timing"},
-        "forget": {"order", "emitted"},
+        "forget": {"request_id"},
         "why": set(),
         "state": set(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from dataclasses import asdict, fields, replace
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from verifypd.control.cost import CHUNKS, DECODE, DRAFT, Coefficients, CostModel, Work
 from verifypd.control.observe import StepTiming
-from verifypd.errors import ConfigError
 from verifypd.simulate.tables import H200, h200
 
 TRUE = Coefficients(
@@ -105,6 +103,15 @@ def test_a_drafter_of_one_pass_takes_one_step_whatever_its_length() -> None:
     assert model.draft_seconds(5, 9, 100) == model.draft_seconds(1, 9, 100) == CostModel(TRUE).draft_seconds(1, 9, 100)
 
 
+def test_a_padded_pass_costs_the_rows_it_is_padded_to() -> None:
+    model = CostModel(replace(TRUE, row=0.0, mixed=0.0))
+    model.padded = True
+    chunks = [model.pass_seconds(Work(rows, 0, rows - 8)) for rows in (1024, 1025, 1152, 1153)]
+    assert chunks[0] < chunks[1] == chunks[2] < chunks[3]
+    decode = [model.pass_seconds(Work(rows)) for rows in (256, 257.5, 384)]
+    assert decode[0] < decode[1] == decode[2]
+
+
 def test_a_row_is_dear_beyond_the_knee() -> None:
     model = CostModel(TRUE)
     assert (model.slope(191.0), model.slope(192.0)) == (pytest.approx(2e-6), pytest.approx(32e-6))
@@ -132,35 +139,6 @@ def test_times_never_fall_with_more_work(
         assert 0.0 <= loop <= model.draft_seconds(*longer) * (1 + 1e-12)
 
 
-def test_a_step_without_its_drafts() -> None:
-    model = CostModel(TRUE)
-    drafted = StepTiming(
-        draft_requests=4,
-        draft_steps=3,
-        draft_rows=8,
-        draft_context=400.0,
-        verify_requests=4,
-        verify_rows=4 + 12 + 50,
-        verify_context=450.0,
-        chunk_rows=50,
-        chunk_context=2500.0,
-    )
-    plain = StepTiming(
-        verify_requests=4, verify_rows=54, verify_context=450.0, chunk_rows=50, chunk_context=2500.0
-    )  # the chunk rides on
-    assert model.undrafted_seconds(drafted) == model.undrafted_seconds(plain) == model.step_seconds(plain)
-    assert model.undrafted_seconds(drafted) < model.step_seconds(drafted)
-    apart = replace(drafted, verify_rows=16, prefill_seconds=1e-3)
-    assert model.undrafted_seconds(apart) == model.step_seconds(replace(plain, verify_rows=4, prefill_seconds=1e-3))
-    assert model.undrafted_seconds(StepTiming(draft_requests=4, draft_steps=3, draft_rows=8)) == 0.0
-
-
-def test_coefficients_refuse_nonsense() -> None:
-    for value in (-1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="row"):
-            Coefficients(row=value)
-
-
 # -- the fit -----------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +150,14 @@ def test_a_fit_recovers_what_was_planted_the_knee_included() -> None:
         assert found[name] == pytest.approx(value, rel=0.02), name
     assert model.fitted and model.known
     assert miss(model, samples(truth, 100, seed=1)) < 0.001
+
+
+def test_a_fit_to_padded_passes_knows_what_they_are_padded_to() -> None:
+    truth, model = CostModel(TRUE), CostModel()
+    truth.padded = model.padded = True
+    other = CostModel().fit(samples(truth, 300))
+    assert miss(model.fit(samples(truth, 300)), samples(truth, 100, seed=1)) < 0.001
+    assert miss(other, samples(truth, 100, seed=1)) > 0.01
 
 
 def test_a_fit_of_noisy_measurements_is_close() -> None:
@@ -277,39 +263,3 @@ def test_host_work_between_passes_is_learnt() -> None:
     assert model.overhead == pytest.approx(1e-3, rel=0.05)
     model.observe(replace(timing, step_seconds=60.0))  # somebody stopped the process
     assert model.overhead < 1.3e-3
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def test_what_it_believes_can_be_written_and_read() -> None:
-    model = CostModel().fit(samples(CostModel(TRUE), 50))
-    for timing in samples(CostModel(TRUE), 20, seed=2, noise=0.3):
-        model.observe(replace(timing, step_seconds=timing.device_seconds + 1e-3))
-    again = CostModel.from_json(model.to_json())
-    assert again.coefficients == model.coefficients and again.fitted
-    assert (again.factors, again.overhead) == (model.factors, model.overhead)
-
-
-GOOD = json.loads(CostModel(TRUE).to_json())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no json",
-        "{}",
-        "[]",
-        "7",
-        json.dumps(GOOD | {"version": 1}),
-        json.dumps(GOOD | {"coefficients": {"base": -1}}),
-        json.dumps(GOOD | {"coefficients": {"floor": 1e-3}}),
-        json.dumps(GOOD | {"factors": {DECODE: 1.0}}),
-        json.dumps(GOOD | {"overhead": None}),
-        json.dumps(GOOD | {"overhead": math.nan}),
-        json.dumps(GOOD | {"factors": dict.fromkeys((DECODE, CHUNKS, DRAFT), -1.0)}),
-    ],
-)
-def test_a_file_that_is_none_of_its_own_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        CostModel.from_json(text)

@@ -1,8 +1,9 @@
-"""Lanes as queues: views, order of service, token budgets; and the path of a request through them."""
+"""Lanes as queues: what prompts get beside the others; and the path of a request through them."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.control.test_architectures import snapshot, view
 from verifypd.config import LANES
-from verifypd.control.lanes import LaneView, allot, lane_views, longest_queued, order
+from verifypd.control.lanes import prompt_tokens
 from verifypd.inflight import Draft
 from verifypd.metrics.stats import LaneStats
 from verifypd.request import PATH, Request, SamplingParams, State
@@ -20,96 +21,44 @@ def request() -> Request:
     return Request("r", [1, 2], SamplingParams(), seed=0, max_length=10, arrival=5.0)
 
 
-def test_lanes_see_depth_rows_and_the_oldest_wait() -> None:
-    lanes = lane_views(
-        snapshot(
-            view(0, lane="prefill", prefill_left=40, waited=0.2),
-            view(1, lane="prefill", prefill_left=2, waited=0.3),
-            view(2, lane="verify", pending=3, waited=0.01),
-            view(3),
-        )
-    )
-    assert set(lanes) == set(LANES)
-    assert (lanes["prefill"].depth, lanes["prefill"].tokens, lanes["prefill"].oldest) == (2, 42, 0.3)
-    assert (lanes["verify"].depth, lanes["verify"].tokens) == (1, 4)
-    assert (lanes["decode"].depth, lanes["decode"].tokens) == (1, 1)
-    assert lanes["prefill"].overdue and not lanes["decode"].overdue
+def tokens(prompts: int, verify: int = 0, decode: int = 0, waited: float = 0.0, **changes: Any) -> int:
+    """Prompt tokens of a step of 200 beside so many requests in each lane; drafts are of nine."""
+    views = [view(n, prefill_left=500, waited=waited) for n in range(prompts)]
+    views += [view(prompts + n, pending=9) for n in range(verify)]
+    views += [view(prompts + verify + n) for n in range(decode)]
+    return prompt_tokens(snapshot(*views, **{"batch_size": 20, "prefill_chunk": 180} | changes))
 
 
-def test_strict_priority_until_a_lane_is_overdue() -> None:
-    lanes = {name: LaneView(name, depth=1, tokens=10, oldest=0.1, patience=1.0) for name in LANES}
-    assert order(lanes) == ["decode", "verify", "prefill"]
-    lanes["prefill"] = LaneView("prefill", depth=1, tokens=10, oldest=1.5, patience=1.0)
-    assert order(lanes) == ["prefill", "decode", "verify"]
-    lanes["verify"] = LaneView("verify", depth=1, tokens=10, oldest=2.0, patience=1.0)
-    assert order(lanes) == ["verify", "prefill", "decode"]
-    assert order({"verify": LaneView("verify")}) == []
-
-
-def test_what_higher_lanes_leave_goes_down() -> None:
-    lanes = {
-        "decode": LaneView("decode", depth=4, tokens=4),
-        "verify": LaneView("verify", depth=8, tokens=40),
-        "prefill": LaneView("prefill", depth=2, tokens=1000),
-    }
-    assert allot(lanes, 100) == {"decode": 4, "verify": 40, "prefill": 56}
-    assert allot(lanes, 40)["prefill"] >= 13, "a lane with work is never left without tokens"
+def test_prompts_get_what_the_lanes_of_higher_priority_leave() -> None:
+    assert tokens(1) == 180, "no more than a pass takes"
+    assert tokens(1, decode=30) == 170
+    assert tokens(1, verify=5, decode=30) == 120
 
 
 def test_a_longer_queue_and_a_greater_weight_get_more() -> None:
-    def share(depth: int, weight: float) -> int:
-        lanes = {
-            "verify": LaneView("verify", depth=30, tokens=1000),
-            "prefill": LaneView("prefill", depth=depth, tokens=1000),
-        }
-        return allot(lanes, 200, [("prefill", weight), ("verify", 1.0)])["prefill"]
-
-    assert share(1, 1.0) < share(10, 1.0) < share(20, 1.0)
-    assert share(5, 1.0) < share(5, 3.0)
-    assert share(30, 1.0) == 100
+    shares = [tokens(prompts, verify=20) for prompts in (1, 5, 20, 60)]
+    assert shares == [9, 40, 100, 150], "their part of those who wait, though drafts alone would fill the step"
+    assert tokens(5, verify=20, lane_weights=(("prefill", 3.0),)) == 85
+    assert tokens(5, verify=20, lane_weights=(("verify", 4.0),)) == 11
+    assert tokens(5, verify=20, lane_weights=(("decode", 4.0),)) == 40, "nobody waits there"
 
 
-def test_ageing_puts_an_overdue_lane_first() -> None:
-    young = {
-        "verify": LaneView("verify", depth=8, tokens=500),
-        "prefill": LaneView("prefill", depth=1, tokens=500, oldest=0.1, patience=0.25),
-    }
-    old = {**young, "prefill": LaneView("prefill", depth=1, tokens=500, oldest=0.3, patience=0.25)}
-    assert allot(young, 128)["prefill"] == 16
-    assert allot(old, 128)["prefill"] == 112
-
-
-LANE = st.builds(
-    LaneView,
-    name=st.just(""),
-    depth=st.integers(0, 20),
-    tokens=st.integers(1, 500),
-    oldest=st.floats(0, 2),
-    patience=st.floats(0, 2),
-)
+def test_ageing_gives_prompts_half_of_a_step() -> None:
+    assert tokens(1, verify=20, waited=0.2, slo_ttft=500.0) == 9
+    assert tokens(1, verify=20, waited=0.3, slo_ttft=500.0) == 100
+    assert tokens(60, verify=20, waited=0.3, slo_ttft=500.0) == 150
 
 
 @given(
-    parts=st.tuples(LANE, LANE, LANE),
-    tokens=st.integers(3, 400),
+    depths=st.tuples(st.integers(1, 20), st.integers(0, 40), st.integers(0, 40)),
     weights=st.lists(st.tuples(st.sampled_from(LANES), st.floats(0.1, 10)), max_size=3),
 )
-def test_no_lane_starves_and_the_budget_holds(parts, tokens, weights) -> None:
-    lanes = dict(zip(LANES, parts, strict=True))
-    shares = allot(lanes, tokens, weights)
-    assert sum(shares.values()) <= tokens
-    for name, lane in lanes.items():
-        if lane.depth:
-            assert 1 <= shares[name] <= lane.tokens
-        else:
-            assert name not in shares
-    wanted = sum(lane.tokens for lane in lanes.values() if lane.depth)
-    assert sum(shares.values()) == min(tokens, wanted), "nothing is left lying that somebody wants"
-
-
-def test_the_verify_queue_goes_by_priority_and_then_by_waiting() -> None:
-    views = [view(0, waited=0.1), view(1, waited=0.3), view(2, waited=0.2)]
-    assert [v.slot for v in longest_queued(views)] == [1, 2, 0]
+def test_no_lane_starves(depths: tuple[int, int, int], weights: list[tuple[str, float]]) -> None:
+    prompts, verify, decode = depths
+    found = tokens(prompts, verify, decode, lane_weights=tuple(weights))
+    assert 1 <= found <= 180
+    assert found < 200 or not verify + decode
+    assert found >= min(180, 200 - 10 * verify - decode), "nothing is left lying that prompts could have"
 
 
 # -- the path ----------------------------------------------------------------------------------------------------------

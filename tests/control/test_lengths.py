@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 
 import pytest
 
 from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
+from verifypd.control.lengths import Drafting, Load, Option, first_two, options
 
 FREE = {"draft_step": 0.0, "draft_context": 0.0, "draft_row": 0.0}
+
+PRICE = attrgetter("per_token")
 
 
 def curve(alpha: float, depth: int) -> list[float]:
@@ -25,7 +28,7 @@ def load(count: int, context: int = 512, riding: Work = NOTHING) -> Load:
 
 
 def chosen(drafting: list[Drafting], before: Load, cost: CostModel, overlap: bool = False) -> Option:
-    return cheapest(options(drafting, before, cost, overlap))[0]
+    return first_two(options(drafting, before, cost, overlap), PRICE)[0]
 
 
 def price(drafting: list[Drafting], lengths: dict[int, int], before: Load, cost: CostModel, overlap: bool) -> float:
@@ -195,9 +198,25 @@ def test_beside_the_verifier_a_draft_costs_what_it_is_longer() -> None:
 
 def test_the_runner_up_is_the_next_best() -> None:
     found = options(everyone(8, 0.8), load(8), CostModel(Coefficients()))
-    best, second = cheapest(found)
+    best, second = first_two(found, PRICE)
     ranked = sorted(option.per_token for option in found)
     assert (best.per_token, second.per_token) == (ranked[0], ranked[1])
     assert best.gain(found[0]) == pytest.approx(found[0].per_token / best.per_token) and best.gain(found[0]) > 1.0
     [only] = options([], load(3), CostModel(Coefficients()))
-    assert cheapest([only]) == (only, only)
+    assert first_two([only], PRICE) == (only, only)
+
+
+def test_beside_prompts_it_does_not_matter_where_the_padding_ends() -> None:
+    """Draft rows take rows that prompts would have had: none of them is charged a whole bucket."""
+    cost = CostModel(Coefficients())
+    cost.padded = True
+    price = options(everyone(16, 0.8, 4), load(16), cost)[-1].per_token
+    found = []
+    for rows in (1008, 1009, 1040, 1100):  # of them 1,008 and 16 decode rows fill a bucket
+        riding = Work(rows, rows, rows, 0.0)
+        best, _ = first_two(
+            options(everyone(16, 0.8, 4), load(16, riding=riding), cost, False, price),
+            key=lambda option: option.seconds - price * option.tokens,
+        )
+        found.append(best.longest)
+    assert len(set(found)) == 1 and found[0] > 0

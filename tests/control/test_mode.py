@@ -94,3 +94,8 @@ def test_what_costs_nothing_cannot_be_probed() -> None:
     budget = ProbeBudget(saved=1.0)
     assert not budget.affords(0.0)
     assert not ProbeBudget().affords(1e-3)
+
+
+def test_a_look_changes_nothing() -> None:
+    budget = ProbeBudget(saved=1.0)
+    assert budget.affords(1e-3) and budget.affords(0.9) and budget.saved == 1.0

@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
+from verifypd.buckets import chunk_bucket
 from verifypd.control.architectures import PD, Architecture, Unified
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
-from verifypd.control.prompts import Beside, Chunk, Reading, choose, decode_worth, in_order, next_chunks, prompt_key
+from verifypd.control.prompts import (
+    PRECISION,
+    Beside,
+    Reading,
+    candidates,
+    decode_worth,
+    in_order,
+    next_chunks,
+    prompt_key,
+)
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 from verifypd.simulate.engine import Simulation
@@ -29,8 +39,8 @@ MANY = 8  # prompts a pass may carry
 
 def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
     """A prompt with so many tokens left; `read` of it are read."""
-    begun = {"chunk_start": read, "served": int(read > 0), "lane": "prefill"}
-    return replace(view(slot, prefill_left=left, **begun, **changes), rank=(priority, slot))
+    begun = {"chunk_start": read, "served": int(read > 0)}
+    return view(slot, prefill_left=left, **begun, **changes)._replace(rank=(priority, slot))
 
 
 def read(
@@ -107,16 +117,20 @@ def test_the_worth_of_decoding_by_hand() -> None:
     assert decode_worth([begun], 1.0, 100.0) == pytest.approx(1.0 / 100)
     assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / (LEAST_LEFT * 100))
     assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / (LEAST_LEFT * 100))
-    late = replace(begun, emitted=20, decoding=0.21)
+    late = begun._replace(emitted=20, decoding=0.21)
     assert decode_worth([late], 1.0, 100.0) == pytest.approx(2.0 / 80)
-    assert decode_worth([replace(late, decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
-    assert decode_worth([replace(begun, slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
+    assert decode_worth([late._replace(decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
+    assert decode_worth([begun._replace(slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
 
 
 def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
-    chunks = [Chunk(10, 0.01, 3.0), Chunk(20, 0.02, 5.0), Chunk(30, 0.03, 4.0)]
-    assert choose(chunks) == (chunks[1], chunks[2])
-    assert choose(chunks[:1]) == (chunks[0], chunks[0])
+    waiting = [prompt(slot, left) for slot, left in enumerate((40, 60, 400, 900))]
+    beside = Beside(Work(8, 8 * 512), worth=0.5)
+    reading = read(waiting, beside)
+    state = snapshot(waiting, prefill_chunk=2048)
+    found = candidates(in_order(state), state, CostModel(GPU), beside, MANY)
+    assert len(found) > 1 and reading.chosen == max(found, key=lambda chunk: chunk.worth)
+    assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.worth)[1]
 
 
 def test_whom_prompts_keep_waiting_decides_how_much_is_read() -> None:
@@ -263,10 +277,20 @@ def test_a_step_keeps_within_the_gap_target_where_it_can(
     tokens = sum(each.prefill_left for each in views)
     small = cost.pass_seconds(Work(tokens, tokens, tokens)) * 1e3 <= 2 * 500.0
     chosen = read(views, beside, cost=cost, slo_gap=gap).chosen
-    least = read([replace(views[0], prefill_left=1)], beside, cost=cost).chosen
+    least = read([views[0]._replace(prefill_left=1)], beside, cost=cost).chosen
     assert chosen is not None and least is not None
     share = least.seconds / (1.0 - PROMPT_SHARE)
     assert not small or chosen.seconds <= max(gap / 1e3, share) * 1.001
+
+
+def test_a_chunk_fills_the_pass_that_is_run() -> None:
+    """Where passes are padded, a step that the gap target ends leaves no row void that prompts could have."""
+    cost = CostModel(GPU)
+    cost.padded = True
+    chosen = read([prompt(0, 4000)], decoding(45), cost=cost).chosen
+    assert chosen is not None
+    assert chunk_bucket(chosen.tokens + 45) - (chosen.tokens + 45) <= PRECISION
+    assert chosen.seconds <= 30e-3 < cost.pass_seconds(Work(chosen.tokens + 54, 45 * 512, chosen.tokens + 9))
 
 
 def test_the_bound_gives_way_with_the_backlog() -> None:
@@ -332,7 +356,7 @@ def test_the_plan_and_its_forecast_take_the_same_chunk(shape: Any) -> None:
 def test_a_better_priority_does_not_give_way_to_who_has_begun() -> None:
     """And what the begun one leaves goes to the next."""
     begun = view(1, prefill_left=100, served=3, chunk_start=900)
-    urgent = replace(view(2, prefill_left=5000), rank=(-1, 2))
+    urgent = view(2, prefill_left=5000)._replace(rank=(-1, 2))
     found = next_chunks(snapshot([begun, urgent], prefill_chunk=2048), CostModel(), Beside(), 8).spans
     assert [(span.slot, span.rows) for span in found] == [(2, 2048)]
     long = view(4, prefill_left=5000)

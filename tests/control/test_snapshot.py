@@ -18,14 +18,15 @@ SPAN = VerifySpan(slot=0, rows=1, drafts=0, start=None, emits=True, context=9)
 
 @pytest.mark.parametrize("kind", [RequestView, Snapshot, Plan])
 def test_what_crosses_the_border_is_frozen(kind: type) -> None:
-    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert frozen or issubclass(kind, tuple)
 
 
 @pytest.mark.parametrize("name", ["plain", *SHAPES])
 def test_a_policy_leaves_its_snapshot_as_it_was(name: str) -> None:
     cost = CostModel(Coefficients())
     policy = make_architecture(name, make_controller("throughput", 4, cost), cost)
-    state = snapshot([view(0), view(1), view(2, prefill_left=300, lane="prefill")], verify_batch=2)
+    state = snapshot([view(0), view(1), view(2, prefill_left=300)], verify_batch=2)
     before = pickle.dumps(state)
     policy.plan(state)
     assert pickle.dumps(state) == before
@@ -38,7 +39,7 @@ def test_two_policies_that_saw_the_same_plan_the_same(name: str) -> None:
     for _ in range(2):
         cost = CostModel(Coefficients())
         policy = make_architecture(name, make_controller("throughput", 4, cost), cost)
-        views = [*(view(slot) for slot in range(9)), view(20, prefill_left=300, lane="prefill")]
+        views = [*(view(slot) for slot in range(9)), view(20, prefill_left=300)]
         plans.append([policy.plan(snapshot(views, step=step, verify_batch=2)) for step in range(40)])
     assert plans[0] == plans[1]
 
@@ -64,7 +65,7 @@ def test_room_and_context_are_bounds() -> None:
 
 
 def test_a_plan_says_whether_anybody_decodes() -> None:
-    chunk = dataclasses.replace(SPAN, start=0)
+    chunk = SPAN._replace(start=0)
     draft = DraftBatch("model", (DraftSpan(0, 2, 2, 3, 12, 1.0, None),))
     assert Plan().empty and not Plan().decodes
     assert Plan(verify=VerifyBatch((SPAN,))).decodes

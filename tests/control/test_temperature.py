@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -22,15 +21,15 @@ def search(best: float, sharpness: float, rounds: int = 12_000) -> float:
     found = TemperatureSearch()
     kind = kind_of(False, False, 1.0, None)
     for turn in range(rounds):
-        order = turn % 16
-        tau = found.choose(kind, order, turn // 16)
+        request = turn % 16
+        tau = found.choose(kind, request, turn // 16)
         assert 0.6 <= tau <= 1.6
         alpha = 0.75 - sharpness * abs(tau - best)
         accepted = 0
         while accepted < 3 and rng.random() < alpha:
             accepted += 1
-        found.observe(Observation(order, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
-    return found.best(kind)
+        found.observe(Observation(request, 3, accepted, accepted + 1, False, False, 1.0, "model", tau))
+    return found._kinds[kind].best
 
 
 def test_temperature_search_climbs_to_where_more_is_accepted() -> None:
@@ -56,11 +55,11 @@ def test_a_temperature_that_is_set_is_drawn_at_and_not_searched() -> None:
     search.choose(kind, 0, 0)
     for _ in range(2000):  # none of them stands: at the temperature tried first, that would move it
         search.observe(Observation(0, 3, 0, 1, False, False, 1.0, "model", None))
-    assert search.best(kind) == 1.0 and not any(search._kinds[kind].counts["best"])
+    assert search._kinds[kind].best == 1.0 and not search._kinds[kind].counts
 
 
 def test_temperature_is_one_unless_asked_for() -> None:
     assert ThroughputController(h200()).temperature(VIEW) == 1.0
     searching = ThroughputController(h200(), search_temperature=True)
-    assert searching.temperature(replace(VIEW, greedy=True)) == 1.0
-    assert {searching.temperature(replace(VIEW, length_floor=n)) for n in range(64)} == {0.9, 1.0}
+    assert searching.temperature(VIEW._replace(greedy=True)) == 1.0
+    assert {searching.temperature(VIEW._replace(length_floor=n)) for n in range(64)} == {0.9, 1.0}

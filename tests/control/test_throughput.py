@@ -85,14 +85,26 @@ def test_texts_that_differ_are_drafted_as_each_is_worth() -> None:
     assert rate > 0.99 * max(World(32, alpha).run(FixedController(n), 60)[0] for n in (0, 1, 2, 3, 4, 6))
 
 
-def test_what_rides_in_the_pass_is_priced() -> None:
-    """Beside a chunk far beyond the knee every row is dear, and the weights are read anyway."""
-    controller = ThroughputController(h200())
-    World(32, lambda step, i: 0.5).run(controller, 60)
-    views = [view(i) for i in range(32)]
-    alone = lengths(controller, views)
-    beside = lengths(controller, views, Work(2048, 2048, 2048, 2048 * 2048))
-    assert sum(beside.values()) < sum(alone.values())
+def test_beside_prompts_a_token_is_worth_what_it_costs_without_them() -> None:
+    """A pass that prompts pay for gives a token a request for nothing: no reason to draft none."""
+    controller = ThroughputController(h200(), 4)
+    World(16, lambda step, i: 0.8).run(controller, 60)
+    views = [view(i) for i in range(16)]
+    lengths(controller, views)
+    price = controller.chosen.per_token
+    assert lengths(controller, views, Work(512, 512, 512, 512 * 512))
+    taken, second = controller.chosen, controller.runner_up
+    assert taken.longest and taken.seconds - price * taken.tokens <= second.seconds - price * second.tokens
+
+
+def test_rows_that_are_dear_beside_prompts_are_not_drafted_and_the_step_after_drafts_as_before() -> None:
+    controller = ThroughputController(h200(), 4)
+    World(16, lambda step, i: 0.6).run(controller, 60)
+    views = [view(i) for i in range(16)]
+    before = lengths(controller, views)
+    controller.cost.coefficients = replace(controller.cost.coefficients, steep=2e-3)
+    assert not lengths(controller, views, Work(2048, 2048, 2048, 2048 * 2048)) and controller.drafting
+    assert lengths(controller, views) == before
 
 
 # -- nothing, and back -------------------------------------------------------------------------------------------------
@@ -246,7 +258,14 @@ def test_it_says_what_it_chose_and_over_what() -> None:
     World(16, lambda step, i: 0.8).run(controller, 40)
     why, state = controller.why(), controller.state()
     assert why["mode"] == state["mode"] == Mode.DRAFTING.value
-    assert why["ms_a_token"] <= why["next_ms_a_token"] and why["longest"] != why["next_longest"]
+    assert why["ms"] / why["tokens"] <= why["next_ms"] / why["next_tokens"] and why["longest"] != why["next_longest"]
+    lengths(controller, [view(i) for i in range(16)], Work(512, 512, 512, 512 * 512))
+    beside, price = controller.why(), why["ms"] / why["tokens"]
+    assert beside["price_ms"] == pytest.approx(price, rel=0.1) and "price_ms" not in why
+    assert (
+        beside["price_ms"] * beside["tokens"] - beside["ms"]
+        >= beside["price_ms"] * beside["next_tokens"] - beside["next_ms"]
+    )
     assert state["draft_length"] == why["longest"] > 0 and float(state["gain"]) > 1.2
     assert float(state["acceptance"]) == pytest.approx(0.8, abs=0.06)
     World(16, lambda step, i: 0.02).run(controller, 100)
@@ -256,20 +275,6 @@ def test_it_says_what_it_chose_and_over_what() -> None:
 def test_who_left_is_forgotten() -> None:
     controller = ThroughputController(h200())
     controller.observe(Observation(3, 2, 1, 2, False, False, 1.0, "model"))
-    controller.forget(3, 2)
-    controller.forget(3, 2)
+    controller.forget(3)
+    controller.forget(3)
     assert controller.acceptance.typical() == []
-
-
-def test_what_was_weighed_beside_a_prompt_is_weighed_again_without_it() -> None:
-    """Beside a large chunk every row is dear and nothing is drafted; the step after it drafts as before."""
-    controller = ThroughputController(h200(), 4)
-    World(16, lambda step, i: 0.6).run(controller, 60)
-    views = [view(i) for i in range(16)]
-    before = lengths(controller, views)
-    assert before
-    dear = Work(16_000, 16_000, 16_000, 16_000.0 * 16_000)
-    controller.cost.coefficients = replace(controller.cost.coefficients, steep=200e-6)
-    assert not lengths(controller, views, dear) and not controller.drafting
-    controller.observe_step(StepTiming(verify_requests=16, verify_rows=16_016, verify_seconds=0.1, step_seconds=0.1))
-    assert controller.may_draft and lengths(controller, views)

@@ -19,14 +19,14 @@ VIEW = RequestView(
     max_length=100_000,
     draft_limit=8,
     draft_lag=2,
-    promise=8,
+    expected=8,
     prompt_logprobs=-1,
     slo_tpot=1e6,
 )
 
 
 def view(slot: int, **changes: Any) -> RequestView:
-    return replace(VIEW, slot=slot, order=slot, rank=(0, slot), **changes)
+    return VIEW._replace(slot=slot, request_id=slot, rank=(0, slot), **changes)
 
 
 def snapshot(views: Sequence[RequestView], **changes: Any) -> Snapshot:

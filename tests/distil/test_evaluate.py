@@ -122,8 +122,10 @@ def test_measured_acceptance_is_what_the_engine_counts(verifier: Path, tmp_path:
     emitted = dict.fromkeys(whole, 1)
     counted = Acceptance(3)
     for seen in listener.seen:
-        emitted[seen.order] += seen.emitted
-        if seen.drafted == 3 and emitted[seen.order] - seen.emitted + 3 < whole[seen.order]:  # a whole draft fitted
+        emitted[seen.request_id] += seen.emitted
+        if (
+            seen.drafted == 3 and emitted[seen.request_id] - seen.emitted + 3 < whole[seen.request_id]
+        ):  # a whole draft fitted
             _count(counted, seen)
     model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
     teacher = Teacher(model, head.shape.feature_layers, ids)

@@ -38,7 +38,7 @@ def test_a_repeating_text_is_copied_and_a_new_one_is_drafted() -> None:
 
 def test_what_steps_cost_decides_between_two_that_are_about_as_good() -> None:
     choice = Choice("ngram", "head", 2, 4)
-    text = request([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], 12)  # one long match: foretold with 0.75
+    text = request([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], 12)  # one long match: predicted with 0.75
     choice.pick(text, 8)
     for _ in range(6):
         choice.observe(0, "head", 4, 4)  # the head is almost always right

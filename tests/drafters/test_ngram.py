@@ -54,16 +54,16 @@ def test_a_repetition_of_any_period_is_drafted_whole() -> None:
     assert drafts.tolist() == [[5, 6, 7, 5, 6, 7, 5]]
 
 
-def test_the_promise_grows_while_copying_pays_and_shrinks_when_it_does_not() -> None:
+def test_it_expects_more_while_copying_pays_and_less_when_it_does_not() -> None:
     slots = Slots(1, 64, 16, torch.device("cpu"))
     drafter = NgramDrafter(slots, 2, 4, max_draft=16)
     request = Request("a", [1, 2, 3, 4], SamplingParams(), seed=0, max_length=60)
-    assert drafter.promise(request) == 0, "nothing has occurred before"
+    assert drafter.expected(request) == 0, "nothing has occurred before"
     request.tokens += [1, 2]
-    assert drafter.promise(request) == 4
-    promised = []
+    assert drafter.expected(request) == 4
+    expected = []
     for verdict in ((4, 4), (8, 8), (16, 16), (16, 3), (4, 0), (1, 1)):
         request.last_draft = verdict
-        promised.append(drafter.promise(request))
-    assert promised == [8, 16, 16, 4, 1, 2]
+        expected.append(drafter.expected(request))
+    assert expected == [8, 16, 16, 4, 1, 2]
     drafter.forget(request)

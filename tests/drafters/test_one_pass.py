@@ -25,7 +25,7 @@ class AtOnce:
     routine, one_pass, follows = 0, True, False
 
     def __init__(self, engine: Any) -> None:
-        self.slots, self.draft_q = engine.slots, engine.verify.draft_q
+        self.slots, self.draft_q = engine.slots, engine.slots.draft_q
         self.q = torch.zeros(self.draft_q.shape[2])
         self.q[list(ALLOWED)] = torch.tensor([0.4, 0.3, 0.2, 0.1])
         self.noise = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ class AtOnce:
 
     def follow(self, spans: Any) -> None: ...
 
-    def promise(self, request: Any) -> int:
+    def expected(self, request: Any) -> int:
         return int(self.slots.drafts.shape[1])
 
     def observe(self, request: Any) -> None: ...

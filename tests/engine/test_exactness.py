@@ -64,8 +64,8 @@ def test_greedy_and_seeded_texts_are_plain_texts(
         assert short_texts(llm) == [text[:TOKENS] for text in plain[:REQUESTS]]
         stats = llm.engine.stats
         assert 0 < stats.accepted < stats.drafted
-        held = llm.engine.decode.temperatures
-        assert held is not None and {round(value, 3) for value in held.tolist()} <= {1.0, tau}
+        held = llm.engine.slots.draft_temperatures
+        assert {round(value, 3) for value in held.tolist()} <= {1.0, tau}
         assert tau == 1.0 or tau in {round(value, 3) for value in held.tolist()}, "the drafter drew at that temperature"
         llm.engine.check()
 
@@ -147,9 +147,9 @@ def test_texts_do_not_depend_on_a_drafter_temperature_that_is_set(
     params[1::2] = [replace(each, draft_temperature=10.0) for each in params[1::2]]
     with make(pair, "unified", drafter, draft_temperature=0.1) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(prompts(REQUESTS), params)]
-        held = llm.engine.decode.temperatures
+        held = llm.engine.slots.draft_temperatures
     assert found == [text[:TOKENS] for text in plain[:REQUESTS]]
-    assert held is not None and {round(value, 3) for value in held.tolist()} == {0.1, 10.0, 1.0}
+    assert {round(value, 3) for value in held.tolist()} == {0.1, 10.0, 1.0}
 
 
 @pytest.mark.parametrize("tau", [0.1, 10.0])

@@ -15,6 +15,7 @@ from tests.engine.arms import ARCHITECTURES, finish, make, preempt_or_abort, swi
 from tests.engine.pairs import preempt_every
 from tests.models.checkpoints import reference_logits
 from verifypd import SamplingParams
+from verifypd.control.controller import allowed
 from verifypd.engine import wiring
 from verifypd.request import State
 from verifypd.runtime.streams import Ticket
@@ -78,16 +79,16 @@ class Restless:
     may_draft = drafting = True
 
     def draft_lengths(self, views: Any, snapshot: Any, *_: Any) -> dict[int, int]:
-        return {view.slot: (view.order * 5 + view.length_floor * 3 + snapshot.step) % 4 for view in views}
+        return {v.slot: allowed(v, (v.request_id * 5 + v.length_floor * 3 + snapshot.step) % 4) for v in views}
 
     def temperature(self, view: Any) -> float:
-        return 0.6 + (view.order + view.length_floor) % 11 / 10
+        return 0.6 + (view.request_id + view.length_floor) % 11 / 10
 
     def observe(self, seen: Any) -> None: ...
 
     def observe_step(self, timing: Any) -> None: ...
 
-    def forget(self, order: int, emitted: int) -> None: ...
+    def forget(self, request_id: int) -> None: ...
 
     def state(self) -> dict[str, float]:
         return {"draft_length": 0}
@@ -250,7 +251,7 @@ class Listener:
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.ran = inner, inner.name, inner.name
-        self.may_draft = self.drafting = self.speculative = True
+        self.controller, self.speculative = inner.controller, True
         self.verdicts: list[Any] = []
         self.timings: list[Any] = []
         self.gone: list[int] = []
@@ -264,8 +265,8 @@ class Listener:
     def observe_step(self, timing: Any) -> None:
         self.timings.append(timing)
 
-    def forget(self, order: int, emitted: int) -> None:
-        self.gone.append(order)
+    def forget(self, request_id: int) -> None:
+        self.gone.append(request_id)
 
     def why(self) -> dict[str, Any]:
         return {}
@@ -281,7 +282,7 @@ def test_the_policy_hears_verdicts_and_times(pair: tuple[Path, Path], arch: str,
         stats = llm.engine.stats
     assert sum(v.drafted for v in listener.verdicts) == stats.drafted > 0
     assert sum(v.accepted for v in listener.verdicts) == stats.accepted
-    assert {v.order for v in listener.verdicts} == set(range(8)) == set(listener.gone)
+    assert {v.request_id for v in listener.verdicts} == set(range(8)) == set(listener.gone)
     assert {v.greedy for v in listener.verdicts} == {v.coupled for v in listener.verdicts} == {True, False}
     assert sum(t.chunk_rows for t in listener.timings) == stats.prompt_tokens
     assert all(t.draft_seconds > 0 for t in listener.timings if t.draft_requests)

@@ -20,7 +20,7 @@ from verifypd.control.observe import StepTiming
 from verifypd.control.throughput import ThroughputController
 from verifypd.engine import costs
 from verifypd.engine import measure as measuring
-from verifypd.engine.measure import REPEATS, Measured, Point, grid, measure
+from verifypd.engine.measure import REPEATS, Measured, Point, grid, measure, time_points
 from verifypd.errors import EngineError
 
 PROMPT = [5, 9, 200, 31, 7, 5, 9, 200]
@@ -81,7 +81,9 @@ def test_what_tells_the_coefficients_apart_comes_first() -> None:
     assert not set(first) & set(rest)
     for part in (first, rest):
         assert [point.work for point in part] == sorted(point.work for point in part)
-    assert max(p.work for p in first) < max(p.work for p in rest) / 4, "what a budget cuts off is the most work"
+    assert max(p.rows for p in first) == 256, "no budget cuts off the largest chunk"
+    decoding = [max(p.work for p in part if p.requests) for part in (first, rest)]
+    assert decoding[0] < decoding[1] / 4, "what a budget cuts off is the most work"
 
 
 def test_a_model_of_few_tokens_has_none() -> None:
@@ -89,6 +91,13 @@ def test_a_model_of_few_tokens_has_none() -> None:
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_reads_the_same_chunk_each_time_it_is_timed(pair: tuple[Path, Path]) -> None:
+    """Its place is taken from what counts as read, which repeats of a chunk must not add to."""
+    with make(pair, "eagle", load_format="dummy", prefill_chunk=64, max_model_len=160) as llm:
+        assert None not in time_points(llm.engine, [Point(chunk=64), Point(2, 0, 32, chunk=64)])
+        llm.engine.check()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -268,7 +277,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ('"format": 1', '"format": 0'),
+        ('"format": 2', '"format": 1'),
         ('"model": "x"', '"model": "y"'),
         ('"verify_seconds": 0.01', '"verify_seconds": -0.01'),
         ('"verify_seconds": 0.01', '"verify_seconds": 0.0'),

@@ -32,7 +32,7 @@ def verdict(accepted: int, drafted: int, tokens: tuple[int, ...]) -> Verdict:
 def test_a_verdict_says_who_wrote_its_tokens(given: Verdict, expected: list[TokenOrigin]) -> None:
     assert origins(SPAN, given) == expected
     copied = [replace(each, writer="lookup") if each.writer == "draft" else each for each in expected]
-    assert origins(replace(SPAN, drafter="ngram"), given) == copied
+    assert origins(SPAN._replace(drafter="ngram"), given) == copied
 
 
 @pytest.mark.parametrize(("arch", "drafter"), [("unified", "model"), ("pdv", "ngram"), ("auto", "model")])

@@ -162,7 +162,7 @@ class HiddenReader:
         self.engine.slots.drafts[index, 0] = self.guess[index]
         self.engine.slots.draft_lens[index] = 1
 
-    def promise(self, request: Any) -> int:
+    def expected(self, request: Any) -> int:
         return 1
 
     def observe(self, request: Any) -> None: ...

@@ -130,9 +130,11 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     why = {
         "mode": "drafting",
         "longest": 4,
-        "ms_a_token": 0.0912,
+        "tokens": 6.8,
+        "ms": 0.62,
         "next_longest": 0,
-        "next_ms_a_token": 0.25,
+        "next_tokens": 2.0,
+        "next_ms": 0.5,
         "prompt_tokens": 32,
         "step_ms": 12.3,
         "worth": 41.5,
@@ -146,9 +148,14 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["explain", str(tmp_path), "--step", "1"]) == 0
     said = capsys.readouterr().out
     assert "step 1, unified: 2 requests decode, 2 draft 6 tokens, 1 prompts get 32 tokens" in said
-    assert "drafts (drafting): at most 4 each at 0.091 ms a token; next best: none at 0.250" in said
+    drafts = "drafts (drafting): at most 4 each, 6.8 tokens for 0.62 ms: 0.091 ms a token"
+    assert f"{drafts}; next best: none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
     assert "prompts: 32 tokens make a step of 12.3 ms worth 41.50 a second; next best: 16 tokens, 9.9 ms, 39.25" in said
     assert "took, ms: decode 1.5, verify 11.0" in said
+    lines[0]["why"]["price_ms"] = 0.3
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = trace.explain_step(tmp_path, 1)
+    assert "6.8 tokens for 0.62 ms: at 0.300 ms a token worth +1.42 ms; next best: none" in said
     with pytest.raises(RequestError, match="step 9 is not in this record; it has steps 1 to"):
         trace.explain_step(tmp_path, 9)
     assert "nothing was weighed" in trace.explain_step(tmp_path, 2)

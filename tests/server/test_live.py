@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from tests.server.samples import IDS
 from verifypd import LLM, SamplingParams
+from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.observe import StepTiming
 from verifypd.engine.timing import RECENT
 from verifypd.request import Request
-from verifypd.server.live import CHANGES, PRICED, Lookout
+from verifypd.server.live import CHANGES, PRICED, Lookout, _price
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -87,3 +90,17 @@ def test_a_view_is_cheap(engine: Any) -> None:
         lookout.look(engine, engine.clock())
         spent.append(time.perf_counter() - begun)
     assert sorted(spent)[len(spent) // 2] < 1e-3
+
+
+def test_a_step_is_priced_as_if_nothing_had_been_drafted() -> None:
+    """The loop goes, and with it the rows of the drafts; who only drafted would have done nothing."""
+    cost = CostModel(Coefficients())
+    drafted = StepTiming(draft_requests=4, draft_steps=3, draft_rows=8, draft_context=400.0, draft_seconds=4e-3)
+    verified = replace(drafted, verify_requests=4, verify_rows=16, verify_context=450.0, verify_seconds=5e-3)
+    found = _price(cost, [drafted, verified])
+    assert found is not None and found["measured"] == pytest.approx(13e-3)
+    assert (
+        found["undrafted"]
+        == cost.step_seconds(StepTiming(verify_requests=4, verify_rows=4, verify_context=450.0))
+        < cost.step_seconds(verified)
+    )

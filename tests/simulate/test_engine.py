@@ -137,15 +137,14 @@ def test_a_prompt_progresses_however_many_requests_decode(name: str) -> None:
 
 
 def test_a_policy_that_plans_nothing_is_reported() -> None:
-    class Lazy:
+    class Lazy(Architecture):
         name = "lazy"
-        may_draft = drafting = False
 
         def plan(self, snapshot: Snapshot) -> Plan:
             return Plan()
 
     with pytest.raises(EngineError, match="lazy plans nothing"):
-        Simulation(Lazy(), burst(1, 4, 4), NOISY, SMALL).run()  # type: ignore[arg-type]
+        Simulation(Lazy(FixedController(0)), burst(1, 4, 4), NOISY, SMALL).run()
 
 
 # -- priorities and backpressure ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout, Rotary
-from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
+from verifypd.attention.tiling import ROOMY, SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import (
     PAIR,
     PLANNED,
@@ -96,6 +96,13 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@remember
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return ROOMY
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
 class TritonAttention:
     """bfloat16 and float16 through matrix instructions, float32 in full precision; sums and softmax in float32.
 
@@ -159,6 +166,7 @@ class TritonAttention:
             itemsize=q.element_size(),
             window=window,
             processors=_processors(q.device),
+            shared_memory=_shared_memory(q.device),
             fixed=self.batch_invariant,
         )
 

@@ -118,7 +118,7 @@ def _absorb(
     lowest,  # key that may be seen; not read unless BEGINS
     cache_k,
     cache_v,
-    blocks,  # the request's row of the block table
+    block,  # [BLOCK_N] of the pool, that hold the keys
     head,
     scale,
     cap,
@@ -137,11 +137,7 @@ def _absorb(
     d = tl.arange(0, BLOCK_D)
     key = begin + tl.arange(0, BLOCK_N)
     held = key < high
-    if MASKED:
-        block = tl.load(blocks + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
-    else:
-        block = tl.load(blocks + key // BLOCK_SIZE).to(tl.int64)
-    place = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head) * WIDTH
+    place = ((block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head) * WIDTH
     if MASKED:
         keys = tl.load(cache_k + place[None, :] + d[:, None], mask=held[None, :] & (d < WIDTH)[:, None], other=0.0)
     elif WIDTH < BLOCK_D:
@@ -175,6 +171,13 @@ def _absorb(
     mixed = mixed * fade[:, None]
     mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
     return higher, total, mixed
+
+
+@triton.jit
+def _held_in(blocks, begin, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Blocks of the pool that hold the keys from `begin` on, by the request's row of the block table."""
+    key = begin + tl.arange(0, BLOCK_N)
+    return tl.load(blocks + key // BLOCK_SIZE, mask=key < high, other=0)
 
 
 @triton.jit
@@ -504,18 +507,24 @@ def attend_tile(
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     blocks = block_table + slot * table_row
     masked = low
+    # the block table is read one round ahead: keys whose place is known are fetched while others are multiplied
+    block = _held_in(blocks, low, high, BLOCK_SIZE, BLOCK_N)
     if UNMASKED:  # blocks of keys that every row sees whole
         masked += tl.maximum(tl.minimum(high, start + 1) - low, 0) // BLOCK_N * BLOCK_N
         for begin in range(low, masked, BLOCK_N):
+            following = _held_in(blocks, begin + BLOCK_N, high, BLOCK_SIZE, BLOCK_N)
             top, total, mixed = _absorb(
-                begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, blocks, head, scale, cap,
+                begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, block, head, scale, cap,
                 KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, False,
             )  # fmt: skip
+            block = following
     for begin in range(masked, high, BLOCK_N):
+        following = _held_in(blocks, begin + BLOCK_N, high, BLOCK_SIZE, BLOCK_N)
         top, total, mixed = _absorb(
-            begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, blocks, head, scale, cap,
+            begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, block, head, scale, cap,
             KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, True,
         )  # fmt: skip
+        block = following
 
     kept = real[:, None] & inside[None, :]
     if SPLIT:  # read again: kept through the loop they cost 32 registers, and a quarter of the programs at a time

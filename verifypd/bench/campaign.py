@@ -17,12 +17,13 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
-from verifypd.bench.play import Arm, Call, Drafts, Limits, counted, play, warm_up
+from verifypd.bench.meter import Parts, metered
+from verifypd.bench.play import Arm, Call, Drafts, Limits, Tunable, counted, play, warm_up
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -36,6 +37,10 @@ class Scenario:
     name: str
     workloads: tuple[Workload, ...]
     cut: float | None = None  # s after which a run is stopped
+    settings: dict[str, Any] = field(default_factory=dict)  # of every arm that can be tuned to it
+    pair: str = ""  # where models are compared: those that it runs on
+    level: str = ""  # and its load
+    group: str = ""  # scenarios of one group run together, seed by seed, before those of the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +55,23 @@ class Cell:
     workload: str  # its digest
     spec: str  # the arm's digest
     files: str  # the code's hash
+    parts: Parts | None = None  # what the arm was doing, where it says
 
     def packed(self) -> dict[str, Any]:
         """As plain data."""
         names = ("scenario", "seed", "arm", "workload", "spec", "files")
         drafts = None if self.drafts is None else self.drafts.packed()
-        return {**{name: getattr(self, name) for name in names}, "drafts": drafts, "outcome": self.outcome.packed()}
+        parts = None if self.parts is None else self.parts.packed()
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "drafts": drafts, "parts": parts, "outcome": self.outcome.packed()}
 
     @classmethod
     def unpacked(cls, data: dict[str, Any]) -> Cell:
         """What `packed` made."""
         given = data.pop("drafts")
         drafts = None if given is None else Drafts(given["spans"], given["tokens"], tuple(given["accepted"]))
-        return cls(**{**data, "outcome": Outcome.unpacked(data["outcome"]), "drafts": drafts})
+        parts, outcome = Parts.unpacked(data.get("parts")), Outcome.unpacked(data["outcome"])
+        return cls(**{**data, "outcome": outcome, "drafts": drafts, "parts": parts})
 
 
 class Folder:
@@ -82,11 +91,13 @@ class Folder:
         known = before | {name: before.get(name, {}) | arm for name, arm in plan["arms"].items()}
         seeds = sorted({*self.head.get("seeds", []), *plan["seeds"]})
         scenarios = list(dict.fromkeys([*self.head.get("scenarios", []), *plan["scenarios"]]))
+        grid = {**self.head.get("grid", {}), **plan.get("grid", {})}
         self.head = {
             "run": self.head.get("run") or secrets.token_hex(3),
             **plan,
             "arms": known,
             "scenarios": scenarios,
+            "grid": grid,
             "seeds": seeds,
             "sittings": [*self.head.get("sittings", []), sitting],
         }
@@ -124,9 +135,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def spec_digest(arm: Arm) -> str:
+def spec_digest(arm: Arm, scenario: Scenario) -> str:
     """What tells two arms of one name apart. A server that has moved is still the same."""
-    return digest({name: value for name, value in arm.spec.items() if name != "url"})
+    spec = {name: value for name, value in arm.spec.items() if name != "url"}
+    return digest([spec, scenario.settings] if isinstance(arm, Tunable) and scenario.settings else spec)
 
 
 def file_name(text: str) -> str:
@@ -207,8 +219,12 @@ class Campaign:
 
     def turns(self) -> Iterator[Turn]:
         """Seed by seed and scenario by scenario all arms, each time beginning with another one."""
+        for group in dict.fromkeys(scenario.group for scenario in self.scenarios):
+            yield from self._turns([scenario for scenario in self.scenarios if scenario.group == group])
+
+    def _turns(self, scenarios: Sequence[Scenario]) -> Iterator[Turn]:
         for index in range(len(self.seeds)):
-            for number, scenario in enumerate(self.scenarios):
+            for number, scenario in enumerate(scenarios):
                 row = [Turn(scenario, index, arm, arm.name) for arm in self.arms]
                 row += [Turn(scenario, index, a, a.name + AGAIN) for a in self.arms if a.name == self.control]
                 first = (index + number) % len(row)
@@ -221,7 +237,7 @@ class Campaign:
             found = self.folder.find(turn.scenario.name, self.seeds[turn.index], turn.label)
             if found is None:
                 left.append(turn)
-            elif (found.workload, found.spec) != (turn.workload.digest, spec_digest(turn.arm)):
+            elif (found.workload, found.spec) != (turn.workload.digest, spec_digest(turn.arm, turn.scenario)):
                 raise ConfigError(
                     f"{self.folder.path} holds {turn.scenario.name!r} by {turn.label!r} with other settings; choose"
                     " another --out"
@@ -242,6 +258,9 @@ class Campaign:
             for done, turn in enumerate(left):
                 watch.begin(turn, done, len(left))
                 try:
+                    if isinstance(turn.arm, Tunable):
+                        about = await turn.arm.prepare(turn.scenario.settings)
+                        self.folder.head["arms"][turn.arm.name]["about"].update(about)
                     if (turn.arm.name, turn.scenario.name) not in warmed:
                         before = await turn.arm.drafts()
                         tokens = await warm_up(turn.arm, turn.workload, self.limits)
@@ -255,6 +274,7 @@ class Campaign:
                 self.folder.keep(cell)
                 watch.end(turn, cell)
         finally:
+            self.folder.save_head()
             for arm in self.arms:
                 await arm.close()
 
@@ -268,12 +288,14 @@ class Campaign:
         mark = digest([self.folder.head["run"], turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
         seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
         before = await turn.arm.drafts()
-        outcome = await play(turn.arm, turn.workload.marked(mark), replace(self.limits, seconds=seconds), call)
+        limits = replace(self.limits, seconds=seconds)
+        async with metered(turn.arm) as parts:
+            outcome = await play(turn.arm, turn.workload.marked(mark), limits, call)
         after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
         return Cell(
             turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,
-            spec_digest(turn.arm), self.files,
+            spec_digest(turn.arm, turn.scenario), self.files, next(iter(parts), None),
         )  # fmt: skip
 
 
@@ -286,5 +308,6 @@ def plan_of(
         "control": control,
         "seeds": list(seeds),
         "scenarios": [scenario.name for scenario in scenarios],
+        "grid": {scenario.name: [scenario.pair, scenario.level] for scenario in scenarios if scenario.level},
         "arms": {arm.name: {"spec": arm.spec} for arm in arms},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN
@@ -28,6 +28,7 @@ class Series:
     ys: tuple[float, ...]
     labels: tuple[str, ...] = ()  # of points
     highs: tuple[float, ...] = ()  # of bars: a second, fainter part up to here
+    colour: int | None = None  # of the page's, where it has a meaning of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Chart:
     x: str
     y: str
     series: tuple[Series, ...]
-    kind: str = "lines"  # "bars", "lines", "steps"
+    kind: str = "lines"  # "bars", "stacked" bars, "lines", "steps"
     groups: tuple[str, ...] = ()  # names along x, for bars
     log_x: bool = False
     note: str = ""
@@ -64,7 +65,6 @@ def arms_of(found: dict[str, Any]) -> list[str]:
 
 def overview(found: dict[str, Any]) -> list[Chart]:
     """Charts over all scenarios."""
-    scenarios = list(found["scenarios"])
     charts = [
         _bars(found, "throughput_comparison", "Throughput: all tokens of the window", "tokens/s", "tok_s", 1.0),
         _bars(found, "goodput", f"Goodput: {_targets(found)}", "requests/s", "goodput", 1.0),
@@ -73,8 +73,7 @@ def overview(found: dict[str, Any]) -> list[Chart]:
         _bars(found, "tpot", "TPOT: p50, and up to p95", "ms", "tpot_ms_p50", 1.0, "tpot_ms_p95"),
         _bars(found, "gaps", "Gap between outputs: p50, and up to p99", "ms", "gap_ms_p50", 1.0, "gap_ms_p99"),
     ]
-    if len(scenarios) > 1:
-        charts.append(_frontier(found))
+    charts += _frontiers(found)
     places = _acceptance(found)
     return charts + ([places] if places else [])
 
@@ -101,23 +100,28 @@ def _bars(
     return Chart(name, title, "", unit, tuple(series), "bars", tuple(found["scenarios"]))
 
 
-def _frontier(found: dict[str, Any]) -> Chart:
+def _frontiers(found: dict[str, Any]) -> list[Chart]:
+    """Latency against throughput: a line an arm, a point a scenario; pairs of models apart."""
+    pairs: dict[str, list[str]] = {}
+    for scenario in found["scenarios"]:
+        pairs.setdefault(found["grid"].get(scenario, ("", ""))[0], []).append(scenario)
+    return [_frontier(found, pair if len(pairs) > 1 else "", own) for pair, own in pairs.items() if len(own) > 1]
+
+
+def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Chart:
+    shared = _shared_words(scenarios)
     series = []
-    shared = _shared_words(list(found["scenarios"]))
     for arm in arms_of(found):
-        points = [
-            (
-                own["arms"][arm]["figures"]["tok_s"],
-                own["arms"][arm]["figures"]["tpot_ms_p95"],
-                _from_word(scenario, shared),
-            )
-            for scenario, own in found["scenarios"].items()
-            if arm in own["arms"]
-        ]
+        points = []
+        for scenario in scenarios:
+            if arm in (arms := found["scenarios"][scenario]["arms"]):
+                label = found["grid"].get(scenario, ("", _from_word(scenario, shared)))[1]
+                points.append((arms[arm]["figures"]["tok_s"], arms[arm]["figures"]["tpot_ms_p95"], label))
         xs, ys, labels = zip(*sorted(points), strict=True) if points else ((), (), ())
         series.append(Series(arm, xs, ys, labels))
     note = "Right and down is better. A point is a scenario."
-    return Chart("frontier", "Latency and throughput", "tokens/s", "TPOT p95, ms", tuple(series), note=note)
+    title = f"Latency and throughput\n{pair}".rstrip()
+    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), note=note)
 
 
 def _shared_words(names: Sequence[str]) -> int:
@@ -132,15 +136,18 @@ def _from_word(name: str, index: int) -> str:
 
 def _acceptance(found: dict[str, Any]) -> Chart | None:
     series = []
-    for scenario, own in found["scenarios"].items():
-        for arm in arms_of(found):
-            drafts = own["arms"].get(arm, {}).get("drafts")
-            if drafts:
-                places = tuple(float(i + 1) for i in range(len(drafts["by_place"])))
-                series.append(Series(f"{arm}, {scenario}", places, tuple(drafts["by_place"])))
+    for arm in arms_of(found):
+        drafts = [own["arms"].get(arm, {}).get("drafts") for own in found["scenarios"].values()]
+        have = [each for each in drafts if each]
+        if have:
+            longest, spans = max(len(each["by_place"]) for each in have), sum(each["spans"] for each in have)
+            stood = [sum(each["spans"] * share for each in have for share in each["by_place"][i : i + 1])
+                     for i in range(longest)]  # fmt: skip
+            places = tuple(float(i + 1) for i in range(longest))
+            series.append(Series(arm, places, tuple(each / spans for each in stood)))
     if not series:
         return None
-    note = "Of all drafts; one that was shorter counts as not accepted at the places it lacks."
+    note = "Of all drafts in all scenarios; one that was shorter counts as not accepted at the places it lacks."
     return Chart(
         "acceptance_rate", "Drafts whose token at this place stood", "place", "share", tuple(series), note=note
     )
@@ -180,17 +187,64 @@ def histograms(found: dict[str, Any], scenario: str) -> list[Chart]:
 
 
 def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
-    """How much better each arm is than the reference, by scenario; not clipped."""
+    """How much better each arm is than the reference, by pair of models and load, or by scenario; not clipped."""
     arms = [arm for arm in arms_of(found) if arm != found["reference"] and not arm.endswith(AGAIN)]
-    columns = tuple(found["scenarios"])
-    if not arms or metric not in COMPARED:
+    if not arms or metric not in COMPARED or not found["scenarios"]:
         return None
-    cells = [[found["scenarios"][c]["compared"].get(arm, {}).get(metric) for c in columns] for arm in arms]
+    grid = {(pair, level): name for name, (pair, level) in found.get("grid", {}).items() if name in found["scenarios"]}
+    pairs = list(dict.fromkeys(pair for pair, _ in grid))
+    if len(grid) < len(found["scenarios"]):
+        grid, pairs = {("", name): name for name in found["scenarios"]}, [""]
+    columns = tuple(dict.fromkeys(level for _, level in grid))
+    lines = [(arm, pair) for pair in pairs for arm in arms]
+    cells = [
+        [found["scenarios"][grid[pair, c]]["compared"].get(arm, {}).get(metric) if (pair, c) in grid else None
+         for c in columns]
+        for arm, pair in lines
+    ]  # fmt: skip
+    names = tuple(arm if len(pairs) == 1 else f"{pair}\n{arm}" for arm, pair in lines)
     better = 1 if metric in HIGHER_IS_BETTER else -1
     values = tuple(tuple(None if each is None else each["ratio"] ** better for each in line) for line in cells)
     words = tuple(tuple("" if each is None else each["verdict"] for each in line) for line in cells)
-    title = f"Improvement over {found['reference']}: throughput"
-    return Heatmap("improvement_heatmap", title, tuple(arms), columns, values, words)
+    title = f"Improvement over {found['reference']}: {'throughput' if metric == 'tok_s' else 'mean E2E'}"
+    return Heatmap("improvement_heatmap", title, names, columns, values, words)
+
+
+def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
+    """The chart; where it has scenarios of some pairs of models side by side, one for each pair."""
+    own = {group: found["grid"][group] for group in chart.groups if group in found["grid"]}
+    pairs = list(dict.fromkeys(pair for pair, _ in own.values()))
+    if len(pairs) < 2:
+        return [chart]
+    made = []
+    for pair in pairs:
+        kept = [i for i, group in enumerate(chart.groups) if own.get(group, [pair])[0] == pair]
+        names = tuple(own[chart.groups[i]][1] if chart.groups[i] in own else chart.groups[i] for i in kept)
+        series = tuple(_moved(each, {float(old): float(new) for new, old in enumerate(kept)}) for each in chart.series)
+        made.append(replace(chart, title=f"{chart.title}\n{pair}", groups=names, series=series))
+    return made
+
+
+def _moved(series: Series, places: dict[float, float]) -> Series:
+    """The bars that stand at some places, at others."""
+    kept = [i for i, x in enumerate(series.xs) if x in places]
+    highs = tuple(series.highs[i] for i in kept) if series.highs else ()
+    return replace(
+        series, xs=tuple(places[series.xs[i]] for i in kept), ys=tuple(series.ys[i] for i in kept), highs=highs
+    )
+
+
+def coloured(found: dict[str, Any], chart: Chart) -> Chart:
+    """The chart with each arm in the same colour as on the others."""
+    places = {arm: place for place, arm in enumerate(arms_of(found))}
+    own = (replace(each, colour=places[each.name]) if each.name in places else each for each in chart.series)
+    return replace(chart, series=tuple(own))
+
+
+def labelled(found: dict[str, Any], chart: Chart) -> Chart:
+    """Coloured, with what must stand on every picture of a report: that it is simulated, scaled, of random weights."""
+    chart = coloured(found, chart)
+    return replace(chart, note=" ".join(filter(None, (chart.note, f"[{found['note']}]")))) if found["note"] else chart
 
 
 def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,38 @@ HEADS = ("eagle", "eagle3")  # drafts that the engine makes itself, to its verif
 POSITIONS = 8192  # room for prompts of 4,096 tokens and what follows
 
 
-def dummy_model(name: str, folder: Path, tiny: bool = False) -> str:
-    """The shape of a built-in model as a folder under `folder`; tiny: a small Llama in its place."""
+def dummy_model(name: str, folder: Path, tiny: bool = False, divisor: int = 1) -> str:
+    """The shape of a built-in model, shrunk by `divisor`, as a folder; tiny: a small Llama in its place."""
     known = find(name)
     if known is None:
         raise ConfigError(f"--pair: {name} is no built-in model; `verifypd models` lists them")
     path = folder / name
-    path.mkdir(parents=True)
-    config = TINY if tiny else {**known.raw, "max_position_embeddings": POSITIONS}
+    path.mkdir(parents=True, exist_ok=True)
+    raw = known.raw if divisor == 1 else shrunk(known.raw, divisor)
+    config = TINY if tiny else {**raw, "max_position_embeddings": POSITIONS}
     (path / "config.json").write_text(json.dumps(config))
     return str(path)
+
+
+def shrunk(raw: Mapping[str, Any], divisor: int) -> dict[str, Any]:
+    """A model's shape with widths, heads and vocabulary divided, and half as many times fewer layers.
+
+    Heads keep their width. Verifier and draft shrink alike, so about the same ratio of costs stays between them.
+    """
+    heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
+    few = max(1, heads // divisor)
+    return {
+        **raw,
+        "head_dim": raw.get("head_dim") or raw["hidden_size"] // heads,
+        "hidden_size": raw["hidden_size"] // divisor,
+        "intermediate_size": raw["intermediate_size"] // divisor,
+        "num_attention_heads": few,
+        "num_key_value_heads": few if kv == heads else 1,
+        "num_hidden_layers": max(2, 2 * raw["num_hidden_layers"] // divisor),
+        "vocab_size": raw["vocab_size"] // divisor,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
 
 
 def dummy_draft(name: str, folder: Path, tiny: bool = False) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,14 @@ from verifypd.bench.provenance import relative
 from verifypd.bench.workload import Arrival
 from verifypd.config import ARCHITECTURES, EngineConfig
 from verifypd.errors import ConfigError
+from verifypd.metrics.gpu import GpuSampler
 from verifypd.request import RequestMetrics, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from verifypd.engine.async_llm import AsyncLLM
+    from verifypd.engine.llm import LLM
 
 SECRET = ("hf_token",)
 
@@ -32,6 +38,7 @@ class InProcess:
         self.settings = settings
         self.vocab = vocab
         self._llm: AsyncLLM | None = None
+        self._inner: LLM | None = None  # whose books are read
         self._drafts = Drafts()
 
     @property
@@ -52,6 +59,7 @@ class InProcess:
 
         settings = {"model": EngineConfig.model, **self.settings}
         self._llm = await asyncio.to_thread(lambda: AsyncLLM(**settings))
+        self._inner = await self._llm.between_steps(lambda llm: llm)
         config = self._llm.config
         draft = None if config.draft is None else relative(config.draft)
         return {"arch": config.arch, "draft": draft, "controller": config.controller}
@@ -84,10 +92,57 @@ class InProcess:
         """Of the requests that ended."""
         return self._drafts
 
+    def reading(self) -> dict[str, float]:
+        """Seconds of each kind of batch and of all steps, plans, who is in which lane, and memory in use."""
+        return {} if self._inner is None else engine_reading(self._inner)
+
     async def close(self) -> None:
         """Free the models."""
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
+        self._llm = self._inner = None
+
+
+def engine_reading(llm: LLM) -> dict[str, float]:
+    """What an engine's books say now. Memory: weights, and the KV blocks that somebody holds."""
+    engine, budget = llm.engine, llm.budget
+    stats, memory = engine.stats, engine.memory
+    lanes = stats.lanes
+    plain = engine.architecture.name == "plain"
+    weights = [size for name, size in budget.parts if "weights" in name and not (plain and "draft" in name)]
+    blocks = memory.verifier.blocks.used * budget.verifier_block_bytes
+    blocks += memory.draft.blocks.used * budget.draft_block_bytes if memory.draft is not None else 0
+    found = {
+        "prefill_s": lanes["prefill"].seconds,
+        "draft_s": lanes["decode"].seconds,
+        "verify_s": lanes["verify"].seconds,
+        "step_s": stats.step_seconds,
+        "cpu_s": time.process_time(),
+        "plans_n": stats.plans,
+        "plans_left_n": stats.plans_left,
+        "draft_loops_n": lanes["decode"].batches,
+        "passes_n": lanes["verify"].batches,
+        "verdicts_n": stats.verdicts,
+        "continued_n": stats.continued,
+        "drafted_n": stats.drafted,
+        "waiting": len(engine.waiting),
+        **{f"{name}_lane": lane.depth for name, lane in lanes.items()},
+        "memory": sum(weights) + blocks,
+        "kv_memory": blocks,
+    }
+    return {name: float(value) for name, value in found.items()} | _gpu(engine.slots.lengths.device)
+
+
+@functools.cache
+def _sampler(index: int) -> GpuSampler:
+    return GpuSampler(index)
+
+
+def _gpu(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    found = _sampler(device.index or 0).read(time.monotonic)
+    return {name: found[name] for name in ("gpu_utilization", "sm_activity") if name in found}
 
 
 def parse(text: str, shared: dict[str, Any], vocab: int | None = None) -> InProcess:

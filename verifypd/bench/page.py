@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from verifypd.bench import charts, svg
-from verifypd.bench.results import HEADER, NAMES, WON, interval, itself_line, number, row, won_rows
+from verifypd.bench import charts, modes, part_charts, svg
+from verifypd.bench.results import HEADER, NAMES, WON, interval, itself_line, number, published, row, won_rows
 from verifypd.bench.statistics import COMPARED
 
 STYLE = """
@@ -90,12 +90,17 @@ def page(found: dict[str, Any]) -> str:
         f"<p class='soft'>{' · '.join(facts)}</p>",
         *_banners(found),
         "<h2>Overview</h2><div class='grid2'>",
-        *(svg.draw(each) for each in charts.overview(found)),
+        *(
+            svg.draw(charts.labelled(found, part))
+            for each in (*charts.overview(found), *part_charts.overview(found))
+            for part in charts.by_pair(found, each)
+        ),
         "</div>",
         *_compared(found),
         "<h2>Figures</h2>",
-        *(_figures(scenario, own) for scenario, own in found["scenarios"].items()),
-        "<h2>Distributions</h2>",
+        *(_figures(found, scenario, own) for scenario, own in found["scenarios"].items()),
+        *_modes(found),
+        "<h2>Scenario by scenario</h2>",
         *(_distributions(found, scenario, i == 0) for i, scenario in enumerate(found["scenarios"])),
         "<h2>What the words mean</h2>",
         _table(
@@ -119,7 +124,7 @@ def _modified(modified: bool | None) -> str:
 
 
 def _banners(found: dict[str, Any]) -> list[str]:
-    made = []
+    made = [f"<p class='banner bad'>{escape(found['note'])}</p>"] if found["note"] else []
     cells = found["cells"]
     if not found["complete"]:
         made.append(
@@ -144,7 +149,7 @@ def _banners(found: dict[str, Any]) -> list[str]:
 def _compared(found: dict[str, Any]) -> list[str]:
     """Heatmap, comparison and counts, where there is more than one arm."""
     parts = []
-    if (heat := charts.improvement(found)) is not None and found["scenarios"]:
+    if (heat := charts.improvement(found, found["headline"])) is not None and found["scenarios"]:
         parts.append(svg.heatmap(heat))
     body = []
     for scenario, own in found["scenarios"].items():
@@ -165,19 +170,62 @@ def _verdict(each: dict[str, Any]) -> str:
     return f"<b>{number(each['ratio'])}</b><br>{interval(each)}<br><span class='{word}'>{word}</span>"
 
 
-def _figures(scenario: str, own: dict[str, Any]) -> str:
+def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
     body = [tuple(map(escape, row(arm, each))) for arm, each in own["arms"].items()]
+    marked = f" <span class='soft'>({escape(found['note'])})</span>" if found["note"] else ""
     original = [f"{escape(arm)} {each['figures']['tok_s_original']:,.1f}" for arm, each in own["arms"].items()]
     note = f"<p class='note'>The original's metric, tokens of finished requests / window: {'; '.join(original)}</p>"
-    return f"<h3>{escape(scenario)}</h3>{_table(HEADER, body)}{note}"
+    claims = "".join(
+        f"<p class='note'>Published by the original, {escape(what)}: {escape(each)}</p>"
+        for what, each in published(found, scenario)
+    )
+    return f"<h3>{escape(scenario)}{marked}</h3>{_table(HEADER, body)}{note}{claims}"
+
+
+def _modes(found: dict[str, Any]) -> list[str]:
+    """Why arms win and lose."""
+    rows = modes.explained(found)
+    if not rows:
+        return []
+    body = [tuple(escape(each[name]) for name in ("scenario", "arm", "E2E", "why")) for each in rows]
+    named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.named_modes(found)]
+    return [
+        f"<h2>Why arms win and lose against {escape(found['reference'])}</h2>",
+        _table(("scenario", "arm", "mean E2E", "why"), body, "words"),
+        "<h3>The original's success and failure modes</h3>",
+        _table(("mode", "its claim", "here", "figures"), named, "words"),
+    ]
+
+
+def index(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """A page that leads to reports, each with what it compares and how many runs it has."""
+    body = []
+    for name, found in reports:
+        cells = found["cells"]
+        protocol = found.get("protocol") or {}
+        link = f"<a href='{escape(name)}/report.html'>{escape(name)}</a>"
+        runs = f"{cells['run']} of {cells['planned']}"
+        body.append(
+            (link, escape(protocol.get("title", "")), escape(", ".join(found["arms"])), runs, escape(found["note"]))
+        )
+    table = _table(("report", "what", "arms", "runs", "note"), body, "words")
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>Benchmarks</title><style>{STYLE}</style></head><body><h1>Benchmarks</h1>{table}</body></html>\n"
+    )
 
 
 def _distributions(found: dict[str, Any], scenario: str, shown: bool) -> str:
-    curves = "".join(map(svg.draw, charts.distributions(found, scenario)))
-    bins = "".join(map(svg.draw, charts.histograms(found, scenario)))
+    def drawn(parts: Sequence[charts.Chart]) -> str:
+        return "".join(svg.draw(charts.labelled(found, each)) for each in parts)
+
+    curves, bins = drawn(charts.distributions(found, scenario)), drawn(charts.histograms(found, scenario))
+    parts = drawn(part_charts.of_scenario(found, scenario))
+    did = f"<h3>What arms were doing</h3><div class='grid2'>{parts}</div>" if parts else ""
     return (
         f"<details{' open' if shown else ''}><summary>{escape(scenario)}</summary>"
-        f"<h3>Share that took no longer</h3><div class='grid2'>{curves}</div>"
+        f"{did}<h3>Share that took no longer</h3><div class='grid2'>{curves}</div>"
         f"<h3>Histograms</h3><div class='grid2'>{bins}</div></details>"
     )
 

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.workload import Arrival, Workload
@@ -82,6 +82,24 @@ class Arm(Protocol):
         ...
 
 
+@runtime_checkable
+class Tunable(Protocol):
+    """An arm that takes other settings from one scenario to the next."""
+
+    async def prepare(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Be ready to run under these; returns what a reader of its figures may want to know."""
+        ...
+
+
+@runtime_checkable
+class Player(Protocol):
+    """An arm that plays a whole workload by itself, in a time of its own."""
+
+    async def play(self, workload: Workload, seconds: float) -> Outcome:
+        """What came of it; stopped after `seconds`."""
+        ...
+
+
 @dataclass(slots=True)
 class Call:
     """One request on its way, s from the start of the run."""
@@ -134,6 +152,8 @@ class Limits:
 
 async def play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None] = lambda _: None) -> Outcome:
     """Send it all; `watch` is told of each request that has ended. Nothing is lost: what fails is in the outcome."""
+    if isinstance(arm, Player):
+        return await arm.play(workload, limits.seconds)
     began = time.perf_counter()
 
     def clock() -> float:
@@ -207,6 +227,8 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
 
     An arm that answers none of them is refused: its figures would all be of failures. Returns the tokens that came.
     """
+    if isinstance(arm, Player):
+        return 0
     count = min(WARM_REQUESTS, workload.clients or 8, len(workload.arrivals))
     few = workload.marked("warm").scaled(1, count)
     arrivals = [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.bench.charts import Chart, Heatmap
+from verifypd.bench.charts import Chart, Heatmap, Series
 from verifypd.control.cost import CostModel, Work
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from verifypd.control.observe import StepTiming
     from verifypd.engine.measure import Measured
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 KINDS = (".png", ".svg", ".pdf")
 INK, SOFT, LINE = "#1f2328", "#59636e", "#d1d9e0"
 BLUE, AMBER, GREEN, VIOLET = "#2563c9", "#b35900", "#1a7f37", "#8250df"
+PALETTE = (BLUE, AMBER, GREEN, VIOLET, "#bf3989", "#0e7490", "#8b939c", "#a16207")  # in the page's order
 
 
 def require(file: str) -> None:
@@ -146,8 +149,8 @@ def _break_even(axis: Axes, alphas: dict[str, list[float | None]]) -> None:
 # -- charts of a benchmark ---------------------------------------------------------------------------------------------
 
 
-def draw_chart(file: Path, parts: Sequence[Chart], title: str = "") -> None:
-    """One chart, or some side by side."""
+def draw_chart(file: Path, parts: Sequence[Chart], title: str = "", note: str = "") -> None:
+    """One chart, or some side by side; `note` stands below."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -157,36 +160,59 @@ def draw_chart(file: Path, parts: Sequence[Chart], title: str = "") -> None:
     figure, axes = plt.subplots(1, len(parts), figsize=(wide, 3.9), squeeze=False, facecolor="white")
     for axis, part in zip(axes[0], parts, strict=True):
         _dress(axis)
-        _bar_groups(axis, part) if part.kind == "bars" else _curves(axis, part)
+        _bar_groups(axis, part) if part.groups else _curves(axis, part)
         axis.set(xlabel=part.x, ylabel=part.y)
-        axis.set_title(part.title, color=INK, fontsize=10)
+        axis.set_title(part.title, color=INK, fontsize=10 if len(parts) == 1 else 8.5)
         axis.set_axisbelow(True)
         highest = max((y for each in part.series for y in (*each.ys, *each.highs)), default=1.0)
-        axis.set_ylim(0, 1.2 * highest or 1.0)  # room for the legend
-        _legend(axis)
+        if part.kind == "stacked":
+            highest = max(sum(column) for column in zip(*(each.ys for each in part.series), strict=True))
+        axis.set_ylim(0, (1.4 if part.groups else 1.2) * highest or 1.0)  # room for the legend
+        _legend(axis, columns=3 if part.groups else 1)
     figure.suptitle(title, color=SOFT, fontsize=9)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.05 if note else 0, 1, 1))
+    _below(figure, note)
     figure.savefig(file, dpi=130)
     plt.close(figure)
 
 
+def _below(figure: Figure, note: str) -> None:
+    if note:
+        figure.text(
+            0.01, 0.015, "\n".join(textwrap.wrap(note, int(17 * figure.get_figwidth()))), color=SOFT, fontsize=7
+        )
+
+
 def _bar_groups(axis: Axes, chart: Chart) -> None:
+    if chart.kind == "stacked":
+        bottoms = [0.0] * len(chart.groups)
+        for i, series in enumerate(chart.series):
+            axis.bar(series.xs, series.ys, 0.6, bottom=bottoms, color=_colour(i, series), label=series.name)
+            bottoms = [bottom + y for bottom, y in zip(bottoms, series.ys, strict=True)]
+        _name_groups(axis, chart)
+        return
     width = 0.8 / max(1, len(chart.series))
-    for i, (series, colour) in enumerate(zip(chart.series, _shades(len(chart.series)), strict=True)):
+    for i, series in enumerate(chart.series):
+        colour = _colour(i, series)
         places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
         if series.highs:
             axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
         axis.bar(places, series.ys, 0.92 * width, color=colour, label=series.name)
-    long = max(map(len, chart.groups), default=0) > 14
-    axis.set_xticks(
-        range(len(chart.groups)), chart.groups, rotation=20 if long else 0, ha="right" if long else "center"
-    )
+    _name_groups(axis, chart)
+
+
+def _name_groups(axis: Axes, chart: Chart) -> None:
+    names = [group.replace(", ", "\n", 1).replace(":", ":\n", 1) for group in chart.groups]
+    long = max((len(line) for name in names for line in name.split("\n")), default=0) > 14
+    turned: dict[str, Any] = {"rotation": 20, "ha": "right"} if long else {}
+    axis.set_xticks(range(len(names)), names, fontsize=7.5, **turned)
 
 
 def _curves(axis: Axes, chart: Chart) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    for series, colour in zip(chart.series, _shades(len(chart.series)), strict=True):
+    for i, series in enumerate(chart.series):
+        colour = _colour(i, series)
         axis.plot(series.xs, series.ys, color=colour, marker="o" if len(series.xs) <= 16 else "", label=series.name)
         for x, y, label in zip(series.xs, series.ys, series.labels, strict=False):
             axis.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=SOFT)
@@ -200,8 +226,8 @@ def _curves(axis: Axes, chart: Chart) -> None:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def draw_heatmap(file: Path, chart: Heatmap) -> None:
-    """Improvements in per cent, coloured to both sides of none."""
+def draw_heatmap(file: Path, chart: Heatmap, note: str = "") -> None:
+    """Improvements in per cent, coloured to both sides of none; `note` stands below."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -219,8 +245,9 @@ def draw_heatmap(file: Path, chart: Heatmap) -> None:
             ink = "white" if abs(value) > 0.6 * far else INK
             text = "–" if value != value else f"{value:+.1f} %\n{chart.words[i][k]}"
             axis.text(k, i, text, ha="center", va="center", fontsize=7.5, color=ink)
-    axis.set_title(chart.title, color=INK, fontsize=10)
-    figure.tight_layout()
+    figure.suptitle(chart.title, color=INK, fontsize=10)
+    figure.tight_layout(rect=(0, 0.08 if note else 0, 1, 1))
+    _below(figure, note)
     figure.savefig(file, dpi=130)
     plt.close(figure)
 
@@ -230,7 +257,11 @@ def _each(timing: StepTiming) -> float:
 
 
 def _shades(count: int) -> list[str]:
-    return [(BLUE, GREEN, AMBER, VIOLET, SOFT, INK)[i % 6] for i in range(count)]
+    return [PALETTE[i % len(PALETTE)] for i in range(count)]
+
+
+def _colour(place: int, series: Series) -> str:
+    return PALETTE[(place if series.colour is None else series.colour) % len(PALETTE)]
 
 
 def _dress(axis: Axes) -> None:
@@ -244,5 +275,6 @@ def _dress(axis: Axes) -> None:
     axis.yaxis.label.set_color(SOFT)
 
 
-def _legend(axis: Axes) -> None:
-    axis.legend(fontsize=7.5, frameon=False, labelcolor=SOFT)
+def _legend(axis: Axes, columns: int = 1) -> None:
+    where: dict[str, Any] = {"loc": "upper left", "ncols": columns} if columns > 1 else {}
+    axis.legend(fontsize=7.5, frameon=False, labelcolor=SOFT, **where)

@@ -54,12 +54,49 @@ def files_hash(root: Path = ROOT) -> str:
         kind = "package"
         own = (path for path in (root / "verifypd").rglob("*") if path.is_file() and path.suffix != ".pyc")
         names = sorted(path.relative_to(root).as_posix() for path in own)
-    whole = hashlib.sha256()
-    for name in names:
-        path = root / name
-        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return f"{kind}:{whole.hexdigest()}"
+    paths = {name: root / name for name in names}
+    contents = {n: p.read_bytes() if p.is_file() and not p.is_symlink() else b"" for n, p in paths.items()}
+    return f"{kind}:{_whole({name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})}"
+
+
+def _whole(digests: dict[str, str]) -> str:
+    """One hash of files by path and hash of their content."""
+    text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class History:
+    """Hashes of a repository's commits, made from git's own objects. A file's content is read once."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self._known: dict[str, str] = {}  # git's name of a content -> SHA-256
+
+    def hashes(self, commit: str) -> dict[str, str] | None:
+        """What `files_hash` says in a tree of that commit, with git and without; None where the commit is not here."""
+        listing = _git("ls-tree", "-r", "-z", "--full-tree", commit, root=self.root)
+        lines = [line.partition("\t")[::2] for line in listing.split("\0") if line]
+        blobs = {path: (head.split()[0], head.split()[2]) for head, path in lines}
+        if not blobs:
+            return None
+        self._read({name for mode, name in blobs.values() if mode != "120000"} - set(self._known))
+        empty = hashlib.sha256(b"").hexdigest()
+        digests = {path: empty if mode == "120000" else self._known[name] for path, (mode, name) in blobs.items()}
+        own = {path: value for path, value in digests.items() if path.startswith("verifypd/")}
+        return {"tracked": f"tracked:{_whole(digests)}", "package": f"package:{_whole(own)}"}
+
+    def _read(self, names: set[str]) -> None:
+        """Have git give the contents of these names, all at once."""
+        ordered = sorted(names)
+        command = ["git", "cat-file", "--batch"]
+        given = "".join(f"{name}\n" for name in ordered).encode()
+        out = subprocess.run(command, cwd=self.root, input=given, capture_output=True, check=True).stdout
+        at = 0
+        for name in ordered:
+            end = out.index(b"\n", at)
+            size = int(out[at:end].split()[2])
+            self._known[name] = hashlib.sha256(out[end + 1 : end + 1 + size]).hexdigest()
+            at = end + 1 + size + 1
 
 
 def cpu_name() -> str:

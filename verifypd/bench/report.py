@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verifypd.bench import charts, page
+from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
-from verifypd.bench.results import as_csv, as_markdown, results
+from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
+
+CURVES = 8  # scenarios that have pictures of their own; the page has those of all
 
 
 def write(path: Path, reference: str | None = None, pictures: bool = True) -> dict[str, Any]:
@@ -23,10 +25,22 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     write_whole(path / "results.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     write_whole(path / "results.csv", as_csv(found))
     write_whole(path / "summary.md", as_markdown(found))
+    write_whole(path / "modes.md", modes.as_markdown(found))
     write_whole(path / "report.html", page.page(found))
     if pictures and found["scenarios"]:
         _pictures(path, found)
     return found
+
+
+def write_small(path: Path, file: Path) -> None:
+    """The results of a folder without their curves, as a file to be kept."""
+    found = small(results(Folder(path)))
+    scenarios = found.pop("scenarios")
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in scenarios.items()
+    )
+    head = json.dumps(found, indent=1, ensure_ascii=False).removesuffix("\n}")
+    write_whole(file, f'{head},\n "scenarios": {{\n{lines}\n }}\n}}\n')
 
 
 def _pictures(path: Path, found: dict[str, Any]) -> None:
@@ -38,14 +52,26 @@ def _pictures(path: Path, found: dict[str, Any]) -> None:
     except ImportError:
         return
     for name, parts, title in pictures_of(found):
-        plots.draw_chart(path / f"{name}.png", parts, title)
-    heat = charts.improvement(found)
+        plots.draw_chart(path / f"{name}.png", [charts.coloured(found, each) for each in parts], title, found["note"])
+    heat = charts.improvement(found, found["headline"])
     if heat is not None:
-        plots.draw_heatmap(path / f"{heat.name}.png", heat)
+        plots.draw_heatmap(path / f"{heat.name}.png", heat, found["note"])
 
 
 def pictures_of(found: dict[str, Any]) -> list[tuple[str, list[charts.Chart], str]]:
     """Names of the pictures, what is on them, and their titles: one a chart, and one a scenario with its curves."""
-    whole = [(chart.name, [chart], "") for chart in charts.overview(found)]
-    curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in enumerate(found["scenarios"])]
-    return whole + curves
+    named: dict[str, list[charts.Chart]] = {}
+    for chart in (*charts.overview(found), *part_charts.overview(found)):
+        named.setdefault(chart.name, []).extend(charts.by_pair(found, chart))
+    whole = [(name, parts, "") for name, parts in named.items()]
+    first = list(enumerate(found["scenarios"]))[:CURVES]
+    curves = [(f"cdf-{i}", charts.distributions(found, each), each) for i, each in first]
+    parts = [(f"parts-{i}", part_charts.of_scenario(found, each), each) for i, each in first]
+    return whole + [picture for picture in curves + parts if picture[1]]
+
+
+def write_index(path: Path, folders: list[Path]) -> Path:
+    """A page that leads to the reports of some folders."""
+    file = path / "index.html"
+    write_whole(file, page.index([(each.name, json.loads((each / "results.json").read_text())) for each in folders]))
+    return file

@@ -13,6 +13,7 @@ from typing import Any
 
 from verifypd.bench.campaign import AGAIN, Cell, Folder
 from verifypd.bench.figures import Outcome, Pool, Targets, figures
+from verifypd.bench.meter import pooled
 from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, compare, curve, histogram, own_noise
 
 TIMES = ("ttft", "tpot", "e2e", "gap")
@@ -25,12 +26,12 @@ BY_SEED = ("tok_s", "goodput", "e2e_ms_mean", "e2e_ms_p95", "ttft_ms_p95", "tpot
 
 
 def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
-    """All that a report shows. reference: the arm the others are compared with (default: the first)."""
+    """All that a report shows. reference: the arm the others are compared with (default: the run's, or the first)."""
     head = folder.head
     targets = Targets(**head["targets"])
     cells = folder.cells()
     names = list(head["arms"])
-    reference = names[0] if reference is None else reference
+    reference = reference or head.get("reference") or names[0]
     scenarios = {
         scenario: _scenario([cell for cell in cells if cell.scenario == scenario], head["control"], reference, targets)
         for scenario in head["scenarios"]
@@ -43,6 +44,10 @@ def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
         "cells": {"run": len(cells), "planned": wanted},
         "reference": reference,
         **{name: head[name] for name in ("control", "seeds", "targets", "arms", "sittings")},
+        "note": head.get("note", ""),
+        "headline": "e2e_ms_mean" if head.get("protocol") else "tok_s",  # arrivals set the tokens/s of an open loop
+        "protocol": head.get("protocol"),
+        "grid": head.get("grid", {}),
         "trees": trees,
         "won_and_lost": count(scenarios),
         "scenarios": {name: found for name, found in scenarios.items() if found["arms"]},
@@ -67,9 +72,11 @@ def _scenario(cells: Sequence[Cell], control: str | None, reference: str, target
         for arm in by_arm
         if arm not in (reference, again) and reference in by_arm
     }
+    beside = {arm: over(arm, "pd", noise) for arm in by_arm if arm != "pd" and "pd" in by_arm and reference != "pd"}
     return {
         "arms": {arm: _arm(list(own.values()), targets) for arm, own in by_arm.items()},
         "compared": compared,
+        "over_pd": {arm: {"e2e_ms_mean": own["e2e_ms_mean"].packed()} for arm, own in beside.items() if own},
         "itself": {name: each.packed() for name, each in itself.items()},
     }
 
@@ -86,6 +93,7 @@ def _arm(cells: Sequence[Cell], targets: Targets) -> dict[str, Any]:
         "curves": {name: curve(times[name]) for name in TIMES},
         "histograms": {name: histogram(times[name]) for name in TIMES},
         "drafts": _drafts(cells),
+        "parts": _parts(cells),
         "errors": dict(errors.most_common(5)),
     }
 
@@ -113,6 +121,43 @@ def _drafts(cells: Sequence[Cell]) -> dict[str, Any] | None:
         "mean_accepted_length": _short(1 + sum(accepted) / spans),
         "by_place": [_short(each / spans) for each in accepted],
     }
+
+
+def _parts(cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """What the arm was doing: shares of the time, totals, and a timeline of its first run."""
+    parts = [cell.parts for cell in cells if cell.parts is not None]
+    found = pooled(parts, sum(cell.outcome.seconds for cell in cells if cell.parts is not None))
+    if found is None:
+        return None
+    kept = ("at", "waiting", "prefill_lane", "decode_lane", "verify_lane", "drafted_n", "verdicts_n")
+    line = {name: [_short(value) for value in parts[0].timeline[name]] for name in kept if name in parts[0].timeline}
+    numbers = {
+        name: {key: _short(value) for key, value in found[name].items()}
+        for name in ("totals", "means", "peaks", "shares")
+    }
+    return {**numbers, "busy": _short(found["busy"]), "timeline": line}
+
+
+def small(found: dict[str, Any]) -> dict[str, Any]:
+    """The results without their curves: what is kept beside the code."""
+    left_out = ("curves", "histograms", "by_seed")
+    scenarios = {}
+    for name, each in found["scenarios"].items():
+        arms = {arm: {k: v for k, v in own.items() if k not in left_out} for arm, own in each["arms"].items()}
+        for own in arms.values():
+            if own["parts"] is not None:
+                own["parts"] = {k: v for k, v in own["parts"].items() if k != "timeline"}
+        scenarios[name] = each | {"arms": arms}
+    return dict(_rounded(found | {"scenarios": scenarios}))
+
+
+def _rounded(value: Any) -> Any:
+    """Plain data with numbers of four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
@@ -156,7 +201,7 @@ def as_csv(found: dict[str, Any]) -> str:
 
 HEADER = (
     "arm", "tokens/s", "good/s", "TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "E2E mean / p95, s", "gap p99, ms",
-    "unfinished", "failed", "accepted",
+    "unfinished", "failed", "accepted", "plans that left a draft",
 )  # fmt: skip
 
 
@@ -174,7 +219,26 @@ def row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
         str(f["unfinished"]),
         str(f["failed"]),
         f"{drafts['acceptance_rate']:.0%}" if drafts else "–",
+        _left(own.get("parts")),
     )
+
+
+def _left(parts: dict[str, Any] | None) -> str:
+    """`0 of 203`: plans that left a draft for a later verify."""
+    totals = parts["totals"] if parts else {}
+    return f"{totals['plans_left_n']:.0f} of {totals['plans_n']:.0f}" if totals.get("plans_n") else "–"
+
+
+def published(found: dict[str, Any], scenario: str) -> list[tuple[str, str]]:
+    """What the original gives for this scenario: the figure's name, and its values."""
+    pair, level = found["grid"].get(scenario, ("", ""))
+    claims = (found.get("protocol") or {}).get("claims", {})
+    rows = []
+    for what, values in claims.items():
+        value = values.get(level, values.get(f"{pair.partition(' ')[0]} {level}"))
+        if value is not None:
+            rows.append((what, " / ".join(f"{each:g}" for each in (value if isinstance(value, list) else [value]))))
+    return rows
 
 
 def ratio(each: dict[str, Any]) -> str:
@@ -223,8 +287,16 @@ def as_markdown(found: dict[str, Any]) -> str:
             f"**Partial: {cells['run']} of {cells['planned']} runs.** The same command goes on where it ended.",
             "",
         ]
+    if found["note"]:
+        lines += [f"**{found['note']}**", ""]
     for scenario, each in found["scenarios"].items():
-        lines += [f"## {scenario}", "", *_table(HEADER, [row(arm, own) for arm, own in each["arms"].items()]), ""]
+        lines += [
+            f"## {scenario}",
+            "",
+            *markdown_table(HEADER, [row(arm, own) for arm, own in each["arms"].items()]),
+            "",
+        ]
+        lines += [f"Published by the original, {what}: {text}\n" for what, text in published(found, scenario)]
         if each["compared"]:
             arms = list(each["compared"])
             lines += [f"Over {found['reference']} (95 % interval over {len(found['seeds'])} seeds):", ""]
@@ -233,12 +305,12 @@ def as_markdown(found: dict[str, Any]) -> str:
                 for metric in COMPARED
                 if all(metric in each["compared"][arm] for arm in arms)
             ]
-            lines += [*_table(("", *arms), body), ""]
+            lines += [*markdown_table(("", *arms), body), ""]
     if found["won_and_lost"]:
         lines += [
             "## Scenarios won and lost",
             "",
-            *_table(("arm", "figure", FASTER, SLOWER, NONE), won_rows(found)),
+            *markdown_table((WON, *found["won_and_lost"]), won_rows(found)),
             "",
         ]
     lines += [itself_line(found), "", f"Commit {last['commit'][:12]}, modified: {last['modified']}, {last['files']}."]
@@ -259,5 +331,6 @@ def won_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(NAMES[metric], *(cell(own.get(metric)) for own in arms.values())) for metric in metrics]
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Its lines."""
     return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from verifypd.bench.charts import Chart, Heatmap, log_ticks, ticks
+from verifypd.bench.charts import Chart, Heatmap, Series, log_ticks, ticks
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 44
@@ -14,8 +14,10 @@ COLOURS = 8  # classes s0 … s7 of the page
 
 def draw(chart: Chart) -> str:
     """One chart with its legend."""
-    plot = _bars(chart) if chart.kind == "bars" else _lines(chart)
-    names = [f'<span><i class="s{i % COLOURS}"></i>{escape(each.name)}</span>' for i, each in enumerate(chart.series)]
+    plot = _bars(chart) if chart.kind in ("bars", "stacked") else _lines(chart)
+    names = [
+        f'<span><i class="{_shade(i, each)}"></i>{escape(each.name)}</span>' for i, each in enumerate(chart.series)
+    ]
     note = f"<p class='note'>{escape(chart.note)}</p>" if chart.note else ""
     return (
         f"<figure><figcaption>{escape(chart.title)}</figcaption>{plot}"
@@ -29,7 +31,10 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     for x, text in x_marks:
-        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}">{escape(text)}</text>')
+        for row, line in enumerate(text.split("\n")[:2]):
+            parts.append(
+                f'<text class="tick mid" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17 + 13 * row}">{escape(line)}</text>'
+            )
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text class="axis mid" transform="translate(13 {middle}) rotate(-90)">{escape(chart.y)}</text>')
     if chart.x:
@@ -44,32 +49,41 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
 
 def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
     """Pixels a unit, and marks, of an axis that begins at 0."""
-    marks = ticks(0.0, max([*values, 1e-9]))
+    marks = ticks(0.0, max(values, default=0.0) or 1.0)
     unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
     return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
 
 
 def _bars(chart: Chart) -> str:
-    unit, y_marks = _y_scale([y for each in chart.series for y in (*each.ys, *each.highs)])
-    base, room = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT) / max(1, len(chart.groups))
-    width = min(34.0, 0.8 * room / max(1, len(chart.series)))
+    stacked = chart.kind == "stacked"
+    tops = [sum(column) for column in zip(*(each.ys for each in chart.series), strict=True)] if stacked else []
+    unit, y_marks = _y_scale([*tops, *(y for each in chart.series for y in (*each.ys, *each.highs))])
+    ground, room = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT) / max(1, len(chart.groups))
+    width = min(34.0, 0.8 * room / (1 if stacked else max(1, len(chart.series))))
     inside = []
+    bases = dict.fromkeys(range(len(chart.groups)), float(ground))
     for i, series in enumerate(chart.series):
+        shade = _shade(i, series)
         for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
-            x = LEFT + room * (group + 0.5) + width * (i - len(chart.series) / 2)
+            base = bases[int(group)]
+            bases[int(group)] -= unit * y * stacked
+            x = LEFT + room * (group + 0.5) + width * (-0.5 if stacked else i - len(chart.series) / 2)
             title = f"<title>{escape(series.name)}, {escape(chart.groups[int(group)])}: {number(y)}"
             title += f" to {number(series.highs[k])}</title>" if series.highs else "</title>"
             box = f'x="{x + 1:.1f}" width="{max(1.0, width - 2):.1f}"'
             if series.highs:
                 high = unit * series.highs[k]
                 inside.append(
-                    f'<rect class="s{i % COLOURS} faint" {box} y="{base - high:.1f}" height="{high:.1f}">{title}</rect>'
+                    f'<rect class="{shade} faint" {box} y="{base - high:.1f}" height="{high:.1f}">{title}</rect>'
                 )
             inside.append(
-                f'<rect class="s{i % COLOURS}" {box} y="{base - unit * y:.1f}" height="{unit * y:.1f}">{title}</rect>'
+                f'<rect class="{shade}" {box} y="{base - unit * y:.1f}" height="{unit * y:.1f}">{title}</rect>'
             )
     letters = max(6, int(room / 6.3))
-    x_marks = [(LEFT + room * (i + 0.5), _cut(name, letters)) for i, name in enumerate(chart.groups)]
+    x_marks = [
+        (LEFT + room * (i + 0.5), "\n".join(_cut(part, letters) for part in name.split(", ", 1)))
+        for i, name in enumerate(chart.groups)
+    ]
     return _frame(chart, inside, y_marks, x_marks)
 
 
@@ -98,18 +112,17 @@ def _lines(chart: Chart) -> str:
 
     inside = []
     for i, series in enumerate(chart.series):
+        shade = _shade(i, series)
         points = [(x_of(place[x]), base - unit * y) for x, y in zip(series.xs, series.ys, strict=True)]
         if chart.kind == "steps":
             points = [(x, y) for (x0, y), (x1, _) in zip(points, points[1:], strict=False) for x in (x0, x1)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        inside.append(
-            f'<polyline class="line s{i % COLOURS}" points="{path}"><title>{escape(series.name)}</title></polyline>'
-        )
+        inside.append(f'<polyline class="line {shade}" points="{path}"><title>{escape(series.name)}</title></polyline>')
         if len(series.xs) <= 16 and chart.kind == "lines":
             for k, (x, y) in enumerate(points):
                 label = series.labels[k] if series.labels else number(series.xs[k])
                 title = f"{series.name}, {label}: {number(series.xs[k])}, {number(series.ys[k])}"
-                dot = f'<circle class="s{i % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+                dot = f'<circle class="{shade}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
                 inside.append(f"{dot}<title>{escape(title)}</title></circle>")
                 if series.labels:
                     side = "point end" if x > WIDTH - 90 else "point"
@@ -132,9 +145,14 @@ def heatmap(chart: Heatmap) -> str:
             share = round(100 * abs(math.log(value)) / max(far, 0.05))
             cell = f'<td class="heat {side}" style="--share: {min(100, share)}%">{100 * (value - 1):+.1f} %'
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
-        lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>")
+        lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
     return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}</figure>"
+
+
+def _shade(place: int, series: Series) -> str:
+    """The class that colours a series."""
+    return f"s{(place if series.colour is None else series.colour) % COLOURS}"
 
 
 def number(value: float) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from verifypd.cli import protocols
+from verifypd.cli.campaign import TARGET_MS, add_run_flags, chosen_seeds, numbers, run_campaign, show
 from verifypd.cli.flags import Command, Parser, add_engine_flags, engine_settings, wide
-from verifypd.cli.terminal import INTERRUPTED, emit, say
-from verifypd.config import flag
+from verifypd.cli.terminal import say
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,15 +18,11 @@ if TYPE_CHECKING:
     from verifypd.bench.play import Arm
     from verifypd.bench.workload import Workload
 
-SECRETS = ("--api-key", "--hf-token", "--control-key")
-TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
-SEEDS = 3
 OPEN_SECONDS, QUICK_SECONDS = 20.0, 6.0
 LEAST_REQUESTS, EACH_CLIENT = 24, 3  # closed loop
 QUICK_REQUESTS = 8
 QUICK_OUTPUT = 16  # tokens
 QUICK_SCALE = 32  # of mixed traffic
-GRACE = 600.0  # s; a run ends then, whatever became of it
 
 
 def register(command: Command) -> None:
@@ -51,12 +45,12 @@ def register(command: Command) -> None:
     _add_http_flags(serve)
     _add_target_flags(serve)
     _add_traffic_flags(serve)
-    _add_run_flags(serve)
+    add_run_flags(serve)
 
     inside = sub("run", "compare engines in this process", run_inside, "--arm ARM [--arm ARM …] --out DIR [OPTION …]")
     _add_arm_flag(inside)
     _add_traffic_flags(inside)
-    _add_run_flags(inside)
+    add_run_flags(inside)
     add_engine_flags(inside)
 
     mixed = sub("mixed", "mixed traffic: chat-like lengths, Poisson arrivals, bursts of long prompts", run_mixed,
@@ -66,18 +60,22 @@ def register(command: Command) -> None:
     mixed.add_argument("--rate", default="4", metavar="R,R", help="requests/s, one scenario each (default: 4)")
     mixed.add_argument("--scale", type=int, metavar="N", help="divide all lengths by N (default: 1; --quick: 32)")
     _add_http_flags(mixed)
-    _add_run_flags(mixed)
+    add_run_flags(mixed)
     add_engine_flags(mixed)
 
+    protocols.register(sub, run_mixed)
     report = sub("report", "write the report of a run again", run_report, "DIR [--reference ARM]")
     report.add_argument("folder", metavar="DIR", help="what --out was")
-    report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
+    report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
+    report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
+    report.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
 
 
 def _add_arm_flag(parser: Parser) -> None:
     parser.add_argument(
         "--arm", action="append", dest="arms", metavar="ARCH[:NAME=VALUE,…]",
-        help="an architecture and settings of its own; may be repeated (default: plain and auto)",
+        help="an architecture and settings of its own, or transformers[:draft=FOLDER|ngram]; may be repeated"
+        " (default: plain and auto)",
     )  # fmt: skip
 
 
@@ -115,35 +113,11 @@ def _add_traffic_flags(parser: Parser) -> None:
     group.add_argument("--plain-text", action="store_true", help="send conversations as one text, without a template")
 
 
-def _add_run_flags(parser: Parser) -> None:
-    group = parser.add_argument_group("run")
-    group.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder of the report; a run goes on there"
-    )
-    group.add_argument("--quick", action="store_true", help="few and short requests: to try it out")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
-    group.add_argument("--seeds", type=int, metavar="N", help=f"how many (default: {SEEDS})")
-    group.add_argument(
-        "--duration", type=float, metavar="S",
-        help="open loop: requests arrive for S seconds; else a run is cut off after S seconds",
-    )  # fmt: skip
-    group.add_argument("--cut-off", type=float, metavar="S", help=f"end a run after S seconds (default: {GRACE:g})")
-    group.add_argument("--max-concurrent", type=int, metavar="N", help="open loop: requests under way at most")
-    group.add_argument(
-        "--request-timeout", type=float, default=300.0, metavar="S", help="stop a request after S seconds"
-    )
-    group.add_argument(
-        "--workload", action="append", type=Path, metavar="FILE",
-        help="play this workload (DIR/workloads has some) in place of generated ones; may be repeated",
-    )  # fmt: skip
-    group.add_argument("--vocab", type=int, metavar="N", help="send random prompts as token ids below N, not as words")
-    group.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
-    group.add_argument("--no-control", action="store_true", help="do not run the first arm twice")
-    group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
-
-
 def _no_command(_args: argparse.Namespace) -> int:
-    raise ConfigError("give a command: verifypd bench serve, run, mixed or report")
+    raise ConfigError(
+        "give a command: verifypd bench serve, run, mixed, sweep, three-way, models,"
+        " comprehensive, simulate, all, modes or report"
+    )
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -151,17 +125,18 @@ def _no_command(_args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """`verifypd bench serve`."""
-    return _campaign(args, _endpoints(args), _scenarios(args))
+    return run_campaign(args, _endpoints(args), _scenarios(args))
 
 
 def run_inside(args: argparse.Namespace) -> int:
     """`verifypd bench run`."""
-    return _campaign(args, _engines(args), _scenarios(args))
+    return run_campaign(args, _engines(args), _scenarios(args))
 
 
 def run_mixed(args: argparse.Namespace) -> int:
     """`verifypd bench mixed`."""
     from verifypd.bench.campaign import Scenario
+    from verifypd.bench.protocols import MIXED
     from verifypd.bench.workload import mixed
 
     if args.urls and args.arms:
@@ -174,37 +149,29 @@ def run_mixed(args: argparse.Namespace) -> int:
     scenarios = _from_files(args) or [
         Scenario(
             f"mixed {rate:g}/s{scaled}",
-            tuple(mixed(rate, seconds, seed).scaled(scale) for seed in _seeds(args)),
+            tuple(mixed(rate, seconds, seed).scaled(scale) for seed in chosen_seeds(args)),
             args.cut_off,
         )
-        for rate in _numbers(args.rate, "--rate")
+        for rate in numbers(args.rate, "--rate")
     ]
     if any(not workload.arrivals for each in scenarios for workload in each.workloads):
         raise ConfigError("no request arrives in that time: raise --duration or --rate")
-    return _campaign(args, _endpoints(args) if args.urls else _engines(args), scenarios)
+    about = {"note": f"scaled: lengths / {scale}" * (scale > 1), "protocol": MIXED.packed()}
+    return run_campaign(args, _endpoints(args) if args.urls else _engines(args), scenarios, about=about)
 
 
 def run_report(args: argparse.Namespace) -> int:
     """`verifypd bench report`."""
     from verifypd.bench import report
 
-    found = report.write(Path(args.folder), args.reference)
-    _done(Path(args.folder), found)
+    found = report.write(Path(args.folder), args.reference, not args.no_png)
+    if args.small is not None:
+        report.write_small(Path(args.folder), args.small)
+    show(Path(args.folder), found)
     return 0
 
 
 # -- what is run -------------------------------------------------------------------------------------------------------
-
-
-def _seeds(args: argparse.Namespace) -> list[int]:
-    for name in ("duration", "cut_off", "request_timeout", "max_concurrent", "num_requests", "vocab"):
-        value = getattr(args, name, None)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{flag(name)} must be above 0")
-    count = SEEDS if args.seeds is None else args.seeds
-    if count < 1:
-        raise ConfigError("--seeds must be at least 1")
-    return list(range(args.seed, args.seed + count))
 
 
 def _endpoints(args: argparse.Namespace) -> list[Arm]:
@@ -224,13 +191,14 @@ def _endpoints(args: argparse.Namespace) -> list[Arm]:
 
 
 def _engines(args: argparse.Namespace) -> list[Arm]:
-    from verifypd.bench.inprocess import parse
+    from verifypd.bench import assisted, inprocess
 
     shared = engine_settings(args)
     texts = args.arms or ["plain", "auto"]
     if "arch" in shared:
         raise ConfigError("--arch is an arm's own: give --arm ARCH")
-    return [parse(text, shared, args.vocab) for text in texts]
+    kinds = [assisted if text.partition(":")[0] == assisted.NAME else inprocess for text in texts]
+    return [kind.parse(text, shared, args.vocab) for kind, text in zip(kinds, texts, strict=True)]
 
 
 def _scenarios(args: argparse.Namespace) -> list[Scenario]:
@@ -245,9 +213,9 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
     if skipped := chosen.about.get("skipped"):
         reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
         say(f"{chosen.name}: {sum(skipped.values())} of {chosen.about['records']} records left out: {reasons}")
-    rates = _numbers(args.rate, "--rate") if args.rate else []
+    rates = numbers(args.rate, "--rate") if args.rate else []
     wanted = args.concurrency or ("" if rates or args.at_once else ("1,4" if args.quick else "1,8"))
-    processes = [Process(clients=int(each)) for each in _numbers(wanted, "--concurrency")]
+    processes = [Process(clients=int(each)) for each in numbers(wanted, "--concurrency")]
     processes += [Process(rate=rate, cv=args.cv) for rate in rates] + ([Process()] if args.at_once else [])
     made = []
     for process in processes:
@@ -258,7 +226,7 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
         elif count is None:
             least, each = (QUICK_REQUESTS, 2) if args.quick else (LEAST_REQUESTS, EACH_CLIENT)
             count = max(least, each * (process.clients or 0))
-        workloads = [make(chosen, process, seed, count=count, seconds=seconds) for seed in _seeds(args)]
+        workloads = [make(chosen, process, seed, count=count, seconds=seconds) for seed in chosen_seeds(args)]
         if args.plain_text:
             workloads = [workload.as_text() for workload in workloads]
         cut = args.cut_off or (None if process.open else args.duration)
@@ -272,132 +240,6 @@ def _from_files(args: argparse.Namespace) -> list[Scenario]:
     from verifypd.bench.workload import read
 
     def seeded(workload: Workload) -> Scenario:
-        return Scenario(workload.name, (workload,) * len(_seeds(args)), args.cut_off)
+        return Scenario(workload.name, (workload,) * len(chosen_seeds(args)), args.cut_off)
 
     return [seeded(read(path)) for path in args.workload or ()]
-
-
-def _numbers(text: str, name: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = [-1.0]
-    if any(not each > 0 for each in found):
-        raise ConfigError(f"{name} {text!r} is not a comma-separated list of numbers above 0")
-    return found
-
-
-# -- running it --------------------------------------------------------------------------------------------------------
-
-
-def _campaign(args: argparse.Namespace, arms: Sequence[Arm], scenarios: Sequence[Scenario]) -> int:
-    """Run what is left, and write the report of all that is there, also when interrupted."""
-    from verifypd.bench import report
-    from verifypd.bench.campaign import Campaign, Folder, plan_of
-    from verifypd.bench.figures import Targets
-    from verifypd.bench.play import Limits
-    from verifypd.bench.provenance import provenance
-
-    seeds = _seeds(args)
-    targets = Targets(*(getattr(args, f"engine_{name}", default) / 1e3 for name, default in TARGET_MS.items()))
-    control = None if args.no_control else arms[0].name
-    if args.reference is not None and args.reference not in [arm.name for arm in arms]:
-        raise ConfigError(f"--reference {args.reference!r} is none of the arms {', '.join(arm.name for arm in arms)}")
-    limits = Limits(args.cut_off or GRACE, args.request_timeout, args.max_concurrent)
-    folder = Folder(args.out)
-    sitting = provenance(command=command_line(sys.argv[1:]))
-    campaign = Campaign(folder, arms, scenarios, seeds, limits=limits, files=sitting["files"], control=control)
-    left = campaign.left()  # before anything is written: a folder of another run is refused
-    folder.begin(plan_of(arms, scenarios, seeds, targets, control), sitting)
-    total = sum(1 for _ in campaign.turns())
-    if len(left) < total:
-        say(f"{args.out}: {total - len(left)} of {total} runs are there already")
-    interrupted = False
-    try:
-        asyncio.run(campaign.run(_watch()))
-    except KeyboardInterrupt:
-        interrupted = True
-        say("interrupted; the report is of the runs that ended")
-    found = report.write(args.out, args.reference, not args.no_png)
-    _done(args.out, found)
-    if interrupted:
-        return INTERRUPTED
-    for error in campaign.errors:
-        say(f"FAILED {error}")
-    return 1 if campaign.errors else 0
-
-
-def _watch() -> Any:
-    """Shows how a campaign goes: a bar a run, and a line when it has ended."""
-    from verifypd.bench.campaign import Cell, Turn, Watch
-    from verifypd.bench.figures import figures
-    from verifypd.bench.play import Call
-    from verifypd.metrics.stats import percentile
-    from verifypd.progress import Bar, bar
-
-    class Shown(Watch):
-        def __init__(self) -> None:
-            self.bar: Bar | None = None
-            self.calls: list[Call] = []
-
-        def begin(self, turn: Turn, done: int, total: int) -> None:
-            self.calls = []
-            name = f"{done + 1}/{total} {turn.scenario.name}, {turn.label}"
-            self.bar = bar(desc=name, total=len(turn.workload.arrivals), unit="request")
-            self.bar.__enter__()
-
-        def call(self, call: Call) -> None:
-            self.calls.append(call)
-            now = max(call.clock(), 1e-6)
-            ends = [each.outputs[-1] - each.due for each in self.calls if each.outputs]
-            rate = sum(each.tokens for each in self.calls) / now
-            if self.bar is not None:
-                self.bar.set_postfix_str(f"{rate:.0f} tok/s, E2E p95 {percentile(ends, 0.95) if ends else 0.0:.2f} s")
-                self.bar.update(1)
-
-        def end(self, turn: Turn, cell: Cell) -> None:
-            self._close()
-            f = figures([cell.outcome])
-            lost = f", {f['unfinished']} unfinished" * bool(f["unfinished"]) + f", {f['failed']} failed" * bool(
-                f["failed"]
-            )
-            say(
-                f"{turn.scenario.name}, seed {cell.seed}, {turn.label}: {f['tok_s']:.1f} tok/s, TTFT p95"
-                f" {f['ttft_ms_p95']:.0f} ms, TPOT p95 {f['tpot_ms_p95']:.1f} ms{lost}"
-            )
-
-        def failed(self, turn: Turn, message: str) -> None:
-            self._close()
-            say(f"{turn.scenario.name}, {turn.label}: FAILED: {message}")
-
-        def _close(self) -> None:
-            if self.bar is not None:
-                self.bar.__exit__(None, None, None)
-                self.bar = None
-
-    return Shown()
-
-
-def _done(folder: Path, found: dict[str, Any]) -> None:
-    from verifypd.bench.results import itself_line, ratio
-
-    lines = []
-    for scenario, own in found["scenarios"].items():
-        for arm, metrics in own["compared"].items():
-            shown = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
-            if shown in metrics:
-                what = "tokens/s" if shown == "tok_s" else "mean E2E"
-                lines.append(f"{scenario}: {what} of {arm} over {found['reference']} {ratio(metrics[shown])}\n")
-    emit("".join(lines) + itself_line(found) + f"\nreport: {folder / 'report.html'}\n")
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """What was typed, without secrets, and without folders of somebody's machine."""
-    from verifypd.bench.provenance import relative
-
-    shown, hide = [], False
-    for each in argv:
-        name, equals, _ = each.partition("=")
-        shown.append("HIDDEN" if hide else f"{name}=HIDDEN" if equals and name in SECRETS else relative(each))
-        hide = each in SECRETS
-    return shlex.join(["verifypd", *shown])

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.cli.bench import TARGET_MS, command_line
+from verifypd.cli.campaign import TARGET_MS, command_line
 from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings
 from verifypd.cli.records import add_site_flags
 from verifypd.cli.terminal import INTERRUPTED, emit, say

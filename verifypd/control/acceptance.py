@@ -7,16 +7,18 @@ position, given that all before it stood. A request adds its own excess over its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import sqrt
 
 from verifypd.control.observe import Observation
 from verifypd.control.tuning import KIND_TRIALS, PRIOR, PRIOR_TRIALS, REQUEST_TRIALS
+from verifypd.metrics.reliability import Reliability
 
 Kind = tuple[str, int, str | None]  # acceptance rule, temperature class, drafter
 
-BINS = 10  # of the reliability diagram
 LOW, HIGH = 0.005, 0.995  # chances are kept off 0 and 1
 
 
@@ -54,35 +56,6 @@ class _Own:
 
     excess: float = 0.0  # tokens
     trials: float = 0.0
-    curve: list[float] | None = None  # survivals
-    turn: int = -1  # when they were worked out
-
-
-@dataclass(slots=True)
-class Reliability:
-    """Predicted chances against what came, in bins. `error` is the calibration error."""
-
-    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    came: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    trials: list[float] = field(default_factory=lambda: [0.0] * BINS)
-
-    def add(self, chance: float, stood: bool) -> None:
-        """One trial."""
-        b = min(BINS - 1, int(chance * BINS))
-        self.predicted[b] += chance
-        self.came[b] += stood
-        self.trials[b] += 1.0
-
-    @property
-    def error(self) -> float:
-        """Mean distance between predicted and observed frequency, weighted by trials; 0 without any."""
-        total = sum(self.trials)
-        return sum(abs(p - c) for p, c in zip(self.predicted, self.came, strict=True)) / total if total else 0.0
-
-    def rows(self) -> list[tuple[float, float, float]]:
-        """(predicted, came, trials) of each bin that was met."""
-        parts = zip(self.predicted, self.came, self.trials, strict=True)
-        return [(p / n, c / n, n) for p, c, n in parts if n]
 
 
 class Acceptance:
@@ -93,20 +66,19 @@ class Acceptance:
         self.reliability = Reliability()
         self._everyone = Mean(PRIOR * PRIOR_TRIALS, PRIOR_TRIALS)
         self._kinds: dict[Kind, list[Mean]] = {}  # by position
-        self._requests: dict[int, dict[Kind, _Own]] = {}  # by request; it may change drafters
-        self._turn = 0  # times anything was learnt
+        self._requests = defaultdict[int, defaultdict[Kind, _Own]](partial(defaultdict, _Own))  # it may change drafters
+        self._drafts = 0  # observed
 
     def curve(self, request: int, kind: Kind) -> list[float]:
         """Survival of positions 0..depth−1: the chance that the draft stands up to and including each."""
-        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
-        if own.curve is None or own.turn != self._turn:
-            own.turn = self._turn
-            own.curve, alive, excess = [], 1.0, own.excess / (own.trials + PRIOR_TRIALS)
-            for mean in self._means(kind)[: self.depth]:
-                chance = mean.stood / mean.trials + excess
-                alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
-                own.curve.append(alive)
-        return own.curve
+        own = self._requests[request][kind]
+        excess = own.excess / (own.trials + PRIOR_TRIALS)
+        curve, alive = [], 1.0
+        for mean in self._means(kind)[: self.depth]:
+            chance = mean.stood / mean.trials + excess
+            alive *= HIGH if chance > HIGH else LOW if chance < LOW else chance
+            curve.append(alive)
+        return curve
 
     def mean(self) -> float:
         """Mean acceptance of everyone's drafts."""
@@ -120,7 +92,8 @@ class Acceptance:
 
     def typical(self, most: int = 8) -> list[float]:
         """The mean curve of some requests that are known now; empty without any. Learns nothing."""
-        curves = [own.curve for kinds in islice(self._requests.values(), most) for own in kinds.values() if own.curve]
+        known = [(request, kind) for request, kinds in islice(self._requests.items(), most) for kind in kinds]
+        curves = [self.curve(request, kind) for request, kind in known]
         return [sum(values) / len(curves) for values in zip(*curves, strict=True)]
 
     def observe(self, seen: Observation, probed: bool = False) -> None:
@@ -129,18 +102,19 @@ class Acceptance:
             return
         memory = KIND_TRIALS / 2 if probed else KIND_TRIALS
         kind = kind_of(seen.greedy, seen.coupled, seen.temperature, seen.drafter)
-        own = self._requests.setdefault(seen.order, {}).setdefault(kind, _Own())
+        own = self._requests[seen.request_id][kind]
         accepted = min(seen.accepted, seen.drafted)
         trials = min(accepted + 1, seen.drafted)
         means = self._means(kind)
-        self._turn += 1
-        looked_at = self._turn % seen.drafted  # one position a draft, picked before its outcome is known
+        self._drafts += 1
+        looked_at = self._drafts % seen.drafted  # one position a draft, picked before its outcome is known
         expected = 0.0
         for position in range(trials):
             mean = means[min(position, self.depth - 1)]
             stood = position < accepted
             if position == looked_at:
-                self.reliability.add(self._chance(kind, own, position), stood)
+                chance = mean.value + own.excess / (own.trials + PRIOR_TRIALS)
+                self.reliability.add(min(HIGH, max(LOW, chance)), stood)
             expected += mean.value
             mean.learn(stood, 1.0, memory)
         if trials < len(means) and not means[trials].reached:
@@ -153,21 +127,16 @@ class Acceptance:
 
     def overhear(self, request: int, kind: Kind, stood: int, trials: int) -> None:
         """Learn from tokens that nobody drafted: of so many that might have been, so many came. First positions all."""
-        own = self._requests.setdefault(request, {}).setdefault(kind, _Own())
+        own = self._requests[request][kind]
         mean = self._means(kind)[0]
         part = min(1.0, REQUEST_TRIALS / trials)  # a long rest counts for no more than is remembered
         own.excess += part * (stood - trials * mean.value)
         own.trials += part * trials
-        self._turn += 1
         mean.learn(part * stood, part * trials, KIND_TRIALS)
 
     def forget(self, request: int) -> None:
         """The request has left."""
         self._requests.pop(request, None)
-
-    def _chance(self, kind: Kind, own: _Own, position: int) -> float:
-        mean = self._means(kind)[min(position, self.depth - 1)].value
-        return min(HIGH, max(LOW, mean + own.excess / (own.trials + PRIOR_TRIALS)))
 
     def _means(self, kind: Kind) -> list[Mean]:
         """By position; one that nobody has reached is as the last that somebody has, and the first as everyone's."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.controller import Controller, FixedController
+from verifypd.control.controller import Controller, FixedController, decode_work
 from verifypd.control.cost import CostModel, Work
-from verifypd.control.lanes import allot, lane_views, longest_queued, longest_waiting
+from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import Beside, Reading, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
@@ -45,16 +45,6 @@ class Architecture:
         """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
         return self.name
 
-    @property
-    def may_draft(self) -> bool:
-        """Whether the next plan may draft: while not, the views need not say what could be proposed."""
-        return self.controller.may_draft
-
-    @property
-    def drafting(self) -> bool:
-        """Whether it drafts at present, and does not only try now and then whether it should."""
-        return self.controller.drafting
-
     def observe(self, observation: Observation) -> None:
         """A draft was judged."""
         self.controller.observe(observation)
@@ -64,9 +54,9 @@ class Architecture:
         self.cost.observe(timing)
         self.controller.observe_step(timing)
 
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
-        self.controller.forget(order, emitted)
+    def forget(self, request_id: int) -> None:
+        """A request has left for good."""
+        self.controller.forget(request_id)
 
     def why(self) -> dict[str, Any]:
         """Drafts as its controller weighed them, and prompt tokens: what the step takes and is worth, and the next."""
@@ -95,15 +85,16 @@ class Architecture:
 
         apart: prompts get a pass of their own, else they ride in this one.
         """
-        riding = Work() if apart else self.riding(views, snapshot)
+        riding = Work() if apart or not self.controller.may_draft else self.riding(views, snapshot)
         drafts = self.draft(views, snapshot, riding)
         lengths = {span.slot: span.drafts for span in drafts}
         spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
-        return draft_batch(drafts, snapshot), spans, self._beside(views, spans, drafts, snapshot, apart)
+        decode = decode_work(views) + Work(rows=sum(lengths.values()))
+        return draft_batch(drafts, snapshot), spans, self._beside(decode, views, drafts, snapshot, apart)
 
     def riding(self, views: Sequence[RequestView], snapshot: Snapshot) -> Work:
         """The prompt chunks that would join these requests' pass if nothing were drafted."""
-        beside = self._beside(views, (), (), snapshot, apart=False)
+        beside = self._beside(decode_work(views), views, (), snapshot, apart=False)
         return next_chunks(snapshot, self.cost, beside, snapshot.batch_size - len(views)).work
 
     def read(self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None) -> tuple[VerifySpan, ...]:
@@ -126,39 +117,27 @@ class Architecture:
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag
         spans = []
         for view in sorted(fresh, key=lambda v: v.draft_lag):  # one far behind must not hold up those that are level
-            drafts = max(0, min(lengths.get(view.slot, 0), view.draft_limit, view.promise, view.room - 1))
-            if not drafts:
-                continue
-            lag = view.draft_lag if snapshot.drafter_has_cache else 0
-            if lag > routine and budget <= 0:
+            drafts, lag = lengths.get(view.slot, 0), view.draft_lag if snapshot.drafter_has_cache else 0
+            if not drafts or (lag > routine and budget <= 0):
                 continue
             rows = min(lag, budget + routine)
             if rows < lag:
                 drafts = 0
             budget -= max(0, rows - routine)
-            if rows or drafts:
-                temperature = self._temperature(view) if drafts else 1.0
-                spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, temperature, view.proposer))
+            tau = self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
+            spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, tau, view.proposer))
         return spans
 
     def _beside(
-        self,
-        views: Sequence[RequestView],
-        spans: Sequence[VerifySpan],
-        drafts: Sequence[DraftSpan],
-        snapshot: Snapshot,
-        apart: bool,
+        self, decode: Work, views: Sequence[RequestView], drafts: Sequence[DraftSpan], snapshot: Snapshot, apart: bool
     ) -> Beside:
-        """The decode work of a step: of these spans, or of one token for each request where there are none yet."""
-        rows = sum([span.rows for span in spans]) if spans else len(views)
+        """A step in which these requests are verified, with so much `decode` work, and these drafts are written."""
         model = [span for span in drafts if span.drafter is None]
-        loop = 0.0
-        if model:
-            longest, caught_up = max([span.drafts for span in model]), sum([span.rows for span in model])
-            loop = self.cost.draft_seconds(longest, caught_up, sum([span.context for span in model]))
+        longest, caught_up = max([span.drafts for span in model], default=0), sum([span.rows for span in model])
+        loop = self.cost.draft_seconds(longest, caught_up, sum([span.context for span in model]))
         waiting = any(view.prefill_left for view in snapshot.requests)
         worth = decode_worth(views, self.tokens_each, snapshot.mean_output) if waiting else 0.0
-        return Beside(Work(rows, sum([view.length_bound for view in views])), loop, worth, apart)
+        return Beside(decode, loop, worth, apart)
 
     def _listen(self, snapshot: Snapshot) -> None:
         """Note how many tokens verdicts have brought since the last plan."""
@@ -166,10 +145,6 @@ class Architecture:
         self._told = snapshot.emitted, snapshot.verdicts
         if verdicts > 0:
             self.tokens_each += LEARNING_RATE * (tokens / verdicts - self.tokens_each)
-
-    def _temperature(self, view: RequestView) -> float:
-        """τ of a draft: what the request or the engine's settings fix, else the controller's choice."""
-        return self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
 
 
 class Unified(Architecture):
@@ -196,8 +171,14 @@ class Plain(Unified):
     name = "plain"
     speculative = False
 
-    def __init__(self, cost: CostModel | None = None) -> None:
+    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
+        """controller: of the architectures that it takes turns with."""
         super().__init__(FixedController(0), cost)
+        self.others = controller
+
+    def forget(self, request_id: int) -> None:
+        """The others may have known it."""
+        self.others.forget(request_id)
 
 
 class Baseline(Architecture):
@@ -238,15 +219,12 @@ class PD(Architecture):
 class PDV(PD):
     """Three lanes: drafts queue for the verify lane, which takes `verify_batch` requests at once while others draft.
 
-    With too few running requests to fill one verify batch while another drafts, steps are atomic, as in `pd`. The way
-    back is wider than the way in, so that a request more or less does not flip it.
+    It is pipelined from two verify batches of running requests on. With fewer, steps are atomic, as in `pd`; on the way
+    back only when a single batch is left, so that a request more or less does not flip it.
     """
 
     name = "pdv"
-
-    def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
-        super().__init__(controller, cost)
-        self.is_atomic = True
+    is_atomic = True  # at present
 
     @property
     def ran(self) -> str:
@@ -255,7 +233,8 @@ class PDV(PD):
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """Everyone who is ready drafts; the verify lane runs when it is due; prompts take what tokens are left."""
-        self._settle(len(snapshot.requests) + snapshot.away, snapshot.verify_batch)
+        running = len(snapshot.requests) + snapshot.away
+        self.is_atomic = running < 2 * snapshot.verify_batch if self.is_atomic else running <= snapshot.verify_batch
         if self.is_atomic:
             return super().plan(snapshot)
         ready = decoding(snapshot)
@@ -263,39 +242,33 @@ class PDV(PD):
         drafts = self.draft(fresh, snapshot, Work(), overlap=snapshot.overlap)
         writing = {span.slot for span in drafts if span.drafts}
         # who drafts nothing needs no draft to be verified: its one token queues with the drafts
-        queue = longest_queued([v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing])
+        queue = [v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing]
+        queue.sort(key=lambda view: (view.rank[0], -view.waited, view.rank[1]))
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
-        limited = replace(snapshot, prefill_chunk=self._prompt_tokens(snapshot))
-        chunks = self.read(limited, self._beside(batch, (), drafts, snapshot, True), snapshot.batch_size)
-        if not verify_due(batch, snapshot, idle=not (writing or chunks)):
+        limited = replace(snapshot, prefill_chunk=prompt_tokens(snapshot))
+        beside = self._beside(decode_work(batch), batch, drafts, snapshot, apart=True)
+        chunks = self.read(limited, beside, snapshot.batch_size)
+        if not self._verify_due(batch, snapshot, idle=not (writing or chunks)):
             batch = []
         spans = tuple(decode_span(view, 0, None) for view in batch)
         return Plan(draft=draft_batch(drafts, snapshot), verify=verify_batch(spans), prefill=verify_batch(chunks))
 
-    def _settle(self, running: int, verify_batch: int) -> None:
-        """Pipelined from two verify batches of running requests on; atomic again when only one is left."""
-        if self.is_atomic:
-            self.is_atomic = running < 2 * verify_batch
-        else:
-            self.is_atomic = running <= verify_batch
-
     @staticmethod
-    def _prompt_tokens(snapshot: Snapshot) -> int:
-        """The prefill lane's part of a step of `batch_size` + `prefill_chunk` tokens."""
-        step = snapshot.batch_size + snapshot.prefill_chunk
-        share = allot(lane_views(snapshot), step, snapshot.lane_weights).get("prefill", 0)
-        return min(share, snapshot.prefill_chunk)
+    def _verify_due(batch: Sequence[RequestView], snapshot: Snapshot, idle: bool) -> bool:
+        """Whether the verify lane runs: its batch is full, its oldest has waited enough, or nothing else can run."""
+        oldest = max((view.waited for view in batch), default=0.0) * 1e3
+        return idle or len(batch) >= snapshot.verify_batch or oldest >= snapshot.verify_wait_ms
 
 
-class Table(Architecture):
-    """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
+class Chooser(Architecture):
+    """A policy over others: it answers with the plans of the one that is `running`."""
 
-    name = "table"
+    shapes: tuple[type[Architecture], ...]  # the first runs at the start
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         super().__init__(controller, cost)
-        self.choices: dict[str, Architecture] = {"pd": PD(controller, self.cost), "pdv": PDV(controller, self.cost)}
-        self.running = "pd"  # whose plans it answers with
+        self.choices = {shape.name: shape(controller, self.cost) for shape in self.shapes}
+        self.running = self.shapes[0].name
 
     @property
     def ran(self) -> str:
@@ -308,9 +281,20 @@ class Table(Architecture):
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """As the chosen one plans."""
+        return self.choices[self.running].plan(snapshot)
+
+
+class Table(Chooser):
+    """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
+
+    name = "table"
+    shapes = (PD, PDV)
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Choose, then as the chosen one plans."""
         concurrency = len(snapshot.requests) + snapshot.away + snapshot.waiting
         self.running = select_architecture(concurrency, snapshot.verifier_bytes / 1e9)
-        return self.choices[self.running].plan(snapshot)
+        return super().plan(snapshot)
 
 
 def select_architecture(concurrency: int, verifier_size_gb: float, variant: str = "readme") -> str:
@@ -330,30 +314,16 @@ def select_architecture(concurrency: int, verifier_size_gb: float, variant: str 
 
 def decoding(snapshot: Snapshot) -> list[RequestView]:
     """Requests that draft or are verified next, those served longest ago first."""
-    return longest_waiting(view for view in snapshot.requests if not view.prefill_left and view.room > 0)
-
-
-def verify_due(queue: Sequence[RequestView], snapshot: Snapshot, idle: bool) -> bool:
-    """Whether the verify lane runs: its batch is full, its oldest request has waited enough, or nothing else can."""
-    if not queue:
-        return False
-    oldest = max(view.waited for view in queue) * 1e3
-    return idle or len(queue) >= snapshot.verify_batch or oldest >= snapshot.verify_wait_ms
+    able = [view for view in snapshot.requests if not view.prefill_left and view.room > 0]
+    return sorted(able, key=lambda view: (view.rank[0], view.served, view.rank[1]))
 
 
 def decode_span(view: RequestView, drafts: int, drafter: str | None) -> VerifySpan:
     """The last confirmed token and its drafts, pending ones as they stand; plain decoding is the case of no draft."""
     if view.pending:
         drafts, drafter = view.pending, view.drafter
-    return VerifySpan(
-        slot=view.slot,
-        rows=drafts + 1,
-        drafts=drafts,
-        start=None,
-        emits=True,
-        context=view.context + drafts,
-        drafter=drafter if drafts else None,
-    )
+    context, by = view.context + drafts, drafter if drafts else None
+    return VerifySpan(view.slot, rows=drafts + 1, drafts=drafts, start=None, emits=True, context=context, drafter=by)
 
 
 def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | None:

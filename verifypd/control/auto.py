@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from verifypd.control.architectures import PD, PDV, Architecture, Unified, decoding
+from verifypd.control.architectures import PD, PDV, Chooser, Unified, decoding
 from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.snapshot import Plan, Snapshot
@@ -32,7 +31,7 @@ class Decision:
     predicted: dict[str, float]  # architecture → ms for the work of a step
 
 
-class Auto(Architecture):
+class Auto(Chooser):
     """The policy over the policies.
 
     `baseline` is not among the choices: at one worker it is `pd` with one request, with more it only reads the weights
@@ -40,46 +39,34 @@ class Auto(Architecture):
     """
 
     name = "auto"
+    shapes = (Unified, PD, PDV)
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         super().__init__(controller, cost)
-        shapes = (Unified(controller, self.cost), PD(controller, self.cost), PDV(controller, self.cost))
-        self.choices: dict[str, Architecture] = {shape.name: shape for shape in shapes}
-        self.running = "unified"  # whose plans it answers with
-        self.label = "unified"  # the same, or "plain" while nothing is drafted
+        self.label = self.running  # the same, or "plain" while nothing is drafted
         self.decisions: deque[Decision] = deque(maxlen=KEPT)  # the latest
         self.decided = 0  # all there were
         self.predicted: dict[str, float] = {}  # architecture → s for the work of a step, when last weighed
         self._weighed = 0  # step
-        self._ran, self._why = "unified", self.choices["unified"].why  # of the last plan
 
     @property
     def ran(self) -> str:
-        """Whose plan the last one was: the chosen one's, or `plain` while nothing is drafted."""
-        return self._ran
+        """The chosen one's, or `plain` while nothing is drafted."""
+        return self.label if self.label == "plain" else super().ran
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """What the next step runs: the plan of the one that runs. Another may be chosen for the step after it."""
-        shape = self.choices[self.running]
-        plan = shape.plan(snapshot)
-        busy = plan.decodes or plan.draft is not None
-        if busy:
-            self._relabel(snapshot)
-        self._ran = "plain" if self.label == "plain" else shape.ran
-        self._why = shape.why
-        if busy and snapshot.step >= self._weighed + REVIEW_EVERY and self.cost.known:
+        """Weigh the others now and then, then as the chosen one plans."""
+        if snapshot.step >= self._weighed + REVIEW_EVERY and self.cost.known:
             self._weigh(snapshot)
+        plan = super().plan(snapshot)
+        if plan.decodes or plan.draft is not None:
+            self._relabel(snapshot)
         return plan
 
     def state(self) -> dict[str, float | str]:
         """What it has chosen, how often it has changed its mind, and what its controller believes."""
-        chosen: dict[str, float | str] = {"architecture": self.ran, "decisions": self.decided}
         predicted = {f"predicted_{name}_ms": 1e3 * seconds for name, seconds in self.predicted.items()}
-        return chosen | self.controller.state() | predicted
-
-    def why(self) -> dict[str, Any]:
-        """As the one whose plan it was."""
-        return self._why()
+        return super().state() | {"decisions": self.decided} | predicted
 
     def predict(self, snapshot: Snapshot) -> dict[str, float]:
         """Seconds that each architecture would take for the work of the next step."""
@@ -88,7 +75,7 @@ class Auto(Architecture):
             return {}
         count, context = len(views), float(sum([view.length_bound for view in views]))
         drafts = int(self.controller.state()["draft_length"])
-        decode, chunks = Work(count * (1 + drafts), context), self.riding(views, snapshot)
+        decode, chunks = Work(count * (1 + drafts), context), self.choices[self.running].riding(views, snapshot)
         draft = self.cost.draft_seconds(drafts, count * min(2, drafts), context) if drafts else 0.0
         seconds = {
             "unified": draft + self.cost.pass_seconds(decode + chunks),
@@ -102,29 +89,25 @@ class Auto(Architecture):
         return seconds
 
     def _weigh(self, snapshot: Snapshot) -> None:
-        """Price the architectures; switch where one is clearly cheaper."""
-        self._weighed = snapshot.step
-        self.predicted = self.predict(snapshot)
-        best = min(self.predicted, key=lambda name: self.predicted[name], default=self.running)
-        here = self.predicted.get(self.running)
-        if here is None and best != self.running:
+        """Price the architectures; switch where one is clearly cheaper. Nothing is weighed while nobody decodes."""
+        if not (predicted := self.predict(snapshot)):
+            return
+        self._weighed, self.predicted = snapshot.step, predicted
+        best = min(predicted, key=lambda name: predicted[name])
+        if self.running not in predicted:
             self._switch(snapshot, best, best, f"{self.running} has nothing to share out")
-        elif here is not None and self.predicted[best] * (1.0 + MARGIN) < here:
-            saved = 1e2 * (1.0 - self.predicted[best] / here)
+        elif predicted[best] * (1.0 + MARGIN) < predicted[self.running]:
+            saved = 1e2 * (1.0 - predicted[best] / predicted[self.running])
             self._switch(snapshot, best, best, f"predicted to take {saved:.0f} % less time than {self.running}")
 
     def _relabel(self, snapshot: Snapshot) -> None:
         """Note when drafting begins and ends."""
-        if self.running != "unified":
-            return
         drafting = snapshot.drafter is not None and self.controller.drafting
-        label = "unified" if drafting else "plain"
+        label = "plain" if self.running == "unified" and not drafting else self.running
         if label != self.label:
-            gain = self.controller.state().get("gain")
-            predicted = (
-                f"drafting predicted to gain {1e2 * (float(gain) - 1):.1f} %" if gain is not None else "drafting"
-            )
-            self._switch(snapshot, self.running, label, predicted if snapshot.drafter is not None else "no drafter")
+            gain = 1e2 * (float(self.controller.state().get("gain", 1.0)) - 1.0)
+            reason = f"drafting predicted to gain {gain:.1f} %" if snapshot.drafter is not None else "no drafter"
+            self._switch(snapshot, self.running, label, reason)
 
     def _switch(self, snapshot: Snapshot, running: str, label: str, reason: str) -> None:
         predicted = {name: 1e3 * seconds for name, seconds in self.predicted.items()}

@@ -20,8 +20,6 @@ from verifypd.control.temperature import TAU_STEP
 class Controller:
     """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
-    name: str
-
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
@@ -35,7 +33,7 @@ class Controller:
     def draft_lengths(
         self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
     ) -> dict[int, int]:
-        """slot → tokens to draft, for requests that would draft and verify together; missing: 0.
+        """slot → tokens to draft, no more than each is `allowed`, for requests that would draft and verify together.
 
         riding: the prompt chunks that their pass would carry; overlap: whether others are verified meanwhile.
         """
@@ -51,8 +49,8 @@ class Controller:
     def observe_step(self, timing: StepTiming) -> None:
         """A step was measured."""
 
-    def forget(self, order: int, emitted: int) -> None:
-        """A request has left for good, with so many output tokens."""
+    def forget(self, request_id: int) -> None:
+        """A request has left for good."""
 
     def why(self) -> dict[str, Any]:
         """What its last choice was weighed against; empty where nothing was."""
@@ -65,13 +63,17 @@ class Controller:
 
 def allowed(view: RequestView, length: int) -> int:
     """`length`, unless the request or its drafter allows less. One token is left for the correction or bonus."""
-    return max(0, min(length, view.draft_limit, view.promise, view.max_length - view.length_floor - 1))
+    return max(0, min(length, view.draft_limit, view.expected, view.max_length - view.length_floor - 1))
+
+
+def decode_work(views: Sequence[RequestView]) -> Work:
+    """The verifier's work for these requests if nothing were drafted: a row each, and drafts already written."""
+    rows = len(views) + sum([view.pending for view in views])
+    return Work(rows, sum([view.length_bound for view in views]))
 
 
 class FixedController(Controller):
     """Always asks for the same length."""
-
-    name = "fixed"
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -92,10 +94,9 @@ class FixedController(Controller):
         return {"draft_length": self.length}
 
 
-class ThresholdController(Controller):
+class ThresholdController(FixedController):
     """The original's rules: one length for all, moved by one every ten observations, by fixed limits."""
 
-    name = "threshold"
     SHORTEST, LONGEST, START = 2, 8, 4
     EVERY = 10  # observations (verified drafts) between two moves
     WINDOW = 100  # decode-lane steps the p95 is taken over
@@ -104,21 +105,19 @@ class ThresholdController(Controller):
     RATE_LOW, RATE_HIGH = 0.35, 0.65
 
     def __init__(self, longest: int = LONGEST) -> None:
+        super().__init__(min(self.START, longest))
         self.longest = min(self.LONGEST, longest)
-        self.length = min(self.START, self.longest)
         self.tau = 1.0
         self.queue = 0
         self._steps: deque[float] = deque(maxlen=self.WINDOW)  # s, queue wait included
-        self._observations = 0
-        self._drafted = 0
-        self._emitted = 0
+        self._verified: list[Observation] = []  # since the last move
 
     def draft_lengths(
         self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
     ) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
-        return {view.slot: length for view in views if (length := allowed(view, self.length))}
+        return super().draft_lengths(views, snapshot, riding, overlap)
 
     def temperature(self, view: RequestView) -> float:
         """A tenth above the request's own under pressure."""
@@ -126,14 +125,10 @@ class ThresholdController(Controller):
 
     def observe(self, seen: Observation) -> None:
         """Count a verified draft; every tenth moves the length."""
-        if not seen.drafted:
-            return
-        self._observations += 1
-        self._drafted += seen.drafted
-        self._emitted += seen.emitted
-        if self._observations == self.EVERY:
+        self._verified += [seen] if seen.drafted else []
+        if len(self._verified) == self.EVERY:
             self._move()
-            self._observations = self._drafted = self._emitted = 0
+            self._verified.clear()
 
     def observe_step(self, timing: StepTiming) -> None:
         """Keep the latency of a decode-lane step."""
@@ -150,13 +145,10 @@ class ThresholdController(Controller):
         steps = sorted(self._steps)
         return steps[math.ceil(0.95 * len(steps)) - 1] if steps else 0.0
 
-    @property
-    def rate(self) -> float:
-        """Emitted over drafted since the last move: the correction token counts as accepted, as the original had it."""
-        return min(1.0, self._emitted / self._drafted) if self._drafted else 0.0
-
     def _move(self) -> None:
-        p95, rate = self.p95, self.rate
+        p95 = self.p95
+        # the correction token counts as accepted, as the original had it
+        rate = sum(seen.emitted for seen in self._verified) / sum(seen.drafted for seen in self._verified)
         pressed = self.queue > self.QUEUE_HIGH or p95 > self.P95_HIGH
         self.tau = 1.0 + TAU_STEP if pressed else 1.0
         if pressed or rate < self.RATE_LOW:

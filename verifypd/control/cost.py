@@ -4,23 +4,23 @@
                     + chunk_context · Σ chunk · context
     draft loop    = start + steps · (step + context' · Σ context) + row' · caught-up rows
 
-A pass that carries both decode spans and chunks takes `mixed` more. Every coefficient is nonnegative, so the times are
-nonnegative and never fall when there is more to do. What is measured later corrects one factor for each kind of work:
-passes without prompts, passes with prompts, draft loops.
+A pass that carries both decode spans and chunks takes `mixed` more. Rows beyond the knee are those that run: where
+passes are padded, the padding counts, and it differs with and without chunks. Every coefficient is nonnegative, so the
+times are nonnegative and never fall when there is more to do of one kind. What is measured later corrects one factor
+for each kind of work: passes without prompts, passes with prompts, draft loops.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from verifypd.buckets import bucket, chunk_bucket
 from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
-from verifypd.errors import ConfigError
 
 DECODE, CHUNKS, DRAFT = "decode", "chunks", "draft"  # kinds of work
 
@@ -40,16 +40,6 @@ class Coefficients:
     draft_step: float = 1.2e-3  # a step of the loop
     draft_context: float = 9e-9  # a token of context, each step
     draft_row: float = 3.5e-6  # a token caught up with
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise ConfigError(f"cost coefficient {field.name}={value!r} must be a number, 0 or more")
-
-    def slope(self, rows: float) -> float:
-        """Seconds of one row more, in a pass of so many."""
-        return self.row + (self.steep if rows >= self.knee else 0.0)
 
 
 class Work(NamedTuple):
@@ -76,6 +66,7 @@ class CostModel:
         self.known = coefficients is not None  # False: only the shape is believed, not the scale
         self.fitted = self.known  # whether the shape is this device's own
         self.one_pass = False  # whether a draft of any length takes one step
+        self.padded = False  # whether passes have the sizes that are captured
         self.overhead = 0.0  # s of a step outside its passes
         self.error = 0.0  # running mean of |measured / predicted − 1|
         self.factors = dict.fromkeys((DECODE, CHUNKS, DRAFT), 1.0)  # measured / formula
@@ -83,11 +74,11 @@ class CostModel:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def pass_seconds(self, work: Work) -> float:
-        """One verifier pass."""
+    def pass_seconds(self, work: Work, void: bool = True) -> float:
+        """One verifier pass. void: with the rows that pad it."""
         if work.rows <= 0.0:
             return 0.0
-        return self._formula(work) * self.factors[CHUNKS if work.chunk_rows else DECODE]
+        return self._formula(work, void) * self.factors[CHUNKS if work.chunk_rows else DECODE]
 
     def draft_seconds(self, steps: int, rows: float, context: float) -> float:
         """A loop of `steps` that first catches up with `rows` tokens; the first step does both."""
@@ -97,14 +88,6 @@ class CostModel:
         """The whole of a step as described, its lanes one after the other; the measured seconds in it are not read."""
         passes = sum(self.pass_seconds(work) for work, _ in _passes(timing))
         return self.draft_seconds(timing.draft_steps, timing.draft_rows, timing.draft_context) + passes + self.overhead
-
-    def undrafted_seconds(self, timing: StepTiming) -> float:
-        """What the step would have taken had nothing been drafted in it or before it; 0 for a step that only drafts."""
-        riding = timing.chunk_rows if timing.prefill_seconds == 0.0 else 0
-        if not timing.verify_requests + timing.chunk_rows:
-            return 0.0
-        rows = timing.verify_requests + riding
-        return self.step_seconds(replace(timing, draft_steps=0, draft_rows=0, draft_context=0.0, verify_rows=rows))
 
     def prices(self, requests: int, context: float) -> tuple[float, float]:
         """What one token more from each of them costs: (its row in the pass, a step of the draft loop), in passes."""
@@ -116,15 +99,25 @@ class CostModel:
 
     def slope(self, rows: float, chunks: bool = False) -> float:
         """Seconds of one row more, in a pass of so many."""
-        return self.coefficients.slope(rows) * self.factors[CHUNKS if chunks else DECODE]
+        run = self._run_rows(Work(rows, chunk_rows=float(chunks)))
+        row = self.coefficients.row + (self.coefficients.steep if run >= self.coefficients.knee else 0.0)
+        return row * self.factors[CHUNKS if chunks else DECODE]
 
-    def _formula(self, work: Work) -> float:
+    def _formula(self, work: Work, void: bool = True) -> float:
         c = self.coefficients
         rows, context, chunk_rows, chunk_context = work
         seconds = c.base + c.row * (rows - chunk_rows) + c.context * context + c.chunk_context * chunk_context
-        if rows > c.knee:
-            seconds += c.steep * (rows - c.knee)
+        run = self._run_rows(work) if void else rows
+        if run > c.knee:
+            seconds += c.steep * (run - c.knee)
         return seconds + c.mixed if 0.0 < chunk_rows < rows else seconds
+
+    def _run_rows(self, work: Work) -> float:
+        """Rows that the device runs, void ones too."""
+        if not self.padded:
+            return work.rows
+        rows = math.ceil(work.rows)
+        return chunk_bucket(rows) if work.chunk_rows else bucket(rows)
 
     def _loop(self, steps: int, rows: float, context: float) -> float:
         if steps <= 0 and rows <= 0:
@@ -139,14 +132,17 @@ class CostModel:
         """Fit all coefficients to measured steps at once, and start learning from there. Returns itself."""
         samples = list(timings)
         passes = [sample for timing in samples for sample in _passes(timing) if sample[1] > 0.0]
-        drafts = [self._loop_sample(timing) for timing in samples if timing.draft_seconds > 0.0]
+        loops = [(1 if self.one_pass else max(t.draft_steps, 1), t) for t in samples if t.draft_seconds > 0.0]
+        drafts = [Sample((1.0, n, n * t.draft_context, t.draft_rows), t.draft_seconds) for n, t in loops]
         values: dict[str, float] = {}
         if passes:
             prior = self.coefficients
             names = ("base", "row", "steep", "context", "chunk_context", "mixed")
             trials = []
-            for knee in sorted({work.rows for work, _ in passes}):  # the turn lies at some pass that was measured
-                fitted = nonnegative([_pass_sample(*each, knee) for each in passes], [getattr(prior, n) for n in names])
+            run = [self._run_rows(work) for work, _ in passes]
+            for knee in sorted(set(run)):  # the turn lies at some pass that was measured
+                rows = [_pass_sample(*each, max(0.0, n - knee)) for each, n in zip(passes, run, strict=True)]
+                fitted = nonnegative(rows, [getattr(prior, name) for name in names])
                 trials.append((fitted.loss, knee, fitted.values))
             _, knee, found = min(trials)
             values = dict(zip(names, found, strict=True)) | {"knee": knee}
@@ -186,34 +182,6 @@ class CostModel:
         self.error += LEARNING_RATE * (abs(ratio / old - 1.0) - self.error)
         self.factors[kind] = old + rate * (ratio - old)
 
-    def _loop_sample(self, timing: StepTiming) -> Sample:
-        steps = 1 if self.one_pass else max(timing.draft_steps, 1)
-        return Sample((1.0, steps, steps * timing.draft_context, timing.draft_rows), timing.draft_seconds)
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def to_json(self) -> str:
-        """What it believes now, to be read by `from_json`."""
-        believed = {"coefficients": asdict(self.coefficients), "factors": self.factors, "overhead": self.overhead}
-        return json.dumps({"version": 2, **believed})
-
-    @classmethod
-    def from_json(cls, text: str) -> CostModel:
-        """Read what `to_json` wrote; refuses anything else."""
-        try:
-            data: dict[str, Any] = json.loads(text)
-            if data["version"] != 2:
-                raise ValueError
-            model = cls(Coefficients(**data["coefficients"]))
-            model.factors = {kind: float(data["factors"][kind]) for kind in model.factors}
-            model.overhead = float(data["overhead"])
-            numbers = (model.overhead, *model.factors.values())
-            if not all(map(math.isfinite, numbers)) or model.overhead < 0.0 or min(numbers[1:]) <= 0.0:
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError("this is not a cost model written by this version; measure again") from None
-        return model
-
 
 def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
     """The verifier passes of a step, and the seconds each took; 0: not measured."""
@@ -224,14 +192,13 @@ def _passes(timing: StepTiming) -> list[tuple[Work, float]]:
         found.append((Work(timing.verify_rows, timing.verify_context, *riding), timing.verify_seconds))
     if apart and timing.chunk_rows:
         context = timing.chunk_context / timing.chunk_rows
-        found.append(
-            (Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context), timing.prefill_seconds)
-        )
+        work = Work(timing.chunk_rows, context, timing.chunk_rows, timing.chunk_context)
+        found.append((work, timing.prefill_seconds))
     return found
 
 
-def _pass_sample(work: Work, seconds: float, knee: float) -> Sample:
+def _pass_sample(work: Work, seconds: float, beyond: float) -> Sample:
+    """beyond: rows past the knee."""
     mixed = float(0.0 < work.chunk_rows < work.rows)
-    beyond = max(0.0, work.rows - knee)
     judged = work.rows - work.chunk_rows
     return Sample((1.0, judged, beyond, work.context, work.chunk_context, mixed), seconds)

@@ -10,7 +10,7 @@ from verifypd.control.cost import CostModel
 from verifypd.control.throughput import ThroughputController
 from verifypd.errors import ConfigError
 
-SHAPES: dict[str, type[Architecture]] = {shape.name: shape for shape in (Unified, Baseline, PD, PDV, Table, Auto)}
+SHAPES: dict[str, type[Architecture]] = {each.name: each for each in (Plain, Unified, Baseline, PD, PDV, Table, Auto)}
 
 
 def make_controller(
@@ -28,8 +28,6 @@ def make_controller(
 
 def make_architecture(name: str, controller: Controller, cost: CostModel | None = None) -> Architecture:
     """The architecture of that name, over a controller and the costs that both believe."""
-    if name == "plain":
-        return Plain(cost)
-    if name in SHAPES:
-        return SHAPES[name](controller, cost)
-    raise ConfigError(f"--arch {name!r} is not known; choose from {', '.join(ARCHITECTURES)}")
+    if name not in SHAPES:
+        raise ConfigError(f"--arch {name!r} is not known; choose from {', '.join(ARCHITECTURES)}")
+    return SHAPES[name](controller, cost)

@@ -1,84 +1,25 @@
-"""The three lanes as queues: depth, waits, priority, token budgets, ageing. Numbers in, numbers out; no clock."""
+"""How the lanes share a pipelined step: priority, weights, ageing. Numbers in, a number out; no clock."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
-from verifypd.config import LANES
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import LANE_FLOOR
-
-PRIORITY = ("decode", "verify", "prefill")  # high, medium, low
+from verifypd.control.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class LaneView:
-    """What waits in one lane."""
+def prompt_tokens(snapshot: Snapshot) -> int:
+    """The prefill lane's part of a step of `batch_size` + `prefill_chunk` tokens.
 
-    name: str
-    depth: int = 0  # requests
-    tokens: int = 0  # verifier rows they would take
-    oldest: float = 0.0  # s the first of them has waited
-    patience: float = math.inf  # s after which it counts as overdue
-
-    @property
-    def overdue(self) -> bool:
-        """Whether ageing puts it before lanes of higher priority."""
-        return self.depth > 0 and self.oldest >= self.patience
-
-
-def lane_views(snapshot: Snapshot) -> dict[str, LaneView]:
-    """The lanes, by name. A prompt may wait half its target for the first token before it is overdue."""
-    patience = {"prefill": snapshot.slo_ttft / 2 / 1e3, "verify": snapshot.verify_wait_ms / 1e3}
-    views = {}
-    for name in LANES:
-        members = [view for view in snapshot.requests if view.lane == name]
-        views[name] = LaneView(
-            name,
-            depth=len(members),
-            tokens=sum(view.prefill_left or view.pending + 1 for view in members),
-            oldest=max((view.waited for view in members), default=0.0),
-            patience=patience.get(name, math.inf),
-        )
-    return views
-
-
-def order(lanes: Mapping[str, LaneView]) -> list[str]:
-    """Lanes with work, in order of service: overdue ones first, the longest wait leading, then strict priority."""
-    busy = [name for name in PRIORITY if name in lanes and lanes[name].depth]
-    late = sorted((name for name in busy if lanes[name].overdue), key=lambda name: -lanes[name].oldest)
-    return late + [name for name in busy if name not in late]
-
-
-def allot(lanes: Mapping[str, LaneView], tokens: int, weights: Iterable[tuple[str, float]] = ()) -> dict[str, int]:
-    """Share a step's tokens: each lane is sure of a floor, the rest goes by order of service to those who want it.
-
-    With weights the floor is the lane's share of weight × depth, so that a longer queue gets more; else `LANE_FLOOR`.
-    The floors come first, so no lane starves: whoever wants a token gets one in every step.
+    Decode and verify have priority: a row for each of their requests and drafts comes first. Prompts get what is left,
+    but no less than their share of weight × requests, so that a longer queue gets more, and no less than half of the
+    step once one of them has waited half its target. No lane starves: each is sure of a token.
     """
-    turn = order(lanes)
-    given = dict(weights)
-    pressure = {name: given.get(name, 1.0) * lanes[name].depth for name in turn}
-    total = sum(pressure.values())
-    shares = {}
-    for name in turn:
-        floor = math.floor(tokens * pressure[name] / total) if given and total else LANE_FLOOR
-        shares[name] = min(lanes[name].tokens, max(floor, 1), max(tokens // len(turn), 1))
-    left = tokens - sum(shares.values())
-    for name in turn:
-        more = max(0, min(lanes[name].tokens - shares[name], left))
-        shares[name] += more
-        left -= more
-    return shares
-
-
-def longest_waiting(views: Iterable[RequestView]) -> list[RequestView]:
-    """By priority, then by how long ago they were served, then by arrival."""
-    return sorted(views, key=lambda v: (v.rank[0], v.served, v.rank[1]))
-
-
-def longest_queued(views: Iterable[RequestView]) -> list[RequestView]:
-    """By priority, then by time in the lane, then by arrival."""
-    return sorted(views, key=lambda v: (v.rank[0], -v.waited, v.rank[1]))
+    prompts = [view for view in snapshot.requests if view.prefill_left]
+    others = [view for view in snapshot.requests if not view.prefill_left]
+    weights = dict(snapshot.lane_weights)
+    pressure = weights.get("prefill", 1.0) * len(prompts)
+    total = pressure + sum([weights.get("verify" if view.pending else "decode", 1.0) for view in others])
+    share = pressure / total if prompts else 0.0
+    if any(view.waited * 1e3 >= view.slo_ttft / 2 for view in prompts):
+        share = max(share, 1 / 2)
+    step = snapshot.batch_size + snapshot.prefill_chunk
+    left = step - sum([view.pending + 1 for view in others])
+    return min(max(left, int(step * share), 1), snapshot.prefill_chunk)

@@ -1,20 +1,23 @@
 """How many tokens each request drafts: the lengths whose tokens cost least. Arithmetic over survivals and costs.
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
-its rows add to the pass that prompts ride in anyway. The plan takes the longest draft at which a token costs the fewest
-of these seconds; within it, a request drafts a position where its survival is worth the position's row.
+its rows add to the pass. The plan takes the longest draft at which a token costs the fewest of these seconds, which are
+the price of a token. Beside prompts, where the pass is paid for anyway, it takes the longest draft whose tokens, at
+that price, exceed its seconds by most: a token not drafted now is drafted later. Within the longest draft, a request
+drafts a position where its survival is worth the position's row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.tuning import LEAST_CHANCE
 
+Choice = TypeVar("Choice")
 NEXT_TO_NOTHING = math.ulp(1.0)  # s: where a fit finds rows for nothing, a token still has a price
 
 
@@ -57,13 +60,18 @@ class Option:
         return plain.per_token / self.per_token
 
 
-def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False) -> list[Option]:
-    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier."""
-    alone = cost.pass_seconds(load.riding)
+def options(
+    drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False, price: float | None = None
+) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier.
+
+    price: seconds that a token costs in other steps; None: as the options themselves make it.
+    """
+    alone = cost.pass_seconds(load.riding, void=False)
     plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
-    price = plain.per_token
+    price, given = (plain.per_token, False) if price is None else (price, True)
     copies = any(each.looked_up for each in drafting)
     before = load.decode.rows + load.riding.rows
     for longest in range(0 if copies else 1, deepest + 1):
@@ -77,7 +85,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: 
             verify = _pass(load, sum(lengths.values()), cost) - alone
             seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
             found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
-            price = min(price, found[-1].per_token)
+            price = price if given else min(price, found[-1].per_token)
     return found
 
 
@@ -85,26 +93,28 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
     """Who drafts how much where a survival above `least` is worth its row: slot → tokens, the tokens they are expected
     to bring, and of those that a model drafts, context and lag."""
     lengths, gained, context, lag = {}, 0.0, 0.0, 0.0
-    for each in drafting:
-        most = len(each.curve) if each.looked_up else min(longest, len(each.curve))
+    for slot, curve, tokens, behind, looked_up in drafting:
         length = 0
-        while length < most and each.curve[length] > least:
-            gained += each.curve[length]
+        for survival in curve if looked_up else curve[:longest]:
+            if survival <= least:
+                break
+            gained += survival
             length += 1
         if length:
-            lengths[each.slot] = length
-            if not each.looked_up:
-                context += each.context
-                lag += each.lag
+            lengths[slot] = length
+            if not looked_up:
+                context += tokens
+                lag += behind
     return lengths, gained, context, lag
 
 
 def _pass(load: Load, drafts: int, cost: CostModel) -> float:
-    """Seconds of the pass with so many draft tokens in it."""
-    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts))
+    """Seconds of the pass with so many draft tokens in it. Beside prompts they take rows that prompts would have had:
+    where the padding ends does not matter."""
+    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts), void=not load.riding.rows)
 
 
-def cheapest(found: Sequence[Option]) -> tuple[Option, Option]:
-    """The option whose tokens cost least, and the runner-up; the same twice where there is only one."""
-    ranked = sorted(found, key=lambda option: option.per_token)
+def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:
+    """The one with the lowest key, and the runner-up; the same twice where there is only one."""
+    ranked = sorted(found, key=key)
     return ranked[0], ranked[min(1, len(ranked) - 1)]

@@ -41,11 +41,10 @@ class ProbeBudget:
         self.saved += PROBE_SHARE * seconds
 
     def affords(self, price: float) -> bool:
-        """Whether a probe of that price (s) can be paid for. No more is saved than two of them cost."""
-        self.saved = min(self.saved, 2.0 * price)
+        """Whether a probe of that price (s) can be paid for."""
         return self.saved >= price > 0.0
 
     def pay(self, price: float) -> None:
-        """A probe is launched."""
-        self.saved -= price
+        """A probe is launched. However long nothing was drafted, no more is left than another one costs."""
+        self.saved = min(self.saved, 2.0 * price) - price
         self.probes += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Observation:
     """One verdict of a decode span, in counts. `drafted` is 0 for a span without drafts."""
 
-    order: int
+    request_id: int
     drafted: int  # tokens the drafter really proposed
     accepted: int  # of those, how many stand
     emitted: int  # tokens that reached the request, the correction or bonus token included

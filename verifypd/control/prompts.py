@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from verifypd.batch import VerifySpan
 from verifypd.control.cost import NOTHING, CostModel, Work
+from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
@@ -55,11 +57,8 @@ def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float)
 
 def in_order(snapshot: Snapshot) -> list[RequestView]:
     """The prompts that wait for the verifier, the next to be read first."""
-    return sorted([view for view in snapshot.requests if view.prefill_left], key=_key)
-
-
-def _key(view: RequestView) -> tuple[int, bool, float, int]:
-    return prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft)
+    waiting = [view for view in snapshot.requests if view.prefill_left]
+    return sorted(waiting, key=lambda view: prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft))
 
 
 def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
@@ -96,14 +95,8 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, 
     count = max(1, min(room, snapshot.most_chunks))
     if not (cost.fitted and beside.decode.rows):
         return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
-    best, second = choose(candidates(waiting, snapshot, cost, beside, count))
+    best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
     return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
-
-
-def choose(found: Sequence[Chunk]) -> tuple[Chunk, Chunk]:
-    """The chunk whose step is worth most, and the runner-up; the same twice where there is only one."""
-    ranked = sorted(found, key=lambda chunk: -chunk.worth)
-    return ranked[0], ranked[min(1, len(ranked) - 1)]
 
 
 def candidates(
@@ -111,6 +104,7 @@ def candidates(
 ) -> list[Chunk]:
     """Chunks to choose from: prompts' sure share of a step, the end of each prompt within the bound, and the bound."""
 
+    @cache
     def chunk(tokens: int) -> Chunk:
         work, worth = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
@@ -134,13 +128,13 @@ def candidates(
 
 def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work, float]:
     """The work of reading so many tokens, and its worth."""
-    work, worth = Work(), 0.0
+    total, context, square, worth = 0.0, 0.0, 0.0, 0.0
     for view, rows in _turns(waiting, tokens, count):
         end = view.chunk_start + rows
-        work += Work(rows, end, rows, rows * end)
+        total, context, square = total + rows, context + end, square + rows * end
         late = view.since_output * MS > view.slo_ttft
         worth += (2.0 if late else 1.0) * MS / view.slo_ttft * rows / view.prefill_left
-    return work, worth
+    return Work(total, context, total, square), worth
 
 
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:
@@ -170,15 +164,8 @@ def _spans(waiting: Sequence[RequestView], budget: int, count: int, joining: int
         ends = rows == view.prefill_left
         if ends and joining is not None:
             joining -= 1
-        yield VerifySpan(
-            slot=view.slot,
-            rows=rows,
-            drafts=0,
-            start=view.chunk_start,
-            emits=ends,
-            context=view.chunk_start + rows,
-            prompt_logprobs=view.prompt_logprobs,
-        )
+        start, wanted = view.chunk_start, view.prompt_logprobs
+        yield VerifySpan(view.slot, rows, 0, start, emits=ends, context=start + rows, prompt_logprobs=wanted)
 
 
 def _seconds(chunks: Work, beside: Beside, cost: CostModel) -> float:

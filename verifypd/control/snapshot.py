@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import MEAN_OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):  # a tuple, because one is made for every request in every step
     """One admitted request as the host knows it: up to the verdicts of the step before last."""
 
     slot: int
@@ -22,18 +23,16 @@ class RequestView:
     max_length: int  # length at which it ends
     draft_limit: int  # longest draft it allows; 0: no speculation
     draft_lag: int  # tokens the draft's cache may lack, upper bound
-    promise: int  # tokens the drafter expects to be able to propose
+    expected: int  # tokens its drafter expects to be able to propose
     prompt_logprobs: int  # as in VerifySpan
-    order: int = 0  # unique id of the request; slots are used again, orders never
-    lane: str = "decode"  # "prefill", "decode" (ready to draft) or "verify" (drafted)
-    waited: float = 0.0  # s since it entered this lane
+    request_id: int = 0  # slots are used again, ids never
+    waited: float = 0.0  # s since it entered its lane: prefill, decode (ready to draft) or verify (drafted)
     pending: int = 0  # draft tokens written and waiting for the verify lane
     drafter: str | None = None  # who wrote them
     slo_ttft: float = 500.0  # ms, its target for the first token
     slo_tpot: float = 15.0  # ms, its target per output token
     decoding: float = 0.0  # s since its first token
     since_output: float = 0.0  # s since its last output, or since it arrived
-    inflight: int = 0  # verdicts launched and not yet absorbed
     emitted: int = 0  # output tokens, of verdicts that were absorbed
     greedy: bool = False
     coupled: bool = False  # acceptance rule of a sampled request
@@ -85,7 +84,6 @@ class Snapshot:
     slo_ttft: float = 500.0  # ms, target for the first token
     slo_gap: float = 30.0  # ms, target for the time between two outputs of a request
     verifier_bytes: int = 0  # weights of the verifier
-    device: str = "cpu"
     overlap: bool = False  # whether drafts run on a device of their own, beside the verifier
     routine_lag: int = 2  # tokens a draft's cache lacks, at most, after a verdict that followed a draft; more is a debt
 
@@ -108,6 +106,30 @@ class Plan:
         return self.draft is None and self.verify is None and self.prefill is None
 
     @property
+    def leaves_drafts(self) -> bool:
+        """Whether a draft of it waits for a later verify."""
+        verified = {span.slot for span in self.verify.spans} if self.verify else set()
+        return self.draft is not None and any(span.drafts and span.slot not in verified for span in self.draft.spans)
+
+    @property
     def decodes(self) -> bool:
         """Whether anybody gets a token who has one already."""
         return self.verify is not None and any(span.start is None for span in self.verify.spans)
+
+    def work(self) -> StepTiming:
+        """Its rows and contexts as the host knows them, bounds; no seconds. Look-ups cost next to nothing."""
+        drafts = [span for span in self.draft.spans if span.drafter in (None, self.draft.drafter)] if self.draft else []
+        verify = self.verify.spans if self.verify else ()
+        beside = [span for span in verify if span.start is not None]
+        chunks = [*beside, *(self.prefill.spans if self.prefill else ())]
+        return StepTiming(
+            draft_requests=len(drafts),
+            draft_steps=max([span.drafts for span in drafts], default=0),
+            draft_rows=sum([span.rows for span in drafts]),
+            draft_context=sum([span.context for span in drafts]),
+            verify_requests=len(verify) - len(beside),
+            verify_rows=sum([span.rows for span in verify]),
+            verify_context=sum([span.context for span in verify]),
+            chunk_rows=sum([span.rows for span in chunks]),
+            chunk_context=sum([span.rows * span.context for span in chunks]),
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from verifypd.control.acceptance import Kind, kind_of
 from verifypd.control.observe import Observation
@@ -19,66 +21,55 @@ class TemperatureSearch:
     """
 
     SHARE = 4
-    ROUND = 200  # trials of the challenger before a verdict
 
     def __init__(self) -> None:
         self._kinds: dict[Kind, _Climb] = {}
 
-    def choose(self, kind: Kind, order: int, turn: int) -> float:
+    def choose(self, kind: Kind, request_id: int, turn: int) -> float:
         """τ for the next draft of a request; `turn` moves on with its confirmed tokens."""
         climb = self._kinds.setdefault(kind, _Climb())
         # Knuth's multiplicative hash: which turns try the challenger must not follow any rhythm of the text
-        pick = ((order * 40503 + turn) * 2654435761) & 0xFFFFFFFF
+        pick = ((request_id * 40503 + turn) * 2654435761) & 0xFFFFFFFF
         return climb.challenger if pick >> 16 & 0xFF < 256 // self.SHARE else climb.best
 
     def observe(self, seen: Observation) -> None:
         """Count a draft's trials for the temperature it was drawn with."""
         climb = self._kinds.get(kind_of(False, seen.coupled, seen.temperature, None))
         if climb is not None and seen.tau is not None:
-            climb.add(seen.tau, seen.accepted, min(seen.accepted + 1, seen.drafted), self.ROUND)
-
-    def best(self, kind: Kind) -> float:
-        """The best so far for a kind of request."""
-        climb = self._kinds.get((kind[0], kind[1], None))
-        return climb.best if climb else 1.0
+            climb.add(seen.tau, seen.accepted, min(seen.accepted + 1, seen.drafted))
 
 
+@dataclass(slots=True)
 class _Climb:
     """One kind's hill climb."""
 
-    def __init__(self) -> None:
-        self.best = 1.0
-        self.direction = -1
-        self.patience = 1  # rounds without a verdict make the next longer
-        self._reset()
+    ROUND: ClassVar = 200  # trials of the challenger before a verdict
+
+    best: float = 1.0
+    direction: int = -1
+    patience: int = 1  # rounds without a verdict make the next longer
+    counts: dict[float, list[int]] = field(default_factory=dict)  # τ → accepted, trials; of this round
 
     @property
     def challenger(self) -> float:
         """The neighbour being tried."""
         return round(min(TAU_HIGH, max(TAU_LOW, self.best + self.direction * TAU_STEP)), 1)
 
-    def _reset(self) -> None:
-        self.counts = {"best": [0, 0], "challenger": [0, 0]}  # accepted, trials
-
-    def add(self, tau: float, accepted: int, trials: int, length: int) -> None:
+    def add(self, tau: float, accepted: int, trials: int) -> None:
         """Count, and judge when there is enough."""
-        who = "best" if abs(tau - self.best) < 0.01 else "challenger" if abs(tau - self.challenger) < 0.01 else None
-        if who is None:  # drawn before the last move
+        if tau not in (self.best, self.challenger):  # drawn before the last move
             return
-        self.counts[who][0] += accepted
-        self.counts[who][1] += trials
-        (a, n), (b, m) = self.counts["best"], self.counts["challenger"]
-        if m < length or n < length or m % 20:
+        count = self.counts.setdefault(tau, [0, 0])
+        count[0], count[1] = count[0] + accepted, count[1] + trials
+        (a, n), (b, m) = (self.counts.get(each, (0, 0)) for each in (self.best, self.challenger))
+        if m < self.ROUND or n < self.ROUND or m % 20:
             return
         pooled = (a + b) / (n + m)
         spread = math.sqrt(max(1e-12, pooled * (1.0 - pooled) * (1.0 / n + 1.0 / m)))
         z = (b / m - a / n) / spread
         if z > 2.5:
-            self.best, self.patience = self.challenger, 1
-            self._reset()
-        elif z < -1.0 or m >= length * 4 * self.patience:
-            self.direction = -self.direction
-            self.patience = min(8, self.patience + 1)
-            self._reset()
+            self.best, self.patience, self.counts = self.challenger, 1, {}
+        elif z < -1.0 or m >= 4 * self.ROUND * self.patience:
+            self.direction, self.patience, self.counts = -self.direction, min(8, self.patience + 1), {}
         if self.challenger == self.best:  # at the end of the range
             self.direction = -self.direction

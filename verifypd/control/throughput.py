@@ -8,12 +8,13 @@ what is written. No torch, no clock, no logging.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifypd.control.acceptance import Acceptance, Kind, kind_of
-from verifypd.control.controller import Controller, allowed
+from verifypd.control.controller import Controller, allowed, decode_work
 from verifypd.control.cost import CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, cheapest, options
+from verifypd.control.lengths import Drafting, Load, Option, first_two, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
@@ -28,15 +29,7 @@ class ThroughputController(Controller):
     is noticed.
     """
 
-    name = "throughput"
-
-    def __init__(
-        self,
-        cost: CostModel | None = None,
-        max_draft: int = 8,
-        *,
-        search_temperature: bool = False,
-    ) -> None:
+    def __init__(self, cost: CostModel | None = None, max_draft: int = 8, *, search_temperature: bool = False) -> None:
         self.cost = cost or CostModel()
         self.max_draft = max_draft
         self.acceptance = Acceptance(max_draft)
@@ -47,13 +40,16 @@ class ThroughputController(Controller):
         self.chosen: Option | None = None  # of the last step that was weighed
         self.runner_up: Option | None = None
         self._probe_price = 0.0  # s, when the choice was last weighed
+        self._alone: Option | None = None  # what was best, or would have been, without prompts beside it
         self._unweighed = 0  # steps since the choice was last weighed
         self._lookups: dict[int, tuple[int, int]] = {}  # request → look-ups that would have stood, of all, as last seen
 
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft; while not, nobody needs to say what could be proposed."""
-        return self.drafting or self._unweighed >= REVIEW_EVERY or self._may_probe()
+        if self.drafting or self._unweighed >= REVIEW_EVERY:
+            return True
+        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
 
     @property
     def drafting(self) -> bool:
@@ -67,45 +63,47 @@ class ThroughputController(Controller):
     ) -> dict[int, int]:
         """slot → tokens to draft for each request, beside the prompt chunks that ride in the pass."""
         self._overhear(views, snapshot)
-        able = [view for view in views if allowed(view, self.max_draft)]
+        able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
         if not able or not self.may_draft:
             return {}
-        self._unweighed = REVIEW_EVERY if riding.rows else 0  # beside prompts tells little of steps without
-        joining = [self._drafting(view, snapshot) for view in able if self._worth_joining(view, snapshot)]
-        found = options(joining, Load(len(views), _decode_work(views), riding), self.cost, overlap)
+        self._unweighed = 0
+        joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
+        load = Load(len(views), decode_work(views))
+        found = options(joining, load, self.cost, overlap)
         plain, drafts = found[0], found[1:]
-        best, self.runner_up = cheapest(drafts or [plain])
+        best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
-        self._probe_price, probed = self._probe(able, snapshot)
+        self._probe_price, probed = self._probe([view for view, _ in able], snapshot)
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
+            self._alone, price = best, best.per_token
+            if riding.rows:
+                beside = options(joining, replace(load, riding=riding), self.cost, overlap, price)
+                best, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
             self.chosen = best
             return best.lengths
-        self.chosen, self.runner_up = plain, best
+        self._alone, self.chosen, self.runner_up = plain, plain, best
         if self.mode is Mode.PLAIN:
             return {}
         self.budget.pay(self._probe_price)
         return probed
 
-    def _drafting(self, view: RequestView, snapshot: Snapshot) -> Drafting:
-        curve = self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))
-        lag = 0.0
+    def _drafting(self, view: RequestView, most: int, snapshot: Snapshot) -> Drafting | None:
+        """Its draft of `most` tokens; None where that would not pay for bringing its drafter's cache up to date."""
+        curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = max(0, view.draft_lag - snapshot.routine_lag)
-            lag = max(1, view.draft_lag - debt) + debt / view.expected_left(snapshot.mean_output)
-        most, copied = allowed(view, self.max_draft), view.proposer is not None
-        return Drafting(view.slot, curve[:most], view.length_bound, lag, copied)
-
-    def _worth_joining(self, view: RequestView, snapshot: Snapshot) -> bool:
-        """Whether what drafts will save a request pays for bringing its drafter's cache up to date."""
-        debt = view.draft_lag - snapshot.routine_lag
-        if debt <= 0 or not snapshot.drafter_has_cache or view.proposer is not None or self.chosen is None:
-            return True
-        price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
-        longest = max(1, self.chosen.longest)
-        more = sum(self.acceptance.curve(view.order, self._kind(view, snapshot.drafter))[:longest])
-        return view.expected_left(snapshot.mean_output) * more / (1.0 + more) * self.chosen.per_token > price
+            lag = float(max(1, view.draft_lag - debt))
+            if debt:
+                left = view.expected_left(snapshot.mean_output)
+                lag += debt / left
+                if self._alone is not None:
+                    price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
+                    more = sum(curve[: max(1, self._alone.longest)])
+                    if left * more / (1.0 + more) * self._alone.per_token <= price:
+                        return None
+        return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
         """What a draft of one token for the requests whose drafters lag least costs (s), and for whom."""
@@ -120,9 +118,6 @@ class ThroughputController(Controller):
             chosen[slot] = 1
         return (self.cost.draft_seconds(1, rows, 0.0) if chosen else 0.0), chosen
 
-    def _may_probe(self) -> bool:
-        return self.budget.affords(self._probe_price or self.cost.draft_seconds(1, 0.0, 0.0))
-
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
         return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
 
@@ -130,7 +125,8 @@ class ThroughputController(Controller):
         """1, unless the search is on and has found or is trying something else for this kind of request."""
         if self.search is None or view.greedy:
             return 1.0
-        return self.search.choose(kind_of(False, view.coupled, view.temperature, None), view.order, view.length_floor)
+        kind = kind_of(False, view.coupled, view.temperature, None)
+        return self.search.choose(kind, view.request_id, view.length_floor)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -139,11 +135,11 @@ class ThroughputController(Controller):
         if snapshot.copier is None or self.mode is Mode.DRAFTING:
             return
         for view in views:
-            stood, trials = self._lookups.get(view.order, (0, 0))
+            stood, trials = self._lookups.get(view.request_id, (0, 0))
             if view.lookups[1] > trials:
                 kind = kind_of(view.greedy, view.coupled, view.temperature, snapshot.copier)
-                self.acceptance.overhear(view.order, kind, view.lookups[0] - stood, view.lookups[1] - trials)
-            self._lookups[view.order] = view.lookups
+                self.acceptance.overhear(view.request_id, kind, view.lookups[0] - stood, view.lookups[1] - trials)
+            self._lookups[view.request_id] = view.lookups
 
     def observe(self, seen: Observation) -> None:
         """Learn how a draft fared."""
@@ -157,22 +153,17 @@ class ThroughputController(Controller):
             self._unweighed += 1
             self.budget.save(timing.seconds)
 
-    def forget(self, order: int, emitted: int) -> None:
+    def forget(self, request_id: int) -> None:
         """A request has left."""
-        self.acceptance.forget(order)
-        self._lookups.pop(order, None)
+        self.acceptance.forget(request_id)
+        self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
-        """Longest draft and ms a token of the choice and of its runner-up."""
-        if self.chosen is None or self.runner_up is None:
+        """Longest draft, tokens and ms of the choice and of its runner-up; beside prompts the price of a token, too."""
+        if self.chosen is None or self.runner_up is None or self._alone is None:
             return {}
-        return {
-            "mode": self.mode.value,
-            "longest": self.chosen.longest,
-            "ms_a_token": 1e3 * self.chosen.per_token,
-            "next_longest": self.runner_up.longest,
-            "next_ms_a_token": 1e3 * self.runner_up.per_token,
-        }
+        price = {"price_ms": 1e3 * self._alone.per_token} if self.chosen is not self._alone else {}
+        return {"mode": self.mode.value, **_said(self.chosen), **_said(self.runner_up, "next_"), **price}
 
     def state(self) -> dict[str, float | str]:
         """What it predicts, and how far its predictions have been off; of the step it chose, tokens and ms."""
@@ -190,7 +181,7 @@ class ThroughputController(Controller):
         }
 
 
-def _decode_work(views: Sequence[RequestView]) -> Work:
-    """One row each, and drafts already written."""
-    rows = len(views) + sum([view.pending for view in views])
-    return Work(rows, sum([view.length_bound for view in views]))
+def _said(option: Option, prefix: str = "") -> dict[str, Any]:
+    """An option in words of a record."""
+    ms = 1e3 * option.seconds
+    return {f"{prefix}longest": option.longest, f"{prefix}tokens": option.tokens, f"{prefix}ms": ms}

@@ -9,7 +9,6 @@ MARGIN = 0.02  # gain that drafting must predict before it begins; the error of 
 PROBE_SHARE = 0.005  # of the time may go to drafts of one token while nothing is drafted
 PROBED = 16  # requests of one probe, at most
 REVIEW_EVERY = 16  # steps between two looks at what drafting would gain while nothing is drafted
-
 LEAST_CHANCE = 0.02  # of standing, below which nothing is drafted, even where its row is free
 
 # -- acceptance
@@ -23,7 +22,6 @@ MEAN_OUTPUT = 64  # tokens a request is expected to come to before any has ended
 # -- prompts
 PROMPT_SHARE = 0.25  # of a step that prompts are sure of
 LEAST_LEFT = 0.25  # of the mean output, that a request which decodes is expected to write yet, at least
-LANE_FLOOR = 16  # tokens that every lane with work is sure of in a contended step of `pdv`
 OVERDUE = 4  # times its target after which a prompt goes before all others
 
 # -- costs

@@ -50,7 +50,7 @@ class WatchedLane(VerifyLane):
     """A verify lane that adds up the overlap of p and q at the first draft position, for q drawn at other heats."""
 
     def __init__(self, lane: VerifyLane) -> None:
-        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.draft_q, lane.wait)
+        super().__init__(lane.runner, lane.slots, lane.sampling, lane.drafters, lane.wait)
         self.overlap = torch.zeros(len(TAUS), dtype=torch.float64, device=lane.slots.device)
         self.rows = 0
 
@@ -59,10 +59,10 @@ class WatchedLane(VerifyLane):
         first = 0
         for span in spans:
             drawn = span.drafter is not None and not self.drafters[span.drafter].point_mass
-            if span.drafts and drawn and self.draft_q is not None:
+            if span.drafts and drawn and self.slots.draft_q is not None:
                 vocab = self.sampling.vocab
                 p = (logits[first, :vocab] / self.sampling.temperature[span.slot]).softmax(-1)
-                q = self.draft_q[span.slot, 0, :vocab].log()
+                q = self.slots.draft_q[span.slot, 0, :vocab].log()
                 heated = (q[None] / torch.tensor(TAUS, device=q.device)[:, None]).softmax(-1)
                 self.overlap += torch.minimum(p[None], heated).sum(-1).double()
                 self.rows += 1
@@ -155,7 +155,7 @@ def _acceptance(trial: Trial, shown: Bar) -> tuple[dict[float, dict[str, Accepta
             of = {int(out.request_id): prompt.kind for out, prompt in zip(outputs, trial.prompts, strict=True)}
             kinds: dict[str, Acceptance] = defaultdict(lambda: Acceptance(trial.length))
             for seen in listener.seen:
-                for kind in {"all", of[seen.order]}:
+                for kind in {"all", of[seen.request_id]}:
                     _count(kinds[kind], seen)
             found[temperature] = dict(kinds)
             if watched is not None and watched.rows:
@@ -172,7 +172,7 @@ def _count(acceptance: Acceptance, seen: Observation) -> None:
 
 def _speed(trial: Trial, shown: Bar) -> dict[str, Any]:
     """One greedy request at a time, with and without drafts in turn; what was measured, and what costs and acceptance
-    of the same requests foretell."""
+    of the same requests predict."""
     params = SamplingParams(temperature=0.0, max_tokens=trial.tokens)
     seconds: dict[str, list[float]] = {"plain": [], "draft": []}
     same = 0
@@ -224,14 +224,14 @@ def _median(values: Any) -> float:
 
 
 def _calibration(trial: Trial, shown: Bar) -> dict[str, Any]:
-    """Foretold against observed chances of the `throughput` controller, over all prompts, greedy."""
+    """Predicted against observed chances of the `throughput` controller, over all prompts, greedy."""
     settings = {"arch": "auto", "controller": "throughput", "max_draft": 2 * trial.length}
     with _open(trial, draft=trial.draft, **settings) as llm:
         prompts = [_render(llm, prompt) for prompt in trial.prompts]
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=trial.tokens), tick=shown.update)
         reliability = llm.engine.architecture.controller.acceptance.reliability  # type: ignore[attr-defined]
     rows = [[round(f, 3), round(c, 3), round(n, 1)] for f, c, n in reliability.rows()]
-    return {"error": round(reliability.error, 4), "foretold_came_trials": rows}
+    return {"error": round(reliability.error, 4), "predicted_came_trials": rows}
 
 
 def draw(report: dict[str, Any], path: Any) -> None:
@@ -250,10 +250,10 @@ def draw(report: dict[str, Any], path: Any) -> None:
     for temperature, taus in report["overlap_by_tau"].items():
         middle.plot([float(tau) for tau in taus], list(taus.values()), "o-", label=f"T = {temperature}")
     middle.set(xlabel="drafter temperature τ", ylabel="Σ min(p, q)", title="first position")
-    rows = report["calibration"]["foretold_came_trials"]
+    rows = report["calibration"]["predicted_came_trials"]
     right.plot([0, 1], [0, 1], color="0.7")
     right.scatter([r[0] for r in rows], [r[1] for r in rows], s=[min(400.0, r[2]) for r in rows], alpha=0.6)
-    right.set(xlabel="foretold", ylabel="came", title=f"calibration, error {report['calibration']['error']:.3f}")
+    right.set(xlabel="predicted", ylabel="came", title=f"calibration, error {report['calibration']['error']:.3f}")
     for axes in (left, middle):
         axes.grid(alpha=0.3)
         if axes.lines:

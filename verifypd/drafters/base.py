@@ -15,7 +15,7 @@ class Drafter(Protocol):
 
     Launching is asynchronous: `launch` reads token ids and lengths from the slots' device tensors and writes `drafts`,
     `draft_lens` and, unless `point_mass`, the distribution each token was drawn from. What may depend on a drawn token
-    is decided there and nowhere else; `promise` sees confirmed tokens only.
+    is decided there and nowhere else; `expected` sees confirmed tokens only.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Drafter(Protocol):
         """Read prompt chunks whose verifier pass has been launched."""
         ...
 
-    def promise(self, request: Request) -> int:
+    def expected(self, request: Request) -> int:
         """How many tokens it expects to be able to propose for a request next; 0: not worth asking."""
         ...
 

@@ -16,7 +16,7 @@ ROW, STEP = 0.03, 0.1  # until costs are known: a further row in a verifier pass
 MEMORY = 24.0  # trials a mean looks back
 STRENGTH = 3.0  # trials that what is known of others counts for
 SHORT, LONG = 0, 1  # whether the shortest suffix that may be looked up has occurred before, or the longest
-PRIOR = (0.3, 0.75)  # chance that a look-up foretells the next token, before anything is known
+PRIOR = (0.3, 0.75)  # chance that a look-up predicts the next token, before anything is known
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Copying:
         self._follows: tuple[dict[tuple[int, ...], int], ...] = ({}, {})  # n-gram -> where its continuation stands
         self._chances = tuple(Chance(prior) for prior in PRIOR)
         self._length = 0
-        self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the foretold token stands
+        self._match: tuple[int, int] | None = None  # SHORT or LONG, and where the predicted token stands
         self._heard = [[0, 0], [0, 0]]  # of each kind trials that stood, and all, since they were last counted
         self._counted = (0, 0)
 

@@ -22,5 +22,5 @@ class HeadDrafter(ModelDrafter):
 
     def __init__(self, runner: HeadRunner, slots: Slots, drawing: Drawing, loops: DraftLoops | None = None) -> None:
         super().__init__(runner, slots, drawing, loops)
-        self.routine = drawing.draft_q.shape[1] + 1  # all drafts and the verdict's next token are read again
+        self.routine = slots.drafts.shape[1] + 1  # all drafts and the verdict's next token are read again
         self.reader = runner.features  # keeps every row: confirmed ones are read later, rejected ones written over

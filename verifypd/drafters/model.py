@@ -109,17 +109,17 @@ class ModelDrafter:
             self.slots.tokens,
             self.slots.lengths,
             self.slots.drafts,
-            self.drawing.draft_q,
+            self.slots.draft_q,
             vocab_map=self.drawing.vocab_map,
-            temperature_scale=self.drawing.temperatures,
+            temperature_scale=self.slots.draft_temperatures,
             noise=None if noise is None else noise[: len(spans), depth],
             context=max(span.context for span in spans),
         )
         return proposal.tokens
 
-    def promise(self, request: Request) -> int:
+    def expected(self, request: Request) -> int:
         """As many as are asked for."""
-        return self.drawing.draft_q.shape[1]
+        return self.slots.drafts.shape[1]
 
     def observe(self, request: Request) -> None:
         """Nothing to note: the tokens are on the device."""

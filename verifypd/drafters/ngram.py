@@ -57,7 +57,7 @@ class NgramDrafter:
     def follow(self, spans: Sequence[DraftSpan]) -> None:
         """Nothing to read: there is no cache."""
 
-    def promise(self, request: Request) -> int:
+    def expected(self, request: Request) -> int:
         """Nothing where the suffix is new, else as much as copying has lately been worth: twice the last draft if all
         of it stood, one more than stood if not."""
         if self.always:

@@ -14,13 +14,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from verifypd.config import EngineConfig
 from verifypd.engine.llm import LLM, Message, Prompt, _Job
 from verifypd.errors import ConfigError, EngineError
 from verifypd.request import RequestOutput, SamplingParams
 from verifypd.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -88,10 +90,14 @@ class AsyncLLM:
 
     async def switch_architecture(self, name: str) -> None:
         """Run under another architecture from the next step on, as `LLM.switch_architecture`; returns when it is so."""
-        order = _Switch(name)
-        self._engine.order(order)
-        await asyncio.wrap_future(order.done)
+        await self.between_steps(lambda llm: llm.switch_architecture(name))
         self.config = self.config.switched(name)
+
+    async def between_steps(self, work: Callable[[LLM], T]) -> T:
+        """Run `work` in the engine's thread before its next step; returns or raises what it does."""
+        errand = _Errand(work)
+        self._engine.order(errand)
+        return await asyncio.wrap_future(errand.done)
 
     def shutdown(self) -> None:
         """Abort what runs and free everything; waits for the step that is under way. A second call does nothing."""
@@ -151,21 +157,19 @@ class _Abort:
         self.call = call
 
 
-class _Switch:
-    """An order to change the architecture, and whether that was done."""
+class _Errand(Generic[T]):
+    """Something to do between two steps, and what came of it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.done: Future[None] = Future()
+    def __init__(self, work: Callable[[LLM], T]) -> None:
+        self.work = work
+        self.done: Future[T] = Future()
 
     def obey(self, llm: LLM) -> None:
         if self.done.set_running_or_notify_cancel():
             try:
-                llm.switch_architecture(self.name)
+                self.done.set_result(self.work(llm))
             except Exception as error:  # noqa: BLE001  # whoever ordered it hears of it
                 self.done.set_exception(error)
-            else:
-                self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
         """Nobody is left to obey."""
@@ -178,7 +182,7 @@ class _EngineThread:
 
     def __init__(self, make: Callable[[], LLM]) -> None:
         """Returns when the engine is there; raises what kept it from being made."""
-        self._orders: deque[_Call | _Abort | _Switch] = deque()
+        self._orders: deque[_Call | _Abort | _Errand[Any]] = deque()
         self._awake = threading.Condition()
         self._stopping = False
         self._calls: list[_Call] = []
@@ -191,7 +195,7 @@ class _EngineThread:
             self._thread.join()
             raise self._failure
 
-    def order(self, order: _Call | _Abort | _Switch) -> None:
+    def order(self, order: _Call | _Abort | _Errand[Any]) -> None:
         """Leave an order. Raises ConfigError for a call after the end."""
         with self._awake:
             if self._stopping:
@@ -229,8 +233,8 @@ class _EngineThread:
             for call in [*self._calls, *(order for order in self._orders if isinstance(order, _Call))]:
                 call.mailbox.put(EngineError("the engine was shut down before the request ended"))
             for order in self._orders:
-                if isinstance(order, _Switch):
-                    order.fail(EngineError("the engine was shut down before the architecture was changed"))
+                if isinstance(order, _Errand):
+                    order.fail(EngineError("the engine was shut down before that was done"))
 
     def _take_orders(self) -> bool:
         """Wait until there is something to do, and do what was ordered; False: it is time to stop."""
@@ -243,7 +247,7 @@ class _EngineThread:
         for order in orders:
             if isinstance(order, _Call):
                 self._begin(order)
-            elif isinstance(order, _Switch):
+            elif isinstance(order, _Errand):
                 order.obey(self.llm)
             elif order.call in self._calls:
                 self._calls.remove(order.call)

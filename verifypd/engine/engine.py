@@ -141,7 +141,7 @@ class Engine:
             drafter.forget(request)
         if self.choice is not None:
             self.choice.forget(request.order)
-        self.architecture.forget(request.order, request.output_len)
+        self.architecture.forget(request.order)
 
     def switch(self, name: str) -> None:
         """Change the architecture between two steps. Drafts waiting for the verify lane are verified as they stand."""
@@ -219,13 +219,17 @@ class Engine:
         self.tell()
         if not self.busy:
             self.check()
+        ended = self.clock()
+        self.stats.step_seconds += ended - self._begun
         if self._launched is not None:
-            self._launched.ended, self._launched = self.clock(), None
+            self._launched.ended, self._launched = ended, None
         return list(news.values())
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
-        if self.choice is None or self.cost is None or not self.cost.known or not self.architecture.may_draft:
+        if self.choice is None or self.cost is None or not self.cost.known:
+            return
+        if not self.architecture.controller.may_draft:
             return
         lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
         self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
@@ -237,6 +241,8 @@ class Engine:
         self.stats.steps += 1
         if plan.empty:
             return
+        self.stats.plans += 1
+        self.stats.plans_left += plan.leaves_drafts
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
         timed.why = self.architecture.why() if self.recorder else {}
         captured = self.verify.captured
@@ -296,7 +302,8 @@ class Engine:
         self.stats.rows += batch.rows
         self.stats.lanes[lane].ran(len(batch.spans))
         follows = self.drafter is not None and self.drafter.follows and self.verify.keeps
-        if follows and (self.architecture.drafting or not plan.decodes):  # while nobody drafts, a head may lag behind
+        drafting = self.architecture.controller.drafting
+        if follows and (drafting or not plan.decodes):  # while nobody drafts, a head may lag behind
             self.heads.add(requests, batch.spans)
         return timer
 

@@ -83,20 +83,20 @@ def grid(
     points = [Point(count, 0, context) for count in counts for context in (short, long)]
     points += [Point(count, drafts, short) for count in few for drafts in lengths]
     points += [Point(count, drafts, long) for count in few for drafts in {*lengths[:1], *lengths[-1:]}]
-    chunks = sorted({min(rows, prefill_chunk) for rows in (64, 512, prefill_chunk)})
+    chunks = sorted({min(rows, prefill_chunk) for rows in (64, 256, 512, 1024, prefill_chunk)})
     points += [Point(chunk=rows, context=at) for rows in chunks for at in (0, long)]
-    points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[:2]]
+    points += [Point(count, 0, short, chunk=rows) for count in few[:3] for rows in chunks[::2]]
     if drafter and drafter.has_cache:
         lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
         points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
     fitting = [point for point in points if _length(point) <= max_len and point.lag <= point.context]
-    some, short_chunk = min(8, batch_size), chunks[0]
+    some = min(8, batch_size)
     telling = {
         *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
         *(Point(1, drafts, short) for drafts in lengths[:3]),
         *(Point(1, drafts, long) for drafts in lengths[:1]),
-        *(Point(chunk=short_chunk, context=at) for at in (0, long)),
-        Point(some, 0, short, chunk=short_chunk),
+        *(Point(chunk=rows, context=at) for rows in chunks for at in (0, long)),
+        Point(some, 0, short, chunk=chunks[0]),
         Point(1, 0, long, min(64, draft_chunk)),
     }
     ordered = sorted(dict.fromkeys(fitting), key=lambda point: point.work)
@@ -210,6 +210,8 @@ def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[Step
         wanted, tried = 1, 0
         while len(found) < wanted:
             probe.timings.clear()
+            if point.chunk:  # the same chunk every time: none of it counts as read
+                requests[-1].admitted(point.context, draft_lag=point.chunk + 1)
             probe.next = _plan(engine, point, requests)
             keep_busy(engine.slots.device, LAUNCHING)
             engine.step()

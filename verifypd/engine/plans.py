@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from verifypd.batch import DraftBatch, VerifyBatch, VerifySpan
 from verifypd.control.snapshot import Plan
 
@@ -13,8 +11,11 @@ def keep(plan: Plan, drafts: dict[int, int]) -> Plan:
 
     Who was to draft and wait, and has no room for it, is verified at once with its one token: everyone gets on.
     """
+    batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
+    if all(drafts.get(span.slot) == span.drafts for spans in batches for span in spans):
+        return plan
     verify = [
-        span if span.drafts == drafts[span.slot] else replace(span, drafts=0, rows=1, drafter=None)
+        span if span.drafts == drafts[span.slot] else span._replace(drafts=0, rows=1, drafter=None)
         for span in (plan.verify.spans if plan.verify else ())
         if span.slot in drafts
     ]
@@ -23,7 +24,7 @@ def keep(plan: Plan, drafts: dict[int, int]) -> Plan:
     for span in plan.draft.spans if plan.draft else ():
         if span.slot not in drafts:
             continue
-        kept = replace(span, drafts=min(span.drafts, drafts[span.slot]))
+        kept = span._replace(drafts=min(span.drafts, drafts[span.slot]))
         if span.drafts and not kept.drafts and span.slot not in verified:
             verify.append(VerifySpan(span.slot, rows=1, drafts=0, start=None, emits=True, context=span.context))
         if kept.rows or kept.drafts:

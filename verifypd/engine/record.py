@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class Recorder:
         """
         plan = timed.plan
         batches = {
-            name: [asdict(span) for span in batch.spans] if batch else []
+            name: [span._asdict() for span in batch.spans] if batch else []
             for name, batch in (("draft", plan.draft), ("verify", plan.verify), ("prefill", plan.prefill))
         }
         head = {"event": "plan", "step": timed.step, "time": time, "policy": timed.policy, "arch": timed.architecture}

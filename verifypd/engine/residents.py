@@ -57,6 +57,7 @@ class Residents:
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}  # slot -> request, until its slot is free again
         self.free_slots = deque(range(config.slots))
+        self.most = config.slots  # requests that may run at once by the settings
         self.limit = config.slots  # requests that may run at once; less for a while after memory had run out
 
     def forget(self, request: Request) -> None:
@@ -194,7 +195,7 @@ class Residents:
 
     def grow(self) -> None:
         """Some steps have gone well since memory ran out: one request more may run."""
-        if self.limit < self.config.slots and self.stats.steps % GROWTH_STEPS == 0:
+        if self.limit < self.most and self.stats.steps % GROWTH_STEPS == 0:
             self.limit += 1
 
     def check(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan
-from verifypd.control.work import work_of
 from verifypd.lanes.placement import LaneTimer
 
 RECENT = 48  # steps remembered for those who look on
@@ -43,7 +42,7 @@ class TimedPlan:
         """In the numbers of the cost model."""
         seconds = self.seconds()
         return replace(
-            work_of(self.plan),
+            self.plan.work(),
             draft_seconds=seconds.get("draft_seconds", 0.0),
             verify_seconds=seconds.get("verify_seconds", 0.0),
             prefill_seconds=seconds.get("prefill_seconds", 0.0),

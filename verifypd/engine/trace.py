@@ -270,11 +270,8 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         f"step {line['step']}, {line.get('arch', '?')}: {len(spans) - len(chunks)} requests decode, {len(drafts)} "
         f"draft {sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
     )
-    if "ms_a_token" in why:
-        yield (
-            f"drafts ({why['mode']}): {_longest(why['longest'])} at {why['ms_a_token']:.3f} ms a token; "
-            f"next best: {_longest(why['next_longest'])} at {why['next_ms_a_token']:.3f}"
-        )
+    if "longest" in why:
+        yield f"drafts ({why['mode']}): {_weighed(why)}; next best: {_weighed(why, 'next_')}"
     if "worth" in why:
         yield (
             f"prompts: {why['prompt_tokens']} tokens make a step of {why['step_ms']:.1f} ms worth {why['worth']:.2f} a "
@@ -285,6 +282,16 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         yield "nothing was weighed: the controller drafts by fixed rules, and no prompt waited beside those who decode"
     took = [f"{lane} {1e3 * line[name]:.1f}" for lane, name in _SECONDS.items() if name in line]
     yield f"took, ms: {', '.join(took)}"
+
+
+def _weighed(why: dict[str, Any], prefix: str = "") -> str:
+    """A longest draft and what decided: ms a token, or beside prompts what its tokens are worth less its ms."""
+    tokens, ms = why[f"{prefix}tokens"], why[f"{prefix}ms"]
+    said = f"{_longest(why[f'{prefix}longest'])}, {tokens:.1f} tokens for {ms:.2f} ms"
+    if "price_ms" not in why:
+        return f"{said}: {ms / tokens:.3f} ms a token"
+    price = why["price_ms"]
+    return f"{said}: at {price:.3f} ms a token worth {price * tokens - ms:+.2f} ms"
 
 
 def _longest(drafts: int) -> str:

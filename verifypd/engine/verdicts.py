@@ -43,7 +43,7 @@ def observation(request: Request, span: VerifySpan, verdict: Verdict, tau: float
     where the request names none."""
     params = request.params
     return Observation(
-        order=request.order,
+        request_id=request.order,
         drafted=verdict.drafted,
         accepted=verdict.accepted,
         emitted=len(verdict.tokens),

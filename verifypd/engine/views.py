@@ -50,14 +50,15 @@ class Seen(Protocol):
 
 def snapshot(engine: Seen) -> Snapshot:
     """What the policy sees. Reading changes nothing; counters only grow."""
-    now, may_draft = engine.clock(), engine.architecture.may_draft
+    now, may_draft = engine.clock(), engine.architecture.controller.may_draft
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
     here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
+    expected = mean_output(engine.stats)
     return Snapshot(
         step=engine.stats.steps,
-        requests=tuple(_view(engine, r, now, may_draft) for r in here),
+        requests=tuple([_view(engine, r, now, may_draft, expected) for r in here]),
         away=len(running) - len(here),
         most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
@@ -65,7 +66,7 @@ def snapshot(engine: Seen) -> Snapshot:
         waiting_tokens=sum([len(request.tokens) for request in engine.waiting[:COUNTED]]),
         emitted=engine.stats.continued,
         verdicts=engine.stats.verdicts,
-        mean_output=mean_output(engine.stats),
+        mean_output=expected,
         verify_batch=verify_batch,
         verify_wait_ms=verify_wait_ms,
         workers=engine.config.worker_count,
@@ -74,7 +75,6 @@ def snapshot(engine: Seen) -> Snapshot:
         slo_ttft=engine.config.slo_ttft,
         slo_gap=engine.config.slo_gap,
         verifier_bytes=engine.verifier_bytes,
-        device=engine.slots.device.type,
         batch_size=engine.config.batch_size,
         prefill_chunk=engine.config.prefill_chunk,
         draft_chunk=engine.config.draft_chunk,
@@ -85,22 +85,23 @@ def snapshot(engine: Seen) -> Snapshot:
     )
 
 
-def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> RequestView:
+def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:
+    """mean: tokens that a request comes to."""
     params = request.params
     decoding = request.state is not State.PREFILL
     limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
     drafting = may_draft and decoding and params.speculation and engine.drafter is not None
     assert request.slot is not None
-    proposer, promise, lag, lookups = None, 0, request.draft_lag, (0, 0)
+    proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
         able = not (request.unread and engine.drafter.reader is not None)
         if engine.choice is None:
-            promise = engine.drafter.promise(request) if able else 0
+            expected = engine.drafter.expected(request) if able else 0
         else:
-            name, promise, lookups = engine.choice.pick(request, limit, able)
+            name, expected, lookups = engine.choice.pick(request, limit, able)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
-    first, further = targets(request, engine.config, mean_output(engine.stats))
+    first, further = targets(request, engine.config, mean)
     return RequestView(
         slot=request.slot,
         rank=request.rank(),
@@ -112,10 +113,9 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
         max_length=request.max_length,
         draft_limit=limit if drafting else 0,
         draft_lag=lag,
-        promise=promise,
+        expected=expected,
         prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
-        order=request.order,
-        lane=request.state.value,
+        request_id=request.order,
         waited=max(0.0, now - request.entered),
         pending=request.pending,
         drafter=request.draft.drafter,
@@ -123,7 +123,6 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool) -> Reques
         slo_tpot=further,
         decoding=max(0.0, now - request.metrics.first_token_time) if request.metrics.first_token_time else 0.0,
         since_output=max(0.0, now - request.last_output),
-        inflight=len(request.inflight),
         emitted=request.output_len,
         greedy=params.greedy,
         coupled=params.coupled(engine.config.acceptance),

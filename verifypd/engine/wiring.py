@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend
@@ -96,24 +95,20 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     """The engine, with every graph it may replay at hand."""
     config, device = parts.config, parts.model.device
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
-    slots = Slots(config.slots, parts.capacity, config.max_draft, device)
+    draws = may_draft(config) and parts.draft is not None
+    slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
     runner, pool = _paged(parts, parts.model, attention)
     spans, widest = _captured(config)
     graphs = Graphs(device) if parts.replayed != "off" else None
     shape = (slots, widest, chunk_rows(config) + spans * widest)
     drafters: dict[str, Drafter] = {}
-    draft_pool, drawing, work = None, None, []
+    draft_pool, work = None, []
     head = parts.draft if isinstance(parts.draft, DraftHead) else None
     origin = None if head is None else 0 if head.from_start else 1
     if may_draft(config) and parts.draft is not None:
         draft_runner, draft_pool = _paged(parts, parts.draft, attention, origin)
-        drawing = Drawing(
-            sampling,
-            torch.zeros(config.slots, config.max_draft, parts.vocab, device=device),
-            parts.vocab_map if head is None else head.vocab_map,
-            torch.ones(config.slots, device=device),
-        )
+        drawing = Drawing(sampling, parts.vocab_map if head is None else head.vocab_map)
         drafting = draft_runner if head is None else _beside(head, draft_runner, parts.budget, config.block_size)
         routine = CAUGHT_UP if head is None else config.max_draft + 1
         loops = DraftLoops(graphs, drafting, *shape, routine, drawing) if graphs is not None else None
@@ -129,6 +124,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if may_draft(config) and parts.lookup:
         always = config.alphas is not None and parts.draft is None
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
+    cost.padded = passes is not None
     cost.one_pass = bool(drafters) and next(iter(drafters.values())).one_pass
     if graphs is not None and parts.replayed == "start":
         capture(graphs, work)
@@ -141,10 +137,8 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
         memory=RequestMemory(pool, draft_pool, parts.capacity, head_origin=origin if draft_pool else None),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(
-            runner, slots, sampling, drafters, None if drawing is None else drawing.draft_q, config.wait, passes
-        ),
-        decode=DecodeLane(drafters, None if drawing is None else drawing.temperatures),
+        verify=VerifyLane(runner, slots, sampling, drafters, config.wait, passes),
+        decode=DecodeLane(drafters, slots),
         placements=Placements(config.placements, device),
         eos_ids=parts.eos_ids,
         max_model_len=parts.max_len,

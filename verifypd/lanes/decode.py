@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from verifypd.batch import DraftBatch
 from verifypd.drafters.base import Drafter
-from verifypd.runtime.inputs import host_tensor
+from verifypd.runtime.inputs import Slots, host_tensor
 
 
 class DecodeLane:
@@ -14,15 +12,14 @@ class DecodeLane:
 
     name = "decode"
 
-    def __init__(self, drafters: dict[str, Drafter], temperatures: Tensor | None = None) -> None:
+    def __init__(self, drafters: dict[str, Drafter], slots: Slots) -> None:
         self.drafters = drafters
-        self.temperatures = temperatures  # fp32 [slots], the drafter's relative to the request's; None: no such drafter
-        self._set: dict[int, float] = {}  # slot -> what `temperatures` holds, where it is not 1
+        self.slots = slots
+        self._set: dict[int, float] = {}  # slot -> its `draft_temperatures`, where it is not 1
 
     def launch(self, batch: DraftBatch) -> None:
         """Start drafting."""
-        if self.temperatures is not None:
-            self._set_temperatures(batch, self.temperatures)
+        self._set_temperatures(batch)
         others = {span.drafter for span in batch.spans if span.drafter not in (None, batch.drafter)}
         if not others:
             self.drafters[batch.drafter].launch(batch)
@@ -32,7 +29,7 @@ class DecodeLane:
             if spans:
                 self.drafters[name].launch(DraftBatch(name, spans))
 
-    def _set_temperatures(self, batch: DraftBatch, temperatures: Tensor) -> None:
+    def _set_temperatures(self, batch: DraftBatch) -> None:
         """Write what differs from the launch before; usually nothing."""
         changed: dict[float, list[int]] = {}
         for span in batch.spans:
@@ -40,4 +37,4 @@ class DecodeLane:
                 changed.setdefault(span.temperature, []).append(span.slot)
                 self._set[span.slot] = span.temperature
         for value, slots in changed.items():
-            temperatures.index_fill_(0, host_tensor(slots, temperatures.device), value)
+            self.slots.draft_temperatures.index_fill_(0, host_tensor(slots, self.slots.device), value)

@@ -48,7 +48,6 @@ class VerifyLane:
         slots: Slots,
         sampling: SamplingState,
         drafters: dict[str, Drafter],
-        draft_q: Tensor | None,
         wait: str = "block",
         padded: VerifyPasses | None = None,
     ) -> None:
@@ -57,7 +56,6 @@ class VerifyLane:
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
-        self.draft_q = draft_q  # [slots, max_draft, vocab], the distributions drafts were drawn from
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
         self.shown: set[int] = set()  # slots whose drafts come to the host with their verdicts
@@ -120,7 +118,7 @@ class VerifyLane:
             self.slots.lengths,
             self.slots.drafts,
             self.slots.draft_lens,
-            self.draft_q,
+            self.slots.draft_q,
             [span.drafter is None or self.drafters[span.drafter].point_mass for span in spans],
             mask=mask,
             context=max(span.context for span in spans),

@@ -76,6 +76,9 @@ class EngineStats:
     """Totals since start. A token counts when the host has absorbed it."""
 
     steps: int = 0
+    plans: int = 0  # steps that ran something
+    plans_left: int = 0  # of those, steps that left a draft for a later verify
+    step_seconds: float = 0.0  # s of all steps on the host, waiting for the device included
     passes: int = 0  # verifier passes
     rows: int = 0  # tokens through the verifier
     prompt_tokens: int = 0  # of those, prompt tokens

@@ -12,15 +12,18 @@ from verifypd.batch import DraftSpan, VerifySpan
 
 
 class Slots:
-    """Everything about a running request that a verdict can change, a row each, on the device."""
+    """What the lanes hand each other of a running request, a row each, on the device: its text and its drafts."""
 
-    def __init__(self, slots: int, capacity: int, max_draft: int, device: torch.device) -> None:
+    def __init__(self, slots: int, capacity: int, max_draft: int, device: torch.device, drawn: int = 0) -> None:
+        """drawn: token ids that a drafter draws from; 0: none draws."""
         self.device = device
         self.capacity = capacity  # tokens a row holds
         self.tokens = torch.zeros(slots, capacity, dtype=torch.int64, device=device)  # confirmed, prompt and output
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)  # how many of them count
         self.drafts = torch.zeros(slots, max(max_draft, 1), dtype=torch.int64, device=device)
         self.draft_lens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.draft_q = torch.zeros(slots, max_draft, drawn, device=device) if drawn else None  # their distributions
+        self.draft_temperatures = torch.ones(slots, device=device)  # of the drafter, relative to the request's own
 
     def assign(self, slot: int, tokens: Sequence[int]) -> None:
         """Start a request in `slot` with the tokens the host knows."""

@@ -136,9 +136,7 @@ class Drawing:
     """What a draft loop draws with."""
 
     sampling: SamplingState
-    draft_q: Tensor  # [slots, max_draft, vocab]
     vocab_map: Tensor | None
-    temperatures: Tensor | None  # [slots]
 
 
 class DraftLoops(PaddedPasses):
@@ -235,14 +233,15 @@ class DraftLoops(PaddedPasses):
         """text: tokens that penalties look through; 0: no request has any, nor anything else that shapes logits."""
         from verifypd.sampling.triton import cut_, propose_
 
-        sampling, temperatures = self.drawing.sampling, self.drawing.temperatures
+        sampling, draft_q = self.drawing.sampling, self.slots.draft_q
+        assert draft_q is not None, "a drafter that draws has room for what it draws from"
 
         def work() -> None:
             slots, layout, last = self.slots, inputs.layout(*self.where), slice(self.routine - 1, None, self.routine)
             ids = slots.tokens[layout.slots[layout.row_span], layout.positions]
             hidden, carried = self.runner.catch_up(ids, layout, self.prepared("draft", inputs))
             hidden, carried = hidden[last], carried[last]
-            scale = None if temperatures is None else temperatures[inputs.slots]
+            scale = slots.draft_temperatures[inputs.slots]
             for depth in range(longest):
                 if depth:
                     layout = inputs.step(depth, *self.where)
@@ -252,7 +251,7 @@ class DraftLoops(PaddedPasses):
                     rows = Rows(inputs.slots, torch.full_like(inputs.slots, depth), slots.lengths[inputs.slots])
                     shape_(x, rows, sampling, slots.tokens[:, :text], slots.drafts)
                 cut_(x, inputs.own, sampling, scale)
-                propose_(x, inputs.own, depth, sampling, slots.lengths, slots.drafts, self.drawing.draft_q)
+                propose_(x, inputs.own, depth, sampling, slots.lengths, slots.drafts, draft_q)
 
         if not text:
             self.graphs.run((id(self), "draft", inputs.key, longest), work)

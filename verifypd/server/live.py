@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any
 
+from verifypd.control.observe import StepTiming
 from verifypd.engine.timing import RECENT
 
 CHANGES = 12  # changes of architecture that are remembered
@@ -110,8 +112,13 @@ def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
         "steps": len(timings),
         "measured": sum(timing.seconds for timing in timings),
         "foretold": sum(cost.step_seconds(timing) for timing in timings),
-        "undrafted": sum(cost.undrafted_seconds(timing) for timing in timings),
+        "undrafted": sum(cost.step_seconds(_undrafted(timing)) for timing in timings if timing.verify_requests),
     }
+
+
+def _undrafted(timing: StepTiming) -> StepTiming:
+    """A step without prompts, had nothing been drafted in it or before it."""
+    return replace(timing, draft_steps=0, draft_rows=0, draft_context=0.0, verify_rows=timing.verify_requests)
 
 
 def _survival(policy: Any) -> list[float]:

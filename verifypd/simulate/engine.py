@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from verifypd.batch import DraftBatch, VerifyBatch
-from verifypd.buckets import CHUNKS, bucket, chunk_bucket
+from verifypd.buckets import CHUNKS
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import MEAN_OUTPUT
-from verifypd.control.work import work_of
 from verifypd.errors import EngineError
 from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -37,9 +36,9 @@ MAX_IDLE = 40_000  # looks in a row after which a policy counts as stuck: 10 s
 class _Request(Progress):
     """The host's books of a request, and beside them what the device knows."""
 
-    def __init__(self, order: int, arrival: Arrival, outcome: Outcome, max_length: int) -> None:
+    def __init__(self, request_id: int, arrival: Arrival, outcome: Outcome, max_length: int) -> None:
         super().__init__(arrival.prompt, max_length)
-        self.order = order
+        self.request_id = request_id
         self.arrival = arrival
         self.outcome = outcome
         self.slot = -1
@@ -52,7 +51,7 @@ class _Request(Progress):
 
     @property
     def rank(self) -> tuple[int, int]:
-        return (self.arrival.priority, self.order)
+        return (self.arrival.priority, self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,7 @@ class Simulation:
         self.costs = costs
         self.model = costs.model()
         self.settings = settings or Settings()
+        self.model.padded = architecture.cost.padded = self.settings.padded
         self.on_step = on_step
         self.rng = random.Random(f"noise/{seed}")
         self.now = 0.0  # s of the host
@@ -99,7 +99,7 @@ class Simulation:
         self.accepted = 0
         self.emitted = self.verdicts = 0  # of requests that had a token already
         self.ended = self.ended_tokens = 0
-        self.requests = [self._request(order, arrival) for order, arrival in enumerate(arrivals)]
+        self.requests = [self._request(number, arrival) for number, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
         self.waiting: list[_Request] = []
         self.running: dict[int, _Request] = {}
@@ -107,11 +107,11 @@ class Simulation:
         self.inflight: deque[_Ticket] = deque()
         self.timed: deque[tuple[float, StepTiming]] = deque()  # when each will be known
 
-    def _request(self, order: int, arrival: Arrival) -> _Request:
+    def _request(self, request_id: int, arrival: Arrival) -> _Request:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
         longest = self.settings.max_tokens if arrival.max_tokens is None else arrival.max_tokens
         limit = arrival.prompt + max(longest, arrival.output)
-        return _Request(order, arrival, Outcome(order, arrival.time, arrival.priority, target), limit)
+        return _Request(request_id, arrival, Outcome(request_id, arrival.time, arrival.priority, target), limit)
 
     def run(self, until: float = math.inf) -> Report:
         """Step until every request has ended or the clock reaches `until` (s)."""
@@ -196,10 +196,11 @@ class Simulation:
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
-        settings = self.settings
+        settings, running = self.settings, [each for each in self.running.values() if not each.outcome.finished]
+        may_draft = self.architecture.controller.may_draft and settings.drafter is not None
         return Snapshot(
             step=self.steps,
-            requests=tuple(self._view(request) for request in self.running.values() if not request.outcome.finished),
+            requests=tuple([self._view(request, may_draft and request.decoding) for request in running]),
             batch_size=settings.batch_size,
             prefill_chunk=settings.prefill_chunk,
             draft_chunk=settings.draft_chunk,
@@ -220,12 +221,10 @@ class Simulation:
             queue_factor=settings.queue_factor,
             slo_ttft=settings.slo_ttft,
             verifier_bytes=settings.verifier_bytes,
-            device=settings.device,
             most_chunks=CHUNKS if settings.padded else 1 << 30,
         )
 
-    def _view(self, request: _Request) -> RequestView:
-        drafting = self.architecture.may_draft and request.decoding and self.settings.drafter is not None
+    def _view(self, request: _Request, drafting: bool) -> RequestView:
         first, last = request.outcome.first, request.outcome.last
         return RequestView(
             slot=request.slot,
@@ -238,10 +237,9 @@ class Simulation:
             max_length=request.max_length,
             draft_limit=self.settings.max_draft if drafting else 0,
             draft_lag=request.draft_lag,
-            promise=self.settings.max_draft if drafting else 0,
+            expected=self.settings.max_draft if drafting else 0,
             prompt_logprobs=-1,
-            order=request.order,
-            lane="verify" if request.pending else "decode" if request.decoding else "prefill",
+            request_id=request.request_id,
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
@@ -249,7 +247,6 @@ class Simulation:
             slo_tpot=request.outcome.slo_tpot,
             decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),
-            inflight=len(request.inflight),
             emitted=request.confirmed - request.arrival.prompt,
         )
 
@@ -285,7 +282,7 @@ class Simulation:
     def timing(self, plan: Plan) -> StepTiming:
         """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""
         costs, factor = self.model, self.costs.factor
-        work = work_of(plan)
+        work = plan.work()
         drafting = [self.running[span.slot] for span in plan.draft.spans] if plan.draft else []
         context = sum(request.device_length for request in drafting)
         draft = costs.draft_seconds(work.draft_steps, work.draft_rows, context)
@@ -305,9 +302,6 @@ class Simulation:
                 work += Work(span.rows, self.running[span.slot].device_length + span.drafts)
             else:
                 work += Work(span.rows, span.context, span.rows, span.rows * span.context)
-        if self.settings.padded and work.rows:
-            rows = int(work.rows)
-            work = work._replace(rows=chunk_bucket(rows) if work.chunk_rows else bucket(rows))
         return self.model.pass_seconds(work)
 
     def _draft(self, batch: DraftBatch) -> None:
@@ -374,7 +368,7 @@ class Simulation:
             if verdict.drafted:
                 self.architecture.observe(
                     Observation(
-                        order=request.order,
+                        request_id=request.request_id,
                         drafted=verdict.drafted,
                         accepted=verdict.accepted,
                         emitted=verdict.emitted,
@@ -390,4 +384,4 @@ class Simulation:
                 self.free_slots.append(request.slot)
                 written = request.confirmed - request.arrival.prompt
                 self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
-                self.architecture.forget(request.order, written)
+                self.architecture.forget(request.request_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 class Outcome:
     """What one request saw. Times in seconds since the start of the run."""
 
-    order: int
+    request_id: int
     arrival: float
     priority: int
     slo_tpot: float  # ms

@@ -60,7 +60,6 @@ class Settings:
     host_seconds: float = 0.0  # s of each step on the host; beside the device where verdicts are late
     host_request: float = 0.0  # s more for each request that runs
     verifier_bytes: int = 13_500_000_000
-    device: str = "cuda"
     spare_slots: int = 0  # slots beyond those the engine gives itself: backpressure is then the policy's alone
 
     @property

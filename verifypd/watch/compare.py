@@ -120,7 +120,7 @@ class Compared(Campaign):
         for turn, then, outcome in zip(turns, before, outcomes, strict=True):
             now = await counted(turn.arm, then, sum(record.tokens for record in outcome.records))
             drafts = None if now is None else now.since(then or Drafts())
-            about = (workload.digest, spec_digest(turn.arm), self.files)
+            about = (workload.digest, spec_digest(turn.arm, turn.scenario), self.files)
             cells.append(Cell(turn.scenario.name, seed, turn.label, outcome, drafts, *about))
         return cells
 
@@ -275,4 +275,4 @@ def labelled(scenario: Scenario, together: bool) -> Scenario:
     """Runs at the same time bear that in the name of their scenario, also in the report."""
     if not together:
         return scenario
-    return Scenario(f"{scenario.name}, all at the same time", scenario.workloads, scenario.cut)
+    return replace(scenario, name=f"{scenario.name}, all at the same time")

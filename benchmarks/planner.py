@@ -1,0 +1,223 @@
+"""The planner under other targets, and beside another checkout's: mixed traffic on one GPU, in one run, in turn.
+
+    python benchmarks/planner.py --arms gap=30 gap=45 other:30 other:45 --other ../before --json results/planner.json
+    python benchmarks/planner.py --arms ttft=500 ttft=200 ttft=100 tpot=60 tpot=4 --rates 16 --seeds 1,2
+    python benchmarks/planner.py --tiny --arms gap=30 gap=45 --rates 16 --seconds 2    # a CPU: tests this script
+
+An arm is `NAME=VALUE,…` with names of gap, ttft and tpot: this tree's engine with these targets in ms. `other:BUDGET`
+is the engine of the checkout --other, whose chunks of prompts (`prefill_chunk` in control/auto.py, as it stood before
+there was one planner) follow one rule instead: as many tokens as keep the step within BUDGET ms. Each checkout is a
+process of its own with weights of its own, random, in the shape of --pair; one computes at a time. Arrivals are those
+of `long-RATE-seedN`, the first --seconds of them. Ratios are over the other checkout's arms, or over the first arm, as
+means over seeds with 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ALPHA = 0.8
+LONG = 60.0  # s, of the files long-RATE-seedN
+LEAST, MOST = 32, 2048  # tokens of a chunk, by the one rule
+NAMES = {"gap": "slo_gap", "ttft": "slo_ttft", "tpot": "slo_tpot"}
+FIGURES = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "gap_ms_p99", "gap_ms_max", "good_share")
+RATIOS = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
+
+
+# -- one checkout, in a process of its own: imports only what both have ------------------------------------------------
+
+
+def one_rule(budget: float) -> Any:
+    """As many prompt tokens as keep the step within the budget (ms): in place of the older checkout's rules."""
+    from verifypd.control import chunks
+
+    def rule(snapshot: Any, ready: Any, cost: Any, drafting: Any, stretch: Any, apart: bool, idle: bool = False) -> Any:
+        waiting = [view for view in snapshot.requests if view.prefill_left]
+        if not waiting or not cost.known:
+            return chunks.Chunk(snapshot.prefill_chunk)
+        if not ready:
+            return chunks.Chunk(MOST)
+        served = ready[: snapshot.batch_size]
+        step = chunks.Step(
+            rows=len(served) + (drafting.rows if drafting else 0.0),
+            context=float(sum(view.length_bound for view in served)),
+            draft_seconds=drafting.draft_seconds if drafting else 0.0,
+            start=min(waiting, key=lambda view: view.rank).chunk_start,
+            apart=apart,
+        )
+        return chunks.Chunk(chunks._largest(cost, step, budget * 1e-3, LEAST, MOST))
+
+    return rule
+
+
+def work(pair: str, tiny: bool) -> None:
+    """Answer every line of standard input, a task, with a line: the times of its requests."""
+    replies, sys.stdout = sys.stdout, sys.stderr
+    from verifypd import LLM
+    from verifypd.bench import drive as driving
+    from verifypd.bench.dummy import dummy_model
+    from verifypd.bench.workload import Arrival
+    from verifypd.control.cost import CostModel
+    from verifypd.engine.wiring import policies
+
+    model, draft = pair.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            from verifypd.bench.dummy import dummy_draft
+        except ImportError:  # before there were heads
+            dummy_draft = dummy_model
+        options: dict[str, Any] = {"draft": dummy_draft(draft, Path(folder), tiny), "load_format": "dummy"}
+        options |= {"batch_size": 4 if tiny else 128, "max_draft": 4, "synthetic_acceptance": ALPHA}
+        options |= {"prefix_cache": False, "measure_costs": not tiny}
+        options |= {"kv_memory": "32MB", "dtype": "float32"} if tiny else {"kv_memory": "40GB"}
+        llm = LLM(dummy_model(model, Path(folder), tiny), **options)
+        engine, sent = llm.engine, {}
+        ending = driving.Run.end
+
+        def end(run: Any, wanted: int) -> Any:
+            sent["run"] = {
+                "wanted": wanted,
+                "seconds": run.elapsed,
+                "requests": [(s.request.metrics.arrival_time - run.began, [at - run.began for at in s.outputs],
+                              s.request.output_len, s.request.finish_reason == "length") for s in run.sent.values()],
+            }  # fmt: skip
+            return ending(run, wanted)
+
+        driving.Run.end = end  # type: ignore[method-assign]
+        driving.Drive(engine).closed(4, 8, 20, 8)
+        print(json.dumps({"ready": True}), file=replies, flush=True)
+        config = engine.config
+        for line in sys.stdin:
+            task = json.loads(line)
+            if "budget" in task:
+                from verifypd.control import auto
+
+                auto.prefill_chunk = one_rule(task["budget"])  # type: ignore[attr-defined]
+            else:
+                engine.config = replace(config, **task["targets"])
+            engine.architectures = policies(engine.config, engine.cost or CostModel())
+            engine.architecture = engine.architectures("auto")
+            arrivals = [Arrival(*each) for each in task["arrivals"]]
+            driving.Drive(engine, task["seed"]).arriving(arrivals, cap=task["cap"])
+            print(json.dumps(sent["run"]), file=replies, flush=True)
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+class Checkout:
+    """The process of one tree."""
+
+    def __init__(self, tree: Path, args: argparse.Namespace) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", "--pair", args.pair]
+        self.process = subprocess.Popen(
+            command + ["--tiny"] * args.tiny, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next line it writes."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a checkout's engine ended: see its error above")
+        return dict(json.loads(line))
+
+    def run(self, task: dict[str, Any]) -> dict[str, Any]:
+        """What comes of a task."""
+        assert self.process.stdin is not None
+        print(json.dumps(task), file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def close(self) -> None:
+        """It ends when nothing more comes."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+def told(arm: str) -> dict[str, Any]:
+    """The part of a task that says what an arm is."""
+    if arm.startswith("other:"):
+        return {"budget": float(arm.removeprefix("other:"))}
+    return {"targets": {NAMES[name]: float(value) for name, value in (pair.split("=") for pair in arm.split(","))}}
+
+
+def main(given: list[str] | None = None) -> dict[str, Any]:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arms", nargs="+", default=["gap=30", "gap=45"], metavar="ARM")
+    parser.add_argument("--other", type=Path, metavar="DIR", help="a checkout of an older commit, for other:BUDGET")
+    parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
+    parser.add_argument("--rates", default="8,16,24", help="requests/s")
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of traffic, for each arm, rate and seed")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short work: tests this script")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(given)
+    if args.worker:
+        work(args.pair, args.tiny)
+        return {}
+    if any(arm.startswith("other:") for arm in args.arms) and args.other is None:
+        parser.error("other:BUDGET needs --other, a checkout of an older commit")
+
+    from verifypd.bench.figures import Outcome, Record, figures
+    from verifypd.bench.provenance import provenance
+    from verifypd.bench.statistics import compare
+    from verifypd.bench.workload import mixed
+
+    references = [arm for arm in args.arms if arm.startswith("other:")] or args.arms[:1]
+    rates, seeds = ([int(n) for n in text.split(",")] for text in (args.rates, args.seeds))
+    trees = {"ours": Path(__file__).resolve().parents[1]}
+    if args.other is not None:
+        trees["other"] = args.other.resolve()
+    report: dict[str, Any] = {**provenance(None), "pair": args.pair, "seconds": args.seconds, "cells": []}
+    if args.other is not None:
+        found = subprocess.run(["git", "-C", str(trees["other"]), "rev-parse", "HEAD"], capture_output=True, text=True)
+        report["other_commit"] = found.stdout.strip()
+    workers = {name: Checkout(tree, args) for name, tree in trees.items()}  # one after the other: each times its passes
+    for rate in rates:
+        runs: dict[str, list[Outcome]] = {arm: [] for arm in args.arms}
+        for turn, seed in enumerate(seeds):
+            workload = mixed(rate, LONG, seed)
+            kept = (workload.scaled(60, 8) if args.tiny else workload).arrivals
+            arrivals = [(a.at, a.prompt_tokens, a.output_tokens) for a in kept if a.at <= args.seconds]
+            for arm in args.arms[:: -1 if turn % 2 else 1]:
+                task = {"arrivals": arrivals, "seed": seed, "cap": args.seconds + 10.0, **told(arm)}
+                data = workers["other" if "budget" in task else "ours"].run(task)
+                records = tuple(
+                    Record(due, due, tuple(outputs), tokens, 1, finished)
+                    for due, outputs, tokens, finished in data["requests"]
+                )
+                runs[arm].append(Outcome(records, data["wanted"], data["seconds"]))
+        for arm, outcomes in runs.items():
+            pooled = figures(outcomes)
+            over = {each: compare(outcomes, runs[each]) for each in references if each != arm}
+            ratios = {
+                each: {name: found[name].packed() for name in RATIOS if name in found} for each, found in over.items()
+            }
+            report["cells"].append({"rate": rate, "arm": arm, "figures": pooled, "over": ratios})
+            print(f"{rate:>3}/s {arm:<10} " + "  ".join(f"{name} {pooled[name]:.2f}" for name in FIGURES))
+            for each, found in ratios.items():
+                said = [f"{name} {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for name, r in found.items()]
+                print(f"{'':>6}/ {each:<10} " + "  ".join(said), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    for worker in workers.values():
+        worker.close()
+    return report
+
+
+if __name__ == "__main__":
+    main()

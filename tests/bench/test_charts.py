@@ -1,0 +1,77 @@
+"""Charts over pairs of models: the heatmap is pair × load and clips nothing; arms keep their colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench import charts, plots, svg
+from verifypd.bench.charts import Chart, Series
+
+FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
+
+
+def found() -> dict[str, Any]:
+    """Two pairs at two loads; `fast` is 40 times as fast in one of them."""
+    scenarios, grid = {}, {}
+    for pair in ("a:b", "c:d"):
+        for level in ("C=1", "C=8"):
+            ratio = 1 / 40 if (pair, level) == ("c:d", "C=8") else 2.0
+            name = f"A {level}, {pair}"
+            arms = {arm: {"figures": FIGURES, "drafts": None} for arm in ("slow", "fast")}
+            scenarios[name] = {
+                "arms": arms,
+                "compared": {"fast": {"e2e_ms_mean": {"ratio": ratio, "verdict": "faster"}}},
+            }
+            grid[name] = [pair, level]
+    return {"arms": {"slow": {}, "fast": {}}, "reference": "slow", "scenarios": scenarios, "grid": grid, "note": "SAID"}
+
+
+def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
+    heat = charts.improvement(found(), "e2e_ms_mean")
+    assert heat is not None and heat.columns == ("C=1", "C=8") and heat.rows == ("a:b\nfast", "c:d\nfast")
+    assert heat.values == ((0.5, 0.5), (0.5, pytest.approx(40.0)))
+    assert "+3900.0 %" in svg.heatmap(heat) and "-50.0 %" in svg.heatmap(heat)
+    pytest.importorskip("matplotlib")
+    plots.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
+    assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_of_pairs_stand_apart() -> None:
+    data = found()
+    groups = (*data["scenarios"], "claimed")
+    whole = Chart("x", "T", "", "s", (Series("fast", (0, 1, 2, 3, 4), (1, 2, 3, 4, 9)),), "bars", groups)
+    one, two = charts.by_pair(data, whole)
+    assert (one.title, two.title) == ("T\na:b", "T\nc:d")
+    assert one.groups == two.groups == ("C=1", "C=8", "claimed")
+    assert one.series[0].ys == (1, 2, 9) and two.series[0].ys == (3, 4, 9)
+    assert one.series[0].xs == two.series[0].xs == (0.0, 1.0, 2.0)
+    single = Chart("x", "T", "", "s", whole.series, "bars", ("p", "q"))
+    assert charts.by_pair(data, single) == [single]
+
+
+def test_an_arm_has_one_colour_and_every_picture_its_note() -> None:
+    chart = Chart(
+        "x", "T", "s", "s", (Series("fast", (0.0, 1.0), (1.0, 2.0)), Series("word", (0.0,), (1.0,), colour=6))
+    )
+    made = charts.labelled(found(), chart)
+    assert [series.colour for series in made.series] == [1, 6] and made.note == "[SAID]"
+    drawn = svg.draw(made)
+    assert 'class="line s1"' in drawn and 'class="line s6"' in drawn and "[SAID]" in drawn
+
+
+def test_stacked_bars_stand_on_each_other() -> None:
+    parts = (Series("a", (0.0,), (1.0,)), Series("b", (0.0,), (3.0,)))
+    drawn = svg.draw(Chart("x", "T", "", "share", parts, "stacked", ("arm",)))
+    heights = [float(each.split('"')[0]) for each in drawn.split('height="')[1:]]
+    assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)
+
+    assert "nan" not in drawn and len(heights) == 2
+
+
+def test_frontiers_are_one_a_pair() -> None:
+    one, two = charts._frontiers(found())
+    assert one.title.endswith("a:b") and two.title.endswith("c:d")
+    assert {label for series in one.series for label in series.labels} == {"C=1", "C=8"}

@@ -1,0 +1,121 @@
+"""Why arms win and lose, and whether the original's advice holds: from planted figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench import advice, modes, part_charts
+from verifypd.bench.meter import Meter, Parts, pooled
+from verifypd.bench.tuned import POLICIES
+from verifypd.errors import ConfigError
+
+
+def arm(e2e: float, draft: float = 0.0, left: int = 0, busy: float = 0.9) -> dict[str, Any]:
+    """An arm that emitted 100 tokens in 10 s: one second of passes a ms of `e2e`, `draft` s of drafts."""
+    totals = {"draft_s": draft, "verify_s": 4.0, "draft_loops_n": 10.0 if draft else 0.0, "passes_n": 40.0,
+              "plans_n": 40.0, "plans_left_n": float(left), "continued_n": 80.0, "verdicts_n": 40.0}  # fmt: skip
+    shares = {"prefill": 0.1, "draft": draft / 10, "verify": 0.4, "host": 0.05, "idle": 0.45 - draft / 10}
+    figures = {"output_tokens": 100, "seconds": 10.0, "ttft_ms_mean": 0.2 * e2e, "e2e_ms_mean": e2e}
+    drafts = {"acceptance_rate": 0.2, "spans": 10, "by_place": [0.5]} if draft else None
+    parts = {"totals": totals, "shares": shares, "busy": busy, "means": {}, "peaks": {}, "timeline": {}}
+    return {"figures": figures, "parts": parts, "drafts": drafts}
+
+
+def compared(ratio: float, verdict: str) -> dict[str, Any]:
+    return {"e2e_ms_mean": {"ratio": ratio, "low": ratio, "high": ratio, "verdict": verdict}}
+
+
+def found(level: str, ratio: float, verdict: str, pair: str = "tinyllama-1.1b:llama-2-7b") -> dict[str, Any]:
+    """A sweep of one scenario: pdv over pd as planted; plain takes 1.5 of pd's time."""
+    own = {
+        "arms": {"pd": arm(100.0, 1.0), "plain": arm(150.0), "pdv": arm(100.0 * ratio, 1.0, left=20)},
+        "compared": {"pdv": compared(ratio, verdict), "plain": compared(1.5, "slower")},
+        "over_pd": {},
+    }
+    return {
+        "reference": "pd", "arms": {"pd": {}, "plain": {}, "pdv": {}}, "note": "planted", "grid": {"s": [pair, level]},
+        "scenarios": {"s": own}, "won_and_lost": {},
+    }  # fmt: skip
+
+
+def test_an_account_is_time_a_token() -> None:
+    own = modes.account(arm(100.0, 1.0, left=20))
+    assert own is not None
+    assert own.each == pytest.approx({"passes": 50.0, "draft": 10.0, "host": 5.0}) and own.total == pytest.approx(65.0)
+    assert (own.tokens_a_verdict, own.draft_over_pass, own.left, own.queued) == pytest.approx((2.0, 1.0, 0.5, 0.2))
+    assert modes.account({**arm(1.0), "parts": None}) is None
+
+
+def test_the_reason_names_the_parts_that_moved() -> None:
+    [pdv, plain] = modes.explained(found("C=64", 0.8, "faster"))
+    assert pdv["verdict"] == "faster" and "50% of its plans leave a draft" in pdv["why"]
+    assert "a draft loop takes 1.00 of a pass" in pdv["why"]
+    assert "draft 0.00 ms a token against 10.00" in plain["why"]
+
+
+@pytest.mark.parametrize(
+    ("level", "ratio", "verdict", "mode", "word"),
+    [
+        ("C=64", 0.8, "faster", "very high concurrency", modes.SEEN),
+        ("C=64", 1.0, "no difference", "very high concurrency", modes.NOT_SEEN),
+        ("C=8", 1.2, "slower", "overhead valley", modes.SEEN),
+        ("C=8", 1.2, "slower", "very high concurrency", modes.OPEN),
+        ("C=8", 0.9, "faster", "poor speculation", modes.NOT_SEEN),  # one draft in five stands, and plain is slower
+        ("C=8", 0.9, "faster", "under 60 % GPU use", modes.OPEN),  # the device is busy
+    ],
+)
+def test_named_modes_are_judged(level: str, ratio: float, verdict: str, mode: str, word: str) -> None:
+    by_name = {each.name: each for each in modes.named_modes(found(level, ratio, verdict))}
+    assert by_name[mode].seen == word
+
+
+def test_rules_are_held_against_what_was_measured() -> None:
+    """A 13.5 GB verifier: `readme` says pdv from 5 on, `slides` pd below 32."""
+    many, few = found("C=64", 0.8, "faster"), found("C=8", 1.2, "slower")
+    assert advice.rule_verdicts(many)[0] | {"pair": ""} == {
+        "pair": "", "level": "C=64", "measured": "faster", "readme": "pdv", "readme verdict": "right", "slides": "pdv",
+        "slides verdict": "right",
+    }  # fmt: skip
+    counts = advice.rule_counts([many, few, found("C=8", 1.0, "no difference")])
+    assert counts["readme"] == {"right": 1, "wrong": 1, "no difference": 1}
+    assert counts["slides"] == {"right": 2, "no difference": 1}
+    [(_, ratio, levels)] = advice.gains(many)
+    assert 5 < ratio < 7 and levels[0][1]["ratio"] == 1.5
+    assert advice.fastest(many["scenarios"]["s"]) == "pdv"
+    assert advice.sizes("built-in") is None and POLICIES["pdv batch 32"].settings(4, 4)["batch_size"] == 32
+
+
+def test_parts_add_up() -> None:
+    readings = iter([{"draft_s": 1.0, "step_s": 2.0, "waiting": 0.0}, {"draft_s": 1.5, "step_s": 3.0, "waiting": 4.0}])
+
+    class Arm:
+        def reading(self) -> dict[str, float]:
+            return next(readings)
+
+    meter = Meter(Arm())
+    meter.sample()
+    meter.sample()
+    parts = meter.parts()
+    assert parts.totals == {"draft_s": 0.5, "step_s": 1.0} and parts.peaks == {"waiting": 4.0}
+    assert parts.means == {"waiting": 2.0} and parts.timeline["draft_s"] == [0.0, 0.5]
+    assert Parts.unpacked(parts.packed()) is not None
+    both = pooled([parts, parts], 4.0)
+    assert both is not None and both["shares"] == pytest.approx(
+        {"prefill": 0.0, "draft": 0.25, "verify": 0.0, "host": 0.25, "idle": 0.5}
+    )
+    assert pooled([], 1.0) is None
+
+
+def test_claimed_utilisation_stands_beside_what_was_measured() -> None:
+    chart = part_charts.overview(found("C=64", 0.8, "faster"))[0]
+    assert chart.name == "gpu_utilization" and chart.groups[-1] == part_charts.CLAIM
+    claimed = {series.name: series.ys[-1] for series in chart.series if len(series.ys) == 2}
+    assert claimed == {"pd": 0.67, "pdv": 0.90}
+
+
+def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no benchmark"):
+        modes.write(tmp_path)

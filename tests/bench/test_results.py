@@ -1,0 +1,106 @@
+"""Every committed result can be traced: it has a command, came from an unmodified tree, and its commit has its hash."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench.provenance import History, files_hash
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
+# Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
+OLDER = {
+    "allocator", "attention-flashinfer-h200", "attention-splits-h200", "beside-vllm-closed",
+    "cpu-drift", "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
+    "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200", "h200",
+    "h200-again", "h200-placements", 
+    "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "host-waiting", "kernels-neoverse-n1",
+    "protocols-h200", "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
+    "server_schemathesis", "simulated-map", "versions", "vllm-h200",
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def refusal(found: dict[str, Any], history: History) -> str | None:
+    """Why a result cannot stand; None: it can. A commit that is not here cannot be checked, and is not refused."""
+    if not found.get("command"):
+        return "it has no command"
+    if not found.get("files"):
+        return "it has no hash of the tree"
+    if found.get("modified"):
+        return "it was made from a modified tree"
+    for each in [found, *found.get("sittings", ())]:
+        hashes = history.hashes(each["commit"])
+        if hashes is not None and each["files"] not in hashes.values():
+            return f"commit {each['commit'][:12]} has another hash"
+    return None
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return History(ROOT)
+
+
+@pytest.mark.skipif(not HERE, reason="no git here: nothing to check the hashes against")
+def test_results_come_from_the_commits_they_name(history: History) -> None:
+    refused, unknown = {}, []
+    for path in sorted(RESULTS.glob("*.json")):
+        if path.stem in OLDER:
+            continue
+        found = read(path)
+        if reason := refusal(found, history):
+            refused[path.name] = reason
+        elif history.hashes(found["commit"]) is None:
+            unknown.append(path.name)
+    assert refused == {}
+    if unknown:
+        pytest.skip(f"a shallow clone: the commits of {', '.join(unknown)} are not here")
+
+
+def test_the_list_of_older_results_only_shrinks() -> None:
+    there = {path.stem for path in RESULTS.glob("*.json")}
+    assert there >= OLDER, f"no longer there: {sorted(OLDER - there)}; take them off the list"
+    checked = [name for name in sorted(OLDER) if read(RESULTS / f"{name}.json").get("files")]
+    assert checked == [], "these carry a hash now; take them off the list"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository of two commits."""
+    root = (tmp_path / "tree").resolve()
+    (root / "verifypd").mkdir(parents=True)
+    (root / "verifypd" / "a.py").write_text("a = 1\n")
+    (root / "note ä.md").write_text("note\n")
+    (root / "link.md").symlink_to("note ä.md")
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "one"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_commits_hash_is_that_of_its_tree(tree: Path) -> None:
+    history = History(tree)
+    hashes = history.hashes("HEAD")
+    assert hashes is not None and hashes["tracked"] == files_hash(tree)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True)
+    good = {"command": "x", "commit": commit.stdout.strip(), "modified": False, "files": hashes["tracked"]}
+    assert refusal(good, history) is None
+    assert refusal({**good, "modified": None, "files": hashes["package"]}, history) is None
+    assert "another hash" in str(refusal({**good, "files": "tracked:0"}, history))
+    assert "modified" in str(refusal({**good, "modified": True}, history))
+    assert "no command" in str(refusal({**good, "command": ""}, history))
+    assert "no hash" in str(refusal({**good, "files": None}, history))
+    assert refusal({**good, "commit": "f" * 40}, history) is None and history.hashes("f" * 40) is None
+    (tree / "verifypd" / "a.py").write_text("a = 2\n")
+    assert files_hash(tree) != hashes["tracked"], "a change is another tree"

@@ -1,0 +1,136 @@
+"""Protocols in the simulator: labelled, with costs that scale, and a queue that waits as its closed form says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from verifypd import cli
+from verifypd.bench.figures import figures
+from verifypd.bench.protocols import LLAMA
+from verifypd.bench.simulated import NOISE, Simulated, device_costs, pair_costs, read_costs
+from verifypd.bench.tuned import POLICIES
+from verifypd.bench.workload import Arrival, Workload
+from verifypd.control.architectures import Plain
+from verifypd.control.cost import Coefficients, CostModel
+from verifypd.errors import ConfigError
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.tables import h200
+from verifypd.simulate.traffic import replay
+from verifypd.simulate.world import Settings, TrueCosts
+
+
+def test_a_simulated_queue_waits_as_its_closed_form_says() -> None:
+    """M/D/1: one request at a time, each one pass of D s: the mean wait is load * D / (2 * (1 - load))."""
+    noise, service, load, count = random.Random(3), 0.01, 0.7, 12_000
+    costs = Coefficients(**dict.fromkeys(asdict(Coefficients()), 0.0) | {"base": service, "knee": 1e9})
+    at, requests = 0.0, []
+    for _ in range(count):
+        at += noise.expovariate(load / service)
+        requests.append((at, 8, 1))
+    settings = Settings(batch_size=1, queue_factor=1.0, drafter=None)
+    report = Simulation(Plain(CostModel(costs)), replay(requests, 0.0), TrueCosts(costs), settings).run()
+    waits = [(each.last or 0.0) - each.arrival - service for each in report.outcomes]
+    assert sum(waits) / count == pytest.approx(load * service / (2 * (1 - load)), rel=0.06)
+    assert min(waits) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_costs_of_other_gpus_and_pairs() -> None:
+    ours = h200().coefficients
+    assert device_costs("h200") == ours
+    a100 = device_costs("a100")
+    assert a100.base == pytest.approx(ours.base * 4.8 / 2.04) and a100.steep == pytest.approx(ours.steep * 989 / 312)
+    assert a100.knee < ours.knee  # it computes less for what it reads
+    big = pair_costs(ours, "tinyllama-1.1b:codellama-34b")
+    assert 4.5 < big.base / ours.base < 5.5 and big.draft_step == pytest.approx(ours.draft_step)
+    assert big.context < ours.context  # eight key heads, not thirty-two
+    assert pair_costs(ours, LLAMA) == ours
+    with pytest.raises(ConfigError, match="rtx4090"):
+        device_costs("abacus")
+
+
+def test_measured_costs_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"coefficients": {"base": 0.02, "draft_step": 0.004}, "knee": None}))
+    found = read_costs(file)
+    assert (found.base, found.draft_step, found.steep, found.context) == (0.02, 0.004, 0.0, 0.0)
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="costs --json"):
+        read_costs(file)
+
+
+def run(name: str, workload: Workload, seconds: float = 100.0, alpha: float = 0.7) -> Simulated:
+    arm = Simulated(name, POLICIES[name], lambda _: device_costs("h200"), "h200", alpha, 4)
+
+    async def play() -> None:
+        await arm.prepare({"pair": LLAMA, "batch": 8, "requests": 16})
+        arm.outcome = await arm.play(workload, seconds)  # type: ignore[attr-defined]
+
+    asyncio.run(play())
+    return arm
+
+
+def burst(count: int = 16, output: int = 40) -> Workload:
+    return Workload("burst", 0.0, tuple(Arrival(0.0, 64, output) for _ in range(count)))
+
+
+def test_an_arm_plays_a_workload_and_keeps_its_books() -> None:
+    drafting, plain = run("pdv pipelined", burst()), run("plain", burst())
+    assert asyncio.run(plain.drafts()).spans == 0  # type: ignore[union-attr]
+    drafts = asyncio.run(drafting.drafts())
+    assert drafts is not None and 0.35 < sum(drafts.accepted) / drafts.tokens < 0.6
+    counts = drafting.reading()
+    assert counts["plans_left_n"] > 0.3 * counts["plans_n"] and counts["draft_s"] > 0 == plain.reading()["draft_s"]
+    for arm in (drafting, plain):
+        found = figures([arm.outcome])  # type: ignore[attr-defined]
+        assert found["unfinished"] == 0 and found["output_tokens"] == 16 * 40
+    again = run("pdv pipelined", burst())
+    assert again.outcome == drafting.outcome  # type: ignore[attr-defined]
+    stopped = run("plain", burst(), seconds=0.1).outcome  # type: ignore[attr-defined]
+    assert figures([stopped])["unfinished"] > 0 and stopped.seconds < 0.2
+    assert NOISE > 0
+
+
+def test_a_closed_loop_is_refused() -> None:
+    with pytest.raises(ConfigError, match="closed loop"):
+        run("plain", replace(burst(), clients=2))
+
+
+@pytest.mark.parametrize("protocol", ["sweep", "mixed"])
+def test_every_table_and_plot_says_simulated(protocol: str, tmp_path: Path) -> None:
+    arguments = ["--quick", "--seeds", "2", "--pair", LLAMA, "--arm", "plain", "--arm", "pdv", "--no-png"]
+    traffic = ["--rate", "4", "--duration", "4"] if protocol == "mixed" else ["--concurrency", "64"]
+    assert cli.main(["bench", "simulate", protocol, "--gpu", "a100", "--out", str(tmp_path), *arguments, *traffic]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["complete"] and found["note"].startswith("SIMULATED with the costs of a100")
+    assert all("(simulated)" in name for name in found["scenarios"])
+    for name in ("report.html", "summary.md", "modes.md"):
+        assert "SIMULATED" in (tmp_path / name).read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<figure><figcaption>") == page.count("[SIMULATED"), "every picture says so"
+
+
+def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path) -> None:
+    arms = [
+        "--arm",
+        "pdv batch 64",
+        "--arm",
+        "pdv batch 8",
+        "--rate",
+        "8",
+        "--duration",
+        "3",
+        "--seeds",
+        "2",
+        "--no-png",
+    ]
+    assert cli.main(["bench", "simulate", "mixed", "--out", str(tmp_path), *arms]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["reference"] == "pdv batch 64"
+    [own] = found["scenarios"].values()
+    assert own["compared"]["pdv batch 8"]["e2e_ms_mean"]["ratio"] > 1.0, "eight at once are too few"

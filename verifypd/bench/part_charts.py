@@ -1,0 +1,133 @@
+"""Charts of what arms were doing: where the time went, utilisation, memory, lanes and drafts over time. Data only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verifypd.bench.charts import Chart, Series, arms_of
+from verifypd.bench.statistics import FASTER, NONE, SLOWER
+
+KINDS = ("prefill", "draft", "verify", "host", "idle")
+LANES = ("waiting", "prefill_lane", "decode_lane", "verify_lane")
+CLAIMED = {"baseline": 0.50, "pd": 0.67, "pdv": 0.90, "pdv whole": 0.90, "pdv pipelined": 0.90}
+CLAIM = "claimed by the original"
+MB = 1 << 20
+WINDOW = 8  # samples over which a draft length is taken
+
+
+def overview(found: dict[str, Any]) -> list[Chart]:
+    """Over all scenarios: utilisation, memory, scenarios won; what nobody says is left out."""
+    made = [_utilisation(found), _memory(found), _won(found)]
+    return [each for each in made if each is not None]
+
+
+def of_scenario(found: dict[str, Any], scenario: str) -> list[Chart]:
+    """Of one scenario: where the time went, who was in which lane, how long drafts were."""
+    made = [breakdown(found, scenario), _lanes(found, scenario), _lengths(found, scenario)]
+    return [each for each in made if each is not None]
+
+
+def _own(found: dict[str, Any], scenario: str, arm: str) -> dict[str, Any] | None:
+    own = found["scenarios"][scenario]["arms"].get(arm)
+    return None if own is None else own.get("parts")
+
+
+def _utilisation(found: dict[str, Any]) -> Chart | None:
+    scenarios = list(found["scenarios"])
+    gauge = any(
+        "gpu_utilization" in (parts["means"])
+        for s in scenarios for arm in arms_of(found) if (parts := _own(found, s, arm)) is not None
+    )  # fmt: skip
+    series = []
+    for arm in arms_of(found):
+        have = [(i, parts) for i, s in enumerate(scenarios) if (parts := _own(found, s, arm)) is not None]
+        values = [p["means"].get("gpu_utilization", 0.0) if gauge else p["busy"] for _, p in have]
+        points = list(zip([float(i) for i, _ in have], values, strict=True))
+        if arm in CLAIMED and have:
+            points.append((float(len(scenarios)), CLAIMED[arm]))
+        if points:
+            xs, ys = zip(*points, strict=True)
+            series.append(Series(arm, xs, tuple(min(1.0, y) for y in ys)))
+    if not series:
+        return None
+    what = "GPU utilisation (NVML)" if gauge else "Share of the time in which a pass or a draft loop ran"
+    note = "Under open arrivals it is set by the load: an arm that needs less device time for the same tokens is lower."
+    groups = (*scenarios, CLAIM)
+    return Chart("gpu_utilization", what, "", "share", tuple(series), "bars", groups, note=note)
+
+
+def _memory(found: dict[str, Any]) -> Chart | None:
+    scenarios = list(found["scenarios"])
+    series = []
+    for arm in arms_of(found):
+        have = [(i, p["peaks"]["memory"] / MB) for i, s in enumerate(scenarios)
+                if (p := _own(found, s, arm)) is not None and "memory" in p["peaks"]]  # fmt: skip
+        if have:
+            series.append(Series(arm, tuple(float(i) for i, _ in have), tuple(value for _, value in have)))
+    if not series:
+        return None
+    note = "Weights, and the KV blocks that requests held at the peak. The original says PDV needs 2–5 % more."
+    return Chart("memory", "Memory in use at the peak", "", "MB", tuple(series), "bars", tuple(scenarios), note=note)
+
+
+def _won(found: dict[str, Any], metric: str = "e2e_ms_mean") -> Chart | None:
+    own = {arm: figures[metric] for arm, figures in found["won_and_lost"].items() if metric in figures}
+    if not own:
+        return None
+    places = tuple(float(i) for i in range(len(own)))
+    series = tuple(
+        Series(word, places, tuple(float(each[word]) for each in own.values()), colour=colour)
+        for word, colour in ((FASTER, 2), (SLOWER, 1), (NONE, 6))
+    )
+    title = f"Scenarios won and lost against {found['reference']}, by mean E2E"
+    note = "The original counts 20 of 32 scenarios as won, without intervals."
+    return Chart("scenarios_won", title, "", "scenarios", series, "stacked", tuple(own), note=note)
+
+
+def breakdown(found: dict[str, Any], scenario: str) -> Chart | None:
+    """Where the time of a run went, arm by arm."""
+    arms = [arm for arm in arms_of(found) if _own(found, scenario, arm) is not None]
+    if not arms:
+        return None
+    shares = {arm: found["scenarios"][scenario]["arms"][arm]["parts"]["shares"] for arm in arms}
+    places = tuple(float(i) for i in range(len(arms)))
+    series = tuple(
+        Series(kind, places, tuple(shares[arm][kind] for arm in arms), colour=6 if kind == "idle" else None)
+        for kind in KINDS
+    )
+    note = "host: time of steps in which nothing ran on the device. idle: nothing was to be done."
+    return Chart("breakdown", "Where the time went", "", "share", series, "stacked", tuple(arms), note=note)
+
+
+def _lanes(found: dict[str, Any], scenario: str) -> Chart | None:
+    """Requests in each lane over time, of the arm with most lanes."""
+    known = [arm for arm in ("pdv pipelined", "pdv", "pdv whole", *arms_of(found)) if arm in arms_of(found)]
+    for arm in known:
+        parts = _own(found, scenario, arm)
+        if parts and len(parts["timeline"].get("at", ())) > 2 and LANES[0] in parts["timeline"]:
+            line = parts["timeline"]
+            series = [Series(name.removesuffix("_lane"), tuple(line["at"]), tuple(line[name])) for name in LANES]
+            return Chart("lanes", f"Requests by lane, {arm}, first seed", "s", "requests", tuple(series))
+    return None
+
+
+def _lengths(found: dict[str, Any], scenario: str) -> Chart | None:
+    """Draft tokens a verdict over time."""
+    series = []
+    for arm in arms_of(found):
+        parts = _own(found, scenario, arm)
+        line = parts["timeline"] if parts else {}
+        if not parts or not any(line.get("drafted_n", ())):
+            continue
+        points = []
+        for i in range(0, len(line["at"]) - WINDOW, max(1, WINDOW // 2)):
+            verdicts = line["verdicts_n"][i + WINDOW] - line["verdicts_n"][i]
+            if verdicts > 0:
+                drafted = line["drafted_n"][i + WINDOW] - line["drafted_n"][i]
+                points.append((line["at"][i + WINDOW // 2], drafted / verdicts))
+        if len(points) > 2:
+            xs, ys = zip(*points, strict=True)
+            series.append(Series(arm, xs, ys))
+    if not series:
+        return None
+    return Chart("draft_length", "Draft tokens a verdict, first seed", "s", "tokens", tuple(series))

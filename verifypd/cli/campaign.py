@@ -1,0 +1,202 @@
+"""Runs what a `verifypd bench` command asks for: flags of a run, progress on the terminal, the report at the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifypd.cli.flags import Parser
+from verifypd.cli.terminal import INTERRUPTED, emit, say
+from verifypd.config import flag
+from verifypd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifypd.bench.campaign import Scenario
+    from verifypd.bench.play import Arm
+
+SECRETS = ("--api-key", "--hf-token", "--control-key")
+TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
+SEEDS = 3
+GRACE = 600.0  # s; a run ends then, whatever became of it
+
+
+def add_run_flags(parser: Parser) -> None:
+    """Flags of every command that runs something."""
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the report; a run goes on there"
+    )
+    group.add_argument("--quick", action="store_true", help="few and short requests: to try it out")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
+    group.add_argument("--seeds", type=int, metavar="N", help=f"how many (default: {SEEDS})")
+    group.add_argument(
+        "--duration", type=float, metavar="S",
+        help="open loop: requests arrive for S seconds; else a run is cut off after S seconds",
+    )  # fmt: skip
+    group.add_argument("--cut-off", type=float, metavar="S", help=f"end a run after S seconds (default: {GRACE:g})")
+    group.add_argument("--max-concurrent", type=int, metavar="N", help="open loop: requests under way at most")
+    group.add_argument(
+        "--request-timeout", type=float, default=300.0, metavar="S", help="stop a request after S seconds"
+    )
+    group.add_argument(
+        "--workload", action="append", type=Path, metavar="FILE",
+        help="play this workload (DIR/workloads has some) in place of generated ones; may be repeated",
+    )  # fmt: skip
+    group.add_argument("--vocab", type=int, metavar="N", help="send random prompts as token ids below N, not as words")
+    group.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
+    group.add_argument("--no-control", action="store_true", help="do not run the first arm twice")
+    group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
+
+
+def chosen_seeds(args: argparse.Namespace, default: int = SEEDS) -> list[int]:
+    """Those of --seed and --seeds."""
+    for name in ("duration", "cut_off", "request_timeout", "max_concurrent", "num_requests", "vocab"):
+        value = getattr(args, name, None)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag(name)} must be above 0")
+    count = default if args.seeds is None else args.seeds
+    if count < 1:
+        raise ConfigError("--seeds must be at least 1")
+    return list(range(args.seed, args.seed + count))
+
+
+def numbers(text: str, name: str) -> list[float]:
+    """A comma-separated list."""
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = [-1.0]
+    if any(not each > 0 for each in found):
+        raise ConfigError(f"{name} {text!r} is not a comma-separated list of numbers above 0")
+    return found
+
+
+def run_campaign(
+    args: argparse.Namespace,
+    arms: Sequence[Arm],
+    scenarios: Sequence[Scenario],
+    *,
+    reference: str | None = None,
+    about: dict[str, Any] | None = None,
+    seeds: Sequence[int] = (),
+) -> int:
+    """Run what is left, and write the report of all that is there, also when interrupted.
+
+    reference: the arm that others are compared with and that runs twice (default: the first). about: more of the plan.
+    """
+    from verifypd.bench import report
+    from verifypd.bench.campaign import Campaign, Folder, plan_of
+    from verifypd.bench.figures import Targets
+    from verifypd.bench.play import Limits
+    from verifypd.bench.provenance import provenance
+
+    seeds = seeds or chosen_seeds(args)
+    targets = Targets(*(getattr(args, f"engine_{name}", default) / 1e3 for name, default in TARGET_MS.items()))
+    reference = args.reference or reference or arms[0].name
+    control = None if args.no_control else reference
+    if reference not in [arm.name for arm in arms]:
+        raise ConfigError(f"--reference {reference!r} is none of the arms {', '.join(arm.name for arm in arms)}")
+    limits = Limits(args.cut_off or GRACE, args.request_timeout, args.max_concurrent)
+    folder = Folder(args.out)
+    sitting = provenance(command=command_line(sys.argv[1:]))
+    campaign = Campaign(folder, arms, scenarios, seeds, limits=limits, files=sitting["files"], control=control)
+    left = campaign.left()  # before anything is written: a folder of another run is refused
+    folder.begin(plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}, sitting)
+    total = sum(1 for _ in campaign.turns())
+    if len(left) < total:
+        say(f"{args.out}: {total - len(left)} of {total} runs are there already")
+    interrupted = False
+    try:
+        asyncio.run(campaign.run(_watch()))
+    except KeyboardInterrupt:
+        interrupted = True
+        say("interrupted; the report is of the runs that ended")
+    found = report.write(args.out, pictures=not args.no_png)
+    show(args.out, found)
+    if interrupted:
+        return INTERRUPTED
+    for error in campaign.errors:
+        say(f"FAILED {error}")
+    return 1 if campaign.errors else 0
+
+
+def _watch() -> Any:
+    """Shows how a campaign goes: a bar a run, and a line when it has ended."""
+    from verifypd.bench.campaign import Cell, Turn, Watch
+    from verifypd.bench.figures import figures
+    from verifypd.bench.play import Call
+    from verifypd.metrics.stats import percentile
+    from verifypd.progress import Bar, bar
+
+    class Shown(Watch):
+        def __init__(self) -> None:
+            self.bar: Bar | None = None
+            self.calls: list[Call] = []
+
+        def begin(self, turn: Turn, done: int, total: int) -> None:
+            self.calls = []
+            name = f"{done + 1}/{total} {turn.scenario.name}, {turn.label}"
+            self.bar = bar(desc=name, total=len(turn.workload.arrivals), unit="request")
+            self.bar.__enter__()
+
+        def call(self, call: Call) -> None:
+            self.calls.append(call)
+            now = max(call.clock(), 1e-6)
+            ends = [each.outputs[-1] - each.due for each in self.calls if each.outputs]
+            rate = sum(each.tokens for each in self.calls) / now
+            if self.bar is not None:
+                self.bar.set_postfix_str(f"{rate:.0f} tok/s, E2E p95 {percentile(ends, 0.95) if ends else 0.0:.2f} s")
+                self.bar.update(1)
+
+        def end(self, turn: Turn, cell: Cell) -> None:
+            self._close()
+            f = figures([cell.outcome])
+            lost = f", {f['unfinished']} unfinished" * bool(f["unfinished"]) + f", {f['failed']} failed" * bool(
+                f["failed"]
+            )
+            say(
+                f"{turn.scenario.name}, seed {cell.seed}, {turn.label}: {f['tok_s']:.1f} tok/s, TTFT p95"
+                f" {f['ttft_ms_p95']:.0f} ms, TPOT p95 {f['tpot_ms_p95']:.1f} ms{lost}"
+            )
+
+        def failed(self, turn: Turn, message: str) -> None:
+            self._close()
+            say(f"{turn.scenario.name}, {turn.label}: FAILED: {message}")
+
+        def _close(self) -> None:
+            if self.bar is not None:
+                self.bar.__exit__(None, None, None)
+                self.bar = None
+
+    return Shown()
+
+
+def show(folder: Path, found: dict[str, Any]) -> None:
+    """What the comparisons say, on the terminal."""
+    from verifypd.bench.results import itself_line, ratio
+
+    lines = []
+    for scenario, own in found["scenarios"].items():
+        for arm, metrics in own["compared"].items():
+            shown = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
+            if shown in metrics:
+                what = "tokens/s" if shown == "tok_s" else "mean E2E"
+                lines.append(f"{scenario}: {what} of {arm} over {found['reference']} {ratio(metrics[shown])}\n")
+    emit("".join(lines) + itself_line(found) + f"\nreport: {folder / 'report.html'}\n")
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """What was typed, without secrets, and without folders of somebody's machine."""
+    from verifypd.bench.provenance import relative
+
+    shown, hide = [], False
+    for each in argv:
+        name, equals, _ = each.partition("=")
+        shown.append("HIDDEN" if hide else f"{name}=HIDDEN" if equals and name in SECRETS else relative(each))
+        hide = each in SECRETS
+    return shlex.join(["verifypd", *shown])
