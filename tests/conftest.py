@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group(nodeid) or nodeid
 
     return Groups(config, log)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real Chromium, one for the module."""
+    from tests.server.browser import launched  # playwright may be missing: its tests are skipped then
+
+    yield from launched()
+
+
+@pytest.fixture
+def watched(browser: Any) -> Iterator[Any]:
+    """A page in it."""
+    from tests.server.browser import Watched
+
+    made = Watched(browser, viewport={"width": 1280, "height": 900})
+    yield made
+    made.context.close()

@@ -36,6 +36,8 @@ EXTRA_OF = {
     "server": ["server", "gpu", "ray"],
     "bench": ["bench", "gpu"],
     "metrics": ["server", "gpu"],
+    "watch": ["server"],
+    "cli": ["server"],
 }
 
 

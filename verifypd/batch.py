@@ -71,3 +71,4 @@ class Verdict:
     logprobs: tuple[
         tuple[float, int, tuple[tuple[int, float], ...]], ...
     ] = ()  # per token: own, rank, top (id, logprob)
+    drafts: tuple[int, ...] = ()  # what was proposed, where somebody asks for it

@@ -55,6 +55,7 @@ class SamplingParams:
     slo_ttft: float | None = None  # ms
     slo_tpot: float | None = None  # ms
     deadline_ms: float | None = None  # after so long it ends with what it has, for "deadline"
+    token_origins: bool = False  # tell of each output token who wrote it
 
     def __post_init__(self) -> None:
         _integer(self, "n", 1, 128)
@@ -84,7 +85,8 @@ class SamplingParams:
             raise RequestError(
                 f"acceptance={self.acceptance!r} is not known; use 'rejection' or 'coupled'", param="acceptance"
             )
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "speculation"):
+        flags = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "speculation")
+        for name in (*flags, "token_origins"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name}={getattr(self, name)!r} must be true or false", param=name)
         _list_of(self, "allowed_token_ids", int)
@@ -210,6 +212,18 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """Who wrote an output token, and the drafted tokens that it stands in place of.
+
+    `draft` is a draft model's or head's token that stood, `lookup` one found in the text. The verifier wrote the
+    others: `correction` in place of a draft that fell, `bonus` after one that stood whole, `plain` without any.
+    """
+
+    writer: str
+    rejected: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class RequestMetrics:
     """Times in seconds of the monotonic clock, and what speculation did for this request."""
@@ -268,6 +282,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop token id or string that ended it; None for EOS
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    token_origins: list[TokenOrigin] | None = None
 
     def finished(self) -> bool:
         """Whether this choice is complete."""
@@ -327,6 +342,7 @@ class Request(Progress):
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
             [None] if params.prompt_logprobs is not None and choice == 0 else None
         )
+        self.origins: list[TokenOrigin] | None = [] if params.token_origins else None
         self.grammar: Any = None  # a sampling.grammar.GrammarState; None: anything goes
         self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)

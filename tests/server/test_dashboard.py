@@ -18,7 +18,7 @@ from tests.server.inprocess import api, connected
 from tests.server.samples import IDS
 from tests.server.serving import Server
 from verifypd.server import dashboard
-from verifypd.server.gate import PAGE_FILES
+from verifypd.server.gate import PAGE_FILES, PAGE_SCRIPTS
 from verifypd.server.messages import Stats
 from verifypd.tokenizer import Tokenizer
 
@@ -59,20 +59,22 @@ def test_the_page_and_its_files_are_served(server: Server) -> None:
 
 def test_the_page_needs_nothing_from_elsewhere_and_holds_no_script() -> None:
     page = (STATIC / "dashboard.html").read_text()
-    assert set(re.findall(r'(?:src|href)="(/[^"]*)"', page)) == {
+    asked = set(re.findall(r'(?:src|href)="(/[^"]*)"', page))
+    own = {name: (STATIC / name).read_text() for name in PAGE_SCRIPTS if name != "uplot.js"}
+    modules = {name for text in own.values() for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert asked | {f"/dashboard/{name}" for name in modules} == {
         *(f"/dashboard/{name}" for name in PAGE_FILES),
         "/metrics",
     }
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
-    own = (STATIC / "dashboard.js").read_text()
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|sessionStorage", own
-    )
-    assert set(re.findall(r"https?://[^\"'`\s]+", own)) == {"http://www.w3.org/2000/svg"}
+    banned = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|sessionStorage"
+    for name, text in own.items():
+        assert not re.search(banned, text), name
+        assert set(re.findall(r"https?://[^\"'`\s]+", text)) <= {"http://www.w3.org/2000/svg"}, name
 
 
 def test_the_page_is_small() -> None:
-    assert {path.name for path in STATIC.iterdir()} == {"dashboard.html", *PAGE_FILES}
+    assert {path.name for path in STATIC.iterdir()} == {"dashboard.html", "compare.html", "compare.js", *PAGE_FILES}
     assert sum(path.stat().st_size for path in STATIC.iterdir()) < 300_000
 
 

@@ -2,83 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.browser import NEEDS, Watched
 from tests.server.samples import IDS
 from tests.server.serving import Server
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.slow, NEEDS]
 
-pytestmark = [
-    pytest.mark.xdist_group("server"),
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser here: apt-get install chromium"),
-]
-
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 MARKUP = "<img src=x onerror=window.hacked=1><script>window.hacked=2</script>"
 DRAWN = ["c-tokens", "c-steps", "c-length", "c-position", "c-context", "c-device"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One for the module: while it runs, no other event loop can."""
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield running
-        running.close()
-
-
-class Watched:
-    """A page, and what it did."""
-
-    def __init__(self, browser: Any, **settings: Any) -> None:
-        self.context = browser.new_context(**settings)
-        self.page = self.context.new_page()
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.errors.append(message.text) if message.type != "log" else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-
-    def until(self, condition: str, seconds: float = 20.0) -> None:
-        """Wait for a condition in the page. Playwright's own way needs `eval`, which the page's policy forbids."""
-        end = time.monotonic() + seconds
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < end, f"not within {seconds} s: {condition}"
-            self.page.wait_for_timeout(30)
-
-    def state(self, wanted: str) -> None:
-        self.until(f"document.getElementById('status').dataset.state === '{wanted}'")
-
-    def points(self, *charts: str, seconds: float) -> None:
-        """Wait until all these charts have data."""
-        self.until(f"{json.dumps(charts)}.every((id) => document.getElementById(id).dataset.points > 0)", seconds)
-
-    def frames(self, more: int = 2) -> None:
-        """Wait until so many more frames are drawn."""
-        drawn = int(self.page.evaluate("document.documentElement.dataset.frames || 0"))
-        self.until(f"document.documentElement.dataset.frames >= {drawn + more}")
-
-
-@pytest.fixture
-def watched(browser: Any) -> Iterator[Watched]:
-    made = Watched(browser, viewport={"width": 1280, "height": 900})
-    yield made
-    made.context.close()
 
 
 @pytest.fixture
@@ -109,7 +48,7 @@ def test_charts_get_data_within_two_seconds(server: Server, watched: Watched, bu
     labels = page.eval_on_selector_all("[role=img]", "(all) => all.map((each) => each.getAttribute('aria-label'))")
     assert len(labels) == 10 and all(labels), "a chart that says nothing to a reader of the screen"
     assert watched.errors == []
-    assert {url for url in watched.requests if not url.startswith((server.address, "data:"))} == set()
+    assert watched.outside(server.address) == set()
 
 
 def test_numbers_are_those_of_metrics(server: Server, watched: Watched) -> None:
@@ -187,4 +126,4 @@ def test_a_key_a_name_full_of_markup_and_a_restart(
         watched.until("document.getElementById('model').textContent === 'tiny'")
         watched.frames(2)
         assert float(page.get_attribute('[data-metric="vllm:generation_tokens_total"]', "data-value")) == 0
-    assert {url for url in watched.requests if not url.startswith((server.address, "data:"))} == set()
+    assert watched.outside(server.address) == set()

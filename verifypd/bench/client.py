@@ -76,10 +76,14 @@ class Client:
                         raise HTTPError(f"GET {path}: the answer is too long")
             return found
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[list[dict[str, Any]]]:
-        """The events of a stream, those that came together in one list. Ends at [DONE] or with the connection."""
+    async def events(self, path: str, body: dict[str, Any] | None) -> AsyncIterator[list[dict[str, Any]]]:
+        """The events of a stream, those that came together in one list. Ends at [DONE] or with the connection.
+
+        Without a body it is a GET.
+        """
         rest = b""
-        async with contextlib.aclosing(self._ask("POST", path, json.dumps(body).encode())) as parts:
+        method, sent = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+        async with contextlib.aclosing(self._ask(method, path, sent)) as parts:
             async for part in parts:
                 *lines, rest = (rest + part).split(b"\n")
                 data = [line[5:].strip() for line in lines if line.startswith(b"data:")]

@@ -186,16 +186,16 @@ async def play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Ca
 async def _client(arm: Arm, queue: Iterator[Call], limits: Limits, watch: Callable[[Call], None]) -> None:
     for call in queue:
         call.due = call.clock()
-        await _serve(arm, call, limits, watch)
+        await serve(arm, call, limits, watch)
 
 
 async def _due(arm: Arm, call: Call, gate: asyncio.Semaphore, limits: Limits, watch: Callable[[Call], None]) -> None:
     await asyncio.sleep(max(0.0, call.due - call.clock()))
     async with gate:
-        await _serve(arm, call, limits, watch)
+        await serve(arm, call, limits, watch)
 
 
-async def _serve(arm: Arm, call: Call, limits: Limits, watch: Callable[[Call], None]) -> None:
+async def serve(arm: Arm, call: Call, limits: Limits, watch: Callable[[Call], None]) -> None:
     """One request; a time-out and an error are noted, and the run goes on."""
     call.sent = call.clock()
     try:

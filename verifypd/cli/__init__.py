@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from verifypd import __version__
-from verifypd.cli import bench, chat, costs, demo, distil, evaluate, generate, models, records, serve
+from verifypd.cli import bench, chat, compare, costs, demo, distil, evaluate, generate, models, records, serve, top
 from verifypd.cli.flags import Parser, Run, wide
 from verifypd.cli.terminal import BAD_INPUT, INTERRUPTED, PIPE_CLOSED, one_line, say
 from verifypd.errors import VerifyPDError
@@ -22,6 +22,8 @@ COMMANDS = (
     chat,
     serve,
     demo,
+    compare,
+    top,
     models,
     costs,
     bench,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from verifypd.bench.campaign import Scenario
     from verifypd.bench.play import Arm
 
-SECRETS = ("--api-key", "--hf-token")
+SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
 SEEDS = 3
 GRACE = 600.0  # s; a run ends then, whatever became of it

@@ -25,7 +25,7 @@ ENGINE_OWNED = ("max_draft", "draft_temperature", "acceptance", "slo_ttft", "slo
 # Requests own --seed; the engine's default seed is named apart.
 ENGINE_FLAGS = {"seed": "--engine-seed"}
 # The command prints text, so it always detokenises.
-NOT_FLAGS = ("detokenize",)
+NOT_FLAGS = ("detokenize", "token_origins")
 
 SAMPLING_HELP = {
     "n": "choices per prompt",

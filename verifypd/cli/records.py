@@ -1,11 +1,14 @@
-"""`verifypd trace` and `explain`: what a recorded run did and why."""
+"""`verifypd trace`, `explain` and `replay`: what a recorded run did and why."""
 
 from __future__ import annotations
 
 import argparse
+import threading
+from pathlib import Path
 
-from verifypd.cli.flags import Command
+from verifypd.cli.flags import Command, Parser
 from verifypd.cli.terminal import emit
+from verifypd.errors import ConfigError
 
 
 def register(command: Command) -> None:
@@ -16,6 +19,29 @@ def register(command: Command) -> None:
     explain = command("explain", "say what a recorded run did and why", run_explain)
     explain.add_argument("folder", metavar="DIR", help="what --record wrote")
     explain.add_argument("--step", type=int, metavar="N", help="one step: its plan, and what it was chosen over")
+    replay = command("replay", "play recorded runs back on the dashboard", run_replay, "%(prog)s DIR [DIR …]")
+    text = "what --record wrote, or a folder of `verifypd compare`; several are shown side by side"
+    replay.add_argument("folders", nargs="+", metavar="DIR", help=text)
+    add_site_flags(replay, 8001)
+
+
+def add_site_flags(parser: Parser, port: int) -> None:
+    """Where a page that watches is served."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=port, help="port to listen on; 0: any (default: %(default)s)")
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """`verifypd replay`: serves the page until it is interrupted."""
+    try:
+        from verifypd.watch import replay
+        from verifypd.watch.site import Site
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the page needs {error.name}: pip install 'verifypd[server]'") from None
+    with Site(replay.show([Path(folder) for folder in args.folders]), args.host, args.port) as site:
+        emit(f"watch it at {site.address}/\n  Ctrl-C ends it\n")
+        threading.Event().wait()
+    return 0
 
 
 def run_trace(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
-from verifypd.engine.verdicts import confirm, observation, take_prompt_logprobs
+from verifypd.engine.verdicts import confirm, observation, origins, take_prompt_logprobs
 from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
 from verifypd.inflight import Draft
@@ -95,6 +95,7 @@ class Engine:
             slots=slots,
             sampling=sampling,
             grammars=verify.grammars,
+            shown=verify.shown,
             placements=placements,
             stats=EngineStats(),
             eos_ids=eos_ids,
@@ -392,6 +393,8 @@ class Engine:
                 take_prompt_logprobs(request, span, result)
                 if verdict is not None:
                     self._confirm(request, verdict)
+                    if request.origins is not None:
+                        request.origins += origins(span, verdict)
                     if span.start is None:
                         self.stats.verdicts += 1
                         self.stats.continued += len(verdict.tokens)

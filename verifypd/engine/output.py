@@ -67,6 +67,8 @@ class TextOutput:
         del request.tokens[request.prompt_len + self._read :]
         if request.logprobs is not None:
             del request.logprobs[self._read :]
+        if request.origins is not None:
+            del request.origins[self._read :]
 
     def visible(self) -> str:
         """Text that can be shown now: what might be the start of a stop string is held back until it is decided."""
@@ -98,4 +100,5 @@ class TextOutput:
             stop_reason=request.stop_reason,
             cumulative_logprob=total,
             logprobs=list(logprobs) if logprobs is not None else None,
+            token_origins=list(request.origins) if request.origins is not None else None,
         )

@@ -36,6 +36,7 @@ class Residents:
         slots: Slots,
         sampling: SamplingState,
         grammars: dict[int, GrammarState],
+        shown: set[int],
         placements: Placements,
         stats: EngineStats,
         eos_ids: tuple[int, ...],
@@ -47,6 +48,7 @@ class Residents:
         self.slots = slots
         self.sampling = sampling
         self.grammars = grammars
+        self.shown = shown  # slots whose drafts the host is told
         self.placements = placements
         self.stats = stats
         self.eos_ids = eos_ids
@@ -107,6 +109,8 @@ class Residents:
             )
             if request.grammar is not None:
                 self.grammars[request.slot] = request.grammar
+            if request.origins is not None:
+                self.shown.add(request.slot)
             admitted.append(request)
         return admitted
 
@@ -169,6 +173,7 @@ class Residents:
         self.memory.release(request)
         self.sampling.release(request.slot)
         self.grammars.pop(request.slot, None)
+        self.shown.discard(request.slot)
         del self.running[request.slot]
         self.free_slots.append(request.slot)
         request.slot = None

@@ -64,7 +64,7 @@ def read(folder: str | Path) -> Record:
     record = Record()
     waiting: deque[Batch] = deque()  # passes whose verdicts have not been absorbed yet
     last = None
-    for line in _lines(Path(folder)):
+    for line in lines(Path(folder)):
         event, time = line.get("event"), float(line.get("time", 0.0))
         if event == "plan":
             record.steps += 1
@@ -89,8 +89,9 @@ def read(folder: str | Path) -> Record:
     return record
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    path = folder / FILE
+def lines(folder: Path, name: str = FILE) -> Iterator[dict[str, Any]]:
+    """What a record holds, line by line. Raises RequestError as `read` does."""
+    path = folder / name
     try:
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):
@@ -248,7 +249,7 @@ def explain(record: Record) -> str:
 def explain_step(folder: str | Path, step: int) -> str:
     """The plan of one step, its runner-up and what each was worth, in the words of docs/lanes.md."""
     first = last = None
-    for line in _lines(Path(folder)):
+    for line in lines(Path(folder)):
         if line.get("event") != "plan":
             continue
         last = int(line["step"])

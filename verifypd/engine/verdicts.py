@@ -5,7 +5,9 @@ from __future__ import annotations
 from verifypd.batch import Verdict, VerifySpan
 from verifypd.control.observe import Observation
 from verifypd.lanes.verify import PassResult
-from verifypd.request import Logprob, Request
+from verifypd.request import Logprob, Request, TokenOrigin
+
+LOOKUP = "ngram"  # the drafter that copies
 
 
 def confirm(request: Request, verdict: Verdict, now: float) -> None:
@@ -23,6 +25,17 @@ def confirm(request: Request, verdict: Verdict, now: float) -> None:
     if request.logprobs is not None:
         for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
             request.logprobs.append(_logprobs(token, own, rank, top, request.params.logprobs or 0))
+
+
+def origins(span: VerifySpan, verdict: Verdict) -> list[TokenOrigin]:
+    """Who wrote each token of a verdict. All but the last are drafts that stood; the last may be one too."""
+    drafter = "lookup" if span.drafter == LOOKUP else "draft"
+    made = [TokenOrigin(drafter)] * min(verdict.accepted, len(verdict.tokens))
+    if len(verdict.tokens) == len(made):
+        return made
+    if verdict.accepted < verdict.drafted:
+        return [*made, TokenOrigin("correction", verdict.drafts[verdict.accepted : verdict.drafted])]
+    return [*made, TokenOrigin("bonus" if verdict.drafted else "plain")]
 
 
 def observation(request: Request, span: VerifySpan, verdict: Verdict, tau: float, acceptance: str) -> Observation:

@@ -58,6 +58,7 @@ class VerifyLane:
         self.drafters = drafters
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
+        self.shown: set[int] = set()  # slots whose drafts come to the host with their verdicts
         self.keeps = True  # whether drafters that read hidden states get them: not while nobody can draft
 
     @property
@@ -81,6 +82,8 @@ class VerifyLane:
         if emitting:
             logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
             mask = self._masks(spans, constrained) if constrained else None
+            if any(span.drafts and span.slot in self.shown for span in spans):
+                tensors["drafts"] = self.slots.drafts[host_tensor([span.slot for span in spans], self.slots.device)]
             verdicts = self.verdict(spans, logits, mask)
             tensors["verdicts"] = verdicts.packed()
             if verdicts.logprobs is not None:
@@ -214,7 +217,10 @@ def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassRe
         if count <= accepted:  # it ended inside the accepted drafts: the others were never judged
             drafted = accepted
         logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
-        verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs))
+        drafts = tuple(arrays["drafts"][index, :drafted].tolist()) if "drafts" in arrays else ()
+        verdicts.append(
+            Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs, drafts)
+        )
         index += 1
     prompt: dict[int, list[TokenLogprobs]] = {}
     row = 0

@@ -95,6 +95,8 @@ def sampling(body: GenerationBody, limits: Limits, max_tokens: int | None, **mor
             raise bad(f"max_tokens={max_tokens} is more than this server allows ({most})", "max_tokens")
         max_tokens = most if max_tokens is None else max_tokens
     fields["max_tokens"] = max_tokens
+    if body.return_token_origins:
+        fields["token_origins"] = True
     fields |= {name: value for name, value in more.items() if value is not None}
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         wrong = next((token for token in fields.get(name) or () if token >= limits.vocab), None)
@@ -300,6 +302,8 @@ def chat(
     ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param=param)
     prepared = _prepared(body, ask, logprobs)
     if names and body.tool_choice != "none":
+        if body.return_token_origins:
+            raise bad("return_token_origins goes with text: leave tools out", "return_token_origins")
         prepared.tools, prepared.tool_names = tool_format, names
         prepared.one_tool_call = body.parallel_tool_calls is False
     return prepared

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.engine.output import TextOutput
-from verifypd.request import Logprob, Request, SamplingParams, State
+from verifypd.request import Logprob, Request, SamplingParams, State, TokenOrigin
 from verifypd.server.messages import GrammarSpec, Output
 from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
@@ -126,6 +126,7 @@ class Choice:
         self.shown = 0  # characters the client has
         self.shown_tokens = 0
         self.offsets: Offsets | None = None  # of the tokens whose logprobs the client has
+        self.origin_offsets: Offsets | None = None  # of the tokens whose origins the client has
         self.reported = False  # the client was told that it ended
         self.tools: ToolStream | None = None  # its text split into words and calls, where the call has tools
 
@@ -140,6 +141,8 @@ class Choice:
         request.tokens.extend(output.tokens)
         if output.logprobs is not None and request.logprobs is not None:
             request.logprobs.extend(_table(row) for row in output.logprobs)
+        if output.origins is not None and request.origins is not None:
+            request.origins.extend(TokenOrigin(writer, rejected) for writer, rejected in output.origins)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = [_table(row) for row in output.prompt_logprobs]
         self.spec = output.spec

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from verifypd import __version__
+from verifypd.config import ARCHITECTURES
 from verifypd.server.calls import CallError, unavailable
 from verifypd.server.gate import DASHBOARD, PAGE_FILES
 from verifypd.server.service import Service
@@ -91,6 +92,7 @@ class Frames:
                 "slots": bridge.info.get("slots"),
                 "slo_ttft": service.engine_config.slo_ttft,
                 "slo_tpot": service.engine_config.slo_tpot,
+                "architectures": ARCHITECTURES if service.config.admin_key else (),  # that an operator may set here
             },
             "metrics": service.metrics.samples(),
             "live": bridge.figures.get("live", {}),

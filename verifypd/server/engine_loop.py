@@ -310,6 +310,10 @@ class EngineLoop:
         if request.prompt_logprobs is not None and not track.prompt_sent and (new or request.finished):
             prompt_logprobs = [_flat(row) for row in request.prompt_logprobs[1:] if row is not None]
             track.prompt_sent = True
+        origins = None
+        if request.origins is not None:
+            told = request.origins[track.sent : track.sent + len(new)]
+            origins = [(origin.writer, origin.rejected) for origin in told]
         track.sent += len(new)
         self._count(track)
         metrics = request.metrics
@@ -327,6 +331,7 @@ class EngineLoop:
                 logprobs,
                 prompt_logprobs,
                 request.grammar.error if request.finish_reason == "error" and request.grammar is not None else None,
+                origins,
             )
         )
         if request.finished:

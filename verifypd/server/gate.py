@@ -21,7 +21,11 @@ from verifypd.server.logs import event
 log = logging.getLogger(__name__)
 
 DASHBOARD = "/dashboard"
-PAGE_FILES = ("dashboard.js", "dashboard.css", "uplot.js", "uplot.css")  # hold nothing; the figures need a key
+PAGE_SCRIPTS = (
+    *("dashboard.js", "basics.js", "charts.js", "history.js", "operator.js", "player.js", "playground.js"),
+    "uplot.js",
+)
+PAGE_FILES = (*PAGE_SCRIPTS, "dashboard.css", "uplot.css")  # hold nothing; the figures need a key
 OPEN_PATHS = (
     *("/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico", DASHBOARD),
     *(f"{DASHBOARD}/{name}" for name in PAGE_FILES),

@@ -72,6 +72,7 @@ class Renderer:
             or prepared.tools is not None
             or params.logprobs is not None
             or params.prompt_logprobs is not None
+            or params.token_origins
         )
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -175,6 +176,33 @@ class Renderer:
         prompt = {} if start else {"prompt_token_ids": choice.prompt}
         return {"token_ids": choice.request.output_ids[start:], **prompt}
 
+    def _token_origins(self, choice: Choice, start: int) -> dict[str, Any]:
+        """Who wrote each new token, where it begins in the text, and the texts of drafted tokens that fell there."""
+        request = choice.request
+        if request.origins is None:
+            return {}
+        if choice.origin_offsets is None:
+            skip = request.params.skip_special_tokens
+            choice.origin_offsets = Offsets(self.tokenizer, choice.prompt, skip, self.text_start(choice))
+        offsets = [choice.origin_offsets.take(token) for token in request.output_ids[start:]]
+        return {
+            "token_origins": [
+                {"origin": origin.writer, "text_offset": offset}
+                | ({"rejected": self._drafted(origin.rejected)} if origin.rejected else {})
+                for origin, offset in zip(request.origins[start:], offsets, strict=False)
+            ]
+        }
+
+    def _drafted(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that were drafted; what is no whole character in it is replaced."""
+        if self.tokenizer is None:
+            return " ".join(map(str, tokens))
+        return b"".join(self.tokenizer.token_bytes(token) for token in tokens).decode("utf-8", "replace")
+
+    def text_start(self, choice: Choice) -> int:
+        """Characters of the answer before the first output token."""
+        return 0
+
     def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
         """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
         first = self.call.choices[choice.index - choice.request.choice]
@@ -207,6 +235,7 @@ class CompletionRenderer(Renderer):
             "stop_reason": choice.request.stop_reason,
             **self._prompt_logprobs(choice),
             **self._token_ids(choice, 0),
+            **self._token_origins(choice, 0),
         }
 
     def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
@@ -219,7 +248,7 @@ class CompletionRenderer(Renderer):
         if first:
             text = self._echo(choice) + text
         logprobs = self._logprobs(choice, start, with_prompt=first and self.prepared.echo is not None)
-        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids)
+        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
         if not text and finish is None and logprobs is None and quiet and not first:
             return []
         if self.prepared.score_only and finish is not None:
@@ -231,6 +260,7 @@ class CompletionRenderer(Renderer):
             "finish_reason": finish,
             "stop_reason": choice.request.stop_reason,
             **self._token_ids(choice, start),
+            **self._token_origins(choice, start),
         }
         if first:
             delta |= self._prompt_logprobs(choice)
@@ -245,6 +275,10 @@ class CompletionRenderer(Renderer):
                 b',"logprobs":null,"finish_reason":null}]' + self._shut,
             )
         )
+
+    def text_start(self, choice: Choice) -> int:
+        """The prompt may stand before it."""
+        return len(self._echo(choice))
 
     def _echo(self, choice: Choice) -> str:
         return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
@@ -275,7 +309,7 @@ class CompletionRenderer(Renderer):
         """Where the next output tokens begin in the text, which may repeat the prompt."""
         if choice.offsets is None:
             params = self.call.ask.params
-            begin = len(self._echo(choice))
+            begin = self.text_start(choice)
             choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
         return [choice.offsets.take(token) for token in tokens]
 
@@ -313,6 +347,7 @@ class ChatRenderer(Renderer):
             "stop_reason": choice.request.stop_reason,
             **self._prompt_logprobs(choice),
             **self._token_ids(choice, 0),
+            **self._token_origins(choice, 0),
         }
 
     def opening(self) -> bytes:
@@ -338,7 +373,7 @@ class ChatRenderer(Renderer):
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = _tool_calls(calls, before, stream=True)
-        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids)
+        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
         if not delta and finish is None and logprobs is None and quiet:
             return []
         entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -346,7 +381,7 @@ class ChatRenderer(Renderer):
             entry["stop_reason"] = choice.request.stop_reason
         if not start:
             entry |= self._prompt_logprobs(choice)
-        return [entry | self._token_ids(choice, start)]
+        return [entry | self._token_ids(choice, start) | self._token_origins(choice, start)]
 
     def _quick(self, index: int, text: str) -> bytes:
         return b"".join(

@@ -140,6 +140,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "response_format": (None, "use text.format"),
     "n": (1, "a response has one answer: leave it out"),
     "prompt_logprobs": (None, "a response has no place for it: use /v1/chat/completions"),
+    "return_token_origins": (False, "a response has no place for it: use /v1/chat/completions"),
     "return_token_ids": (False, "a response has no place for it: use /v1/chat/completions"),
 }
 # What a field of the chat call is called here.

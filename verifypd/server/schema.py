@@ -127,6 +127,9 @@ class GenerationBody(Body):
     guided_grammar: StrictStr | None = None
     # Verify-PD's own
     speculation: StrictBool | None = True
+    return_token_origins: StrictBool | None = Field(
+        False, description="tell of each output token who wrote it, and which drafted tokens fell there"
+    )
     max_draft: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
     draft_temperature: Annotated[Number, Field(ge=0.1, le=10)] | None = None
     acceptance: Literal["rejection", "coupled"] | None = None

@@ -19,7 +19,7 @@ from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, RequestError
 from verifypd.metrics.stats import EngineStats
 from verifypd.models.hub import resolve
-from verifypd.request import Request, State
+from verifypd.request import Request, State, TokenOrigin
 from verifypd.tokenizer import Tokenizer
 
 
@@ -95,6 +95,8 @@ class InstantEngine:
         news = list(self.running.values())
         for request in news:
             request.tokens.append(self._letters[request.output_len % len(self._letters)])
+            if request.origins is not None:
+                request.origins.append(TokenOrigin("plain"))
             if len(request.tokens) >= request.max_length:
                 self.finish(request, "length")
         self.stats.steps += 1
