@@ -186,7 +186,7 @@ class Simulated:
         batch = given["batch_size"]
         slots = math.ceil(given["queue_factor"] * batch)
         made = replace(
-            gpu_settings() if self.gpu else Settings(device="cpu"),
+            gpu_settings() if self.gpu else Settings(),
             batch_size=batch, max_draft=self.max_draft, queue_factor=given["queue_factor"], workers=batch,
             verify_batch=given.get("verify_batch", max(1, batch // 4)),
             spare_slots=max(0, requests - slots) if self.policy.admit_all else 0,
