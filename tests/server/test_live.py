@@ -55,7 +55,7 @@ def test_steps_and_requests_are_told(engine: Any) -> None:
         assert architecture == past.timed.architecture and min(micros) >= 0
         assert sum(micros) == pytest.approx(1e6 * (ended - begun), abs=5), "its parts make up the step"
     assert 0 < view["price"]["steps"] <= PRICED
-    assert view["price"]["foretold"] >= view["price"]["undrafted"] > 0 and view["price"]["measured"] > 0
+    assert view["price"]["predicted"] >= view["price"]["undrafted"] > 0 and view["price"]["measured"] > 0
     assert {"gain", "margin", "draft_length", "mode"} <= set(view["policy"])
     assert len(view["survival"]) in (0, 3) and all(0 <= value <= 1 for value in view["survival"])
     assert lookout.look(engine, engine.clock())["price"] is None, "no step is priced twice"

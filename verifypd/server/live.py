@@ -102,7 +102,7 @@ def _queue(state: str) -> int:
 
 
 def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
-    """Seconds of steps: measured, foretold, and foretold had nothing been drafted. None: nothing is known.
+    """Seconds of steps: measured, predicted, and predicted had nothing been drafted. None: nothing is known.
 
     Steps that carry prompts are left out: their time is paid whatever is drafted, and would hide what drafts cost.
     """
@@ -111,7 +111,7 @@ def _price(cost: Any, timings: Sequence[Any]) -> dict[str, float] | None:
     return {
         "steps": len(timings),
         "measured": sum(timing.seconds for timing in timings),
-        "foretold": sum(cost.step_seconds(timing) for timing in timings),
+        "predicted": sum(cost.step_seconds(timing) for timing in timings),
         "undrafted": sum(cost.step_seconds(_undrafted(timing)) for timing in timings if timing.verify_requests),
     }
 

@@ -63,14 +63,14 @@ function makeCharts() {
     { name: "prefill", hue: "blue", bars: 0.8 },
   ], { title: "Time of the latest steps", unit: "ms", xUnit: "step", splits: true, xLabels: () => stepLabels, format: duration, total: (column) => (column.length ? sum(column) / column.length : null), empty: "no step yet" });
   chart("c-gain", [
-    { name: "tokens per pass ÷ cost", hue: "green" }, { name: "foretold by the controller", hue: "orange", dash: "dash" },
+    { name: "tokens per pass ÷ cost", hue: "green" }, { name: "predicted by the controller", hue: "orange", dash: "dash" },
     { name: "plain", hue: "grey", width: 1, quiet: true },
   ], { title: "Gain against plain decoding", unit: "times plain", format: (v) => (known(v) ? `×${v.toFixed(2)}` : "–"), tick: (v) => `×${v}`, range: (low, high) => [Math.min(0.8, (low ?? 1) * 0.95), Math.max(1.25, (high ?? 1) * 1.1)] });
   chart("c-length", [
     { name: "drafted", hue: "orange" }, { name: "stood", hue: "green", dash: "dash" }, { name: "chosen (longest)", hue: "grey", dash: "dot", width: 1.5 },
   ], { title: "Draft length", unit: "tokens a draft", height: 218, empty: "nothing is drafted" });
   chart("c-position", [
-    { name: "measured", hue: "green", bars: 0.7, quiet: true }, { name: "foretold by the controller", hue: "red", dots: true, quiet: true },
+    { name: "measured", hue: "green", bars: 0.7, quiet: true }, { name: "predicted by the controller", hue: "red", dots: true, quiet: true },
   ], { title: "Acceptance by position in the draft", unit: "share of drafts", xUnit: "token of the draft", splits: true, xLabels: () => positionLabels, range: shareRange, tick: shareTick, format: percent, empty: "nothing is drafted" });
   chart("c-context", [{ name: "measured", hue: "green", bars: 0.7, quiet: true }], {
     title: "Acceptance by context length", unit: "share of tokens", xUnit: "tokens of the request, up to", splits: true, xLabels: () => contextLabels, range: shareRange, tick: shareTick, format: percent, empty: "nothing is drafted",
@@ -207,7 +207,7 @@ function drawSteps(frame) {
 }
 
 function drawGain(frame) {
-  const columns = overTime("gain", "foretold");
+  const columns = overTime("gain", "predicted");
   charts["c-gain"].draw([...columns, frames.map(() => 1)]);
   say($("why"), reason(frame));
   const policy = frame.live.policy || {}, body = $("policy").tBodies[0];
@@ -220,18 +220,18 @@ function drawGain(frame) {
   });
 }
 
-/** Why drafts are as long as they are, from what the engine measured and foretold. */
+/** Why drafts are as long as they are, from what the engine measured and predicted. */
 function reason(frame) {
   const d = frame.derived, price = d.price, policy = frame.live.policy || {};
   if (!known(d.perPass)) return "Nothing decodes now.";
   if (!d.length) {
-    const gain = known(policy.gain) ? ` The controller foretells ×${policy.gain.toFixed(2)} from drafting; it asks for more than ×${(1 + (policy.margin || 0)).toFixed(2)}.` : "";
+    const gain = known(policy.gain) ? ` The controller predicts ×${policy.gain.toFixed(2)} from drafting; it asks for more than ×${(1 + (policy.margin || 0)).toFixed(2)}.` : "";
     return `Nothing is drafted: a pass gives every request one token.${gain}`;
   }
   const start = `Drafts of ${d.length.toFixed(1)} tokens, of which ${d.stood.toFixed(1)} stand: a pass gives a request ${d.perPass.toFixed(2)} tokens.`;
   if (!price || !known(d.stretch)) return `${start} No cost model has been fitted, so their price is not known.`;
   const each = (seconds) => duration(1e3 * seconds / price.steps);
-  return `${start} The cost model puts a step without prompts at ${each(price.foretold)} with its drafts and ${each(price.undrafted)} without them (measured: ${each(price.measured)}): ${d.perPass.toFixed(2)} ÷ ${d.stretch.toFixed(2)} = ×${d.gain.toFixed(2)}.`;
+  return `${start} The cost model puts a step without prompts at ${each(price.predicted)} with its drafts and ${each(price.undrafted)} without them (measured: ${each(price.measured)}): ${d.perPass.toFixed(2)} ÷ ${d.stretch.toFixed(2)} = ×${d.gain.toFixed(2)}.`;
 }
 
 function drawAcceptance(frame) {
@@ -242,10 +242,10 @@ function drawAcceptance(frame) {
   };
   const judged = grown("verifypd:draft_tokens_per_pos_total", "position");
   const stood = grown("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position");
-  const foretold = frame.live.survival || [];
+  const predicted = frame.live.survival || [];
   const places = Object.keys(judged).map(Number).filter((i) => judged[i] > 0).sort((a, b) => a - b);
   positionLabels = places.map((i) => String(i + 1));
-  charts["c-position"].draw([places.map((_, i) => i), places.map((i) => (stood[i] || 0) / judged[i]), places.map((i) => foretold[i] ?? null)]);
+  charts["c-position"].draw([places.map((_, i) => i), places.map((i) => (stood[i] || 0) / judged[i]), places.map((i) => predicted[i] ?? null)]);
   const all = byLabel(frame.metrics, "verifypd:draft_tokens_by_context_total", "context");
   const kept = byLabel(frame.metrics, "verifypd:accepted_tokens_by_context_total", "context");
   const sizes = Object.keys(all).map(Number).filter((size) => all[size] > 0).sort((a, b) => a - b);

@@ -70,7 +70,7 @@ export function makeHistory() {
 
   /** Seconds of the steps of the last `seconds` by the cost model, summed; null where nothing is known. */
   function priced(frame, seconds) {
-    const total = { steps: 0, measured: 0, foretold: 0, undrafted: 0 };
+    const total = { steps: 0, measured: 0, predicted: 0, undrafted: 0 };
     const start = base(frame, seconds), seen = new Set([start.live.time]);
     for (const each of frames) {
       if (each.life !== frame.life || each.at <= start.at || !each.live.price || seen.has(each.live.time)) continue;
@@ -88,7 +88,7 @@ export function makeHistory() {
     const verdicts = growth(frame, "verifypd:verdicts_total", SHORT);
     const perPass = verdicts ? growth(frame, "verifypd:verdict_tokens_total", SHORT) / verdicts : null;
     const price = priced(frame, SHORT);
-    const stretch = price && price.undrafted > 0 ? price.foretold / price.undrafted : null;
+    const stretch = price && price.undrafted > 0 ? price.predicted / price.undrafted : null;
     const policy = frame.live.policy || {};
     const busy = verdicts > 0;
     return {
@@ -101,7 +101,7 @@ export function makeHistory() {
       chosen: busy && known(policy.draft_length) ? policy.draft_length : null,
       perPass, stretch, price,
       gain: perPass !== null && stretch ? perPass / stretch : null,
-      foretold: busy && known(policy.gain) ? policy.gain : null,
+      predicted: busy && known(policy.gain) ? policy.gain : null,
       cpu: rate(frame, "verifypd:engine_cpu_seconds_total", SHORT),
       gpu: frame.metrics["verifypd:gpu_utilization"], sm: frame.metrics["verifypd:sm_activity"],
       occupancy: frame.metrics["verifypd:sm_occupancy"], dram: frame.metrics["verifypd:dram_bandwidth"],
