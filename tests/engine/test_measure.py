@@ -81,7 +81,9 @@ def test_what_tells_the_coefficients_apart_comes_first() -> None:
     assert not set(first) & set(rest)
     for part in (first, rest):
         assert [point.work for point in part] == sorted(point.work for point in part)
-    assert max(p.rows for p in first) == 256, "no budget cuts off the largest chunk"
+    assert max(p.chunk for p in first) == 64, "large chunks are slow on a CPU"
+    quick, _ = grid(32, 8, 8192, 2048, 256, DRAFTERS["model"], quick=True)
+    assert {p.chunk for p in quick if not p.requests} == {64, 256, 512, 1024, 2048}, "no budget cuts off large chunks"
     decoding = [max(p.work for p in part if p.requests) for part in (first, rest)]
     assert decoding[0] < decoding[1] / 4, "what a budget cuts off is the most work"
 

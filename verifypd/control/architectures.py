@@ -12,7 +12,7 @@ from verifypd.control.controller import Controller, FixedController, decode_work
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import Beside, Reading, decode_worth, next_chunks
+from verifypd.control.prompts import MS, Beside, Reading, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEARNING_RATE
 from verifypd.errors import ConfigError
@@ -135,9 +135,10 @@ class Architecture:
         model = [span for span in drafts if span.drafter is None]
         longest, caught_up = max([span.drafts for span in model], default=0), sum([span.rows for span in model])
         loop = self.cost.draft_seconds(longest, caught_up, sum([span.context for span in model]))
-        waiting = any(view.prefill_left for view in snapshot.requests)
-        worth = decode_worth(views, self.tokens_each, snapshot.mean_output) if waiting else 0.0
-        return Beside(decode, loop, worth, apart)
+        if not any(view.prefill_left for view in snapshot.requests):
+            return Beside(decode, loop, 0.0, apart)
+        least = MS * (loop + self.cost.pass_seconds(decode) + self.cost.overhead) / self.tokens_each
+        return Beside(decode, loop, decode_worth(views, self.tokens_each, snapshot.mean_output, least), apart)
 
     def _listen(self, snapshot: Snapshot) -> None:
         """Note how many tokens verdicts have brought since the last plan."""

@@ -24,7 +24,7 @@ from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
-PRECISION = 8  # tokens to which the size of a chunk is found
+PRECISION = 128  # of a chunk: one part in so many, but a token at least
 MS = 1e3
 
 
@@ -61,13 +61,15 @@ def in_order(snapshot: Snapshot) -> list[RequestView]:
     return sorted(waiting, key=lambda view: prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft))
 
 
-def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float) -> float:
-    """Of a step that brings each of these `tokens`, where requests come to `mean_output` tokens on average."""
+def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float, least: float = 0.0) -> float:
+    """Of a step that brings each of these `tokens`, where requests come to `mean_output` tokens on average. A target
+    below `least`, the ms a token that decoding alone takes, counts as that, for nothing can keep it."""
     total = 0.0
     for view in views:
         left = max(mean_output - view.emitted, LEAST_LEFT * mean_output)
-        late = view.decoding * MS > view.slo_tpot * max(1, view.emitted)
-        total += (2.0 if late else 1.0) * MS / (view.slo_tpot * mean_output) * tokens / left
+        target = max(view.slo_tpot, least)
+        late = view.decoding * MS > target * max(1, view.emitted)
+        total += (2.0 if late else 1.0) * MS / (target * mean_output) * tokens / left
     return total
 
 
@@ -115,7 +117,7 @@ def candidates(
         low, high = 0, min(snapshot.prefill_chunk, ends[-1])
         if chunk(high).seconds <= limit:
             return high
-        while high - low > PRECISION:
+        while high - low > 1 + low // PRECISION:
             middle = (low + high) // 2
             low, high = (middle, high) if chunk(middle).seconds <= limit else (low, middle)
         return max(1, low)

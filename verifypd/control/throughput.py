@@ -162,8 +162,11 @@ class ThroughputController(Controller):
         """Longest draft, tokens and ms of the choice and of its runner-up; beside prompts the price of a token, too."""
         if self.chosen is None or self.runner_up is None or self._alone is None:
             return {}
-        price = {"price_ms": 1e3 * self._alone.per_token} if self.chosen is not self._alone else {}
-        return {"mode": self.mode.value, **_said(self.chosen), **_said(self.runner_up, "next_"), **price}
+        said: dict[str, Any] = {"mode": self.mode.value}
+        for prefix, each in (("", self.chosen), ("next_", self.runner_up)):
+            ms = 1e3 * each.seconds
+            said |= {f"{prefix}longest": each.longest, f"{prefix}tokens": each.tokens, f"{prefix}ms": ms}
+        return said if self.chosen is self._alone else {**said, "price_ms": 1e3 * self._alone.per_token}
 
     def state(self) -> dict[str, float | str]:
         """What it predicts, and how far its predictions have been off; of the step it chose, tokens and ms."""
@@ -179,9 +182,3 @@ class ThroughputController(Controller):
             "cost_error": self.cost.error,
             "probes": self.budget.probes,
         }
-
-
-def _said(option: Option, prefix: str = "") -> dict[str, Any]:
-    """An option in words of a record."""
-    ms = 1e3 * option.seconds
-    return {f"{prefix}longest": option.longest, f"{prefix}tokens": option.tokens, f"{prefix}ms": ms}

@@ -13,7 +13,7 @@ LEAST_CHANCE = 0.02  # of standing, below which nothing is drafted, even where i
 
 # -- acceptance
 PRIOR = 0.6  # chance of a draft token before anything was seen
-PRIOR_TRIALS = 16  # trials that a prior counts for: variance of a trial over that between requests
+PRIOR_TRIALS = 16  # trials, or requests, that a prior counts for: variance of a trial over that between requests
 KIND_TRIALS = 400  # trials that the mean of a kind of request looks back; half of it while drafts are only probed
 REQUEST_TRIALS = 64  # trials that a request's own mean looks back: half of how long its text stays alike
 

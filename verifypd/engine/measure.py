@@ -68,10 +68,19 @@ class Measured:
 
 
 def grid(
-    batch_size: int, max_draft: int, max_len: int, prefill_chunk: int, draft_chunk: int, drafter: Drafter | None
+    batch_size: int,
+    max_draft: int,
+    max_len: int,
+    prefill_chunk: int,
+    draft_chunk: int,
+    drafter: Drafter | None,
+    quick: bool = False,
 ) -> tuple[list[Point], list[Point]]:
     """What to time: the points that tell each coefficient from the others, then the rest, each with the least work
-    first, so that what a budget cuts off are the passes easiest to extrapolate."""
+    first, so that what a budget cuts off are the passes easiest to extrapolate.
+
+    quick: passes are soon run and slow only to capture, so that large chunks, too, come before the rest.
+    """
     long = min(LONG, max_len // 2)
     short = max(2, min(SHORT, long // 2))
     counts = _doubling(1, batch_size)
@@ -95,7 +104,7 @@ def grid(
         *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
         *(Point(1, drafts, short) for drafts in lengths[:3]),
         *(Point(1, drafts, long) for drafts in lengths[:1]),
-        *(Point(chunk=rows, context=at) for rows in chunks for at in (0, long)),
+        *(Point(chunk=rows, context=at) for rows in (chunks if quick else chunks[:1]) for at in (0, long)),
         Point(some, 0, short, chunk=chunks[0]),
         Point(1, 0, long, min(64, draft_chunk)),
     }
@@ -118,6 +127,7 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
         config.prefill_chunk,
         config.draft_chunk,
         engine.drafter,
+        quick=engine.slots.device.type == "cuda",
     )
     probe = _Probe()
     begun = time.monotonic()

@@ -9,7 +9,7 @@ from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.lanes.decode import DecodeLane
@@ -136,8 +136,8 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
 
 
 def mean_output(stats: EngineStats) -> float:
-    """Tokens of a request that has ended with any."""
-    return (MEAN_OUTPUT + stats.finished_tokens) / (1 + stats.answered)
+    """Tokens of a request that has ended with any; before many have, about what is expected of any request."""
+    return (PRIOR_TRIALS * MEAN_OUTPUT + stats.finished_tokens) / (PRIOR_TRIALS + stats.answered)
 
 
 def targets(request: Request, config: EngineConfig, expected: float = MEAN_OUTPUT) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
 from verifypd.errors import EngineError
 from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -211,7 +211,7 @@ class Simulation:
             waiting_tokens=sum(request.confirmed for request in self.waiting),
             emitted=self.emitted,
             verdicts=self.verdicts,
-            mean_output=(MEAN_OUTPUT + self.ended_tokens) / (1 + self.ended),
+            mean_output=(PRIOR_TRIALS * MEAN_OUTPUT + self.ended_tokens) / (PRIOR_TRIALS + self.ended),
             slo_gap=settings.slo_gap,
             routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
             overlap=settings.devices > 1,
