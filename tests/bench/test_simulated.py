@@ -17,6 +17,7 @@ from verifypd.bench.simulated import NOISE, Simulated, device_costs, pair_costs,
 from verifypd.bench.tuned import POLICIES
 from verifypd.bench.workload import Arrival, Workload
 from verifypd.control.architectures import Plain
+from verifypd.control.controller import FixedController
 from verifypd.control.cost import Coefficients, CostModel
 from verifypd.errors import ConfigError
 from verifypd.simulate.engine import Simulation
@@ -34,7 +35,9 @@ def test_a_simulated_queue_waits_as_its_closed_form_says() -> None:
         at += noise.expovariate(load / service)
         requests.append((at, 8, 1))
     settings = Settings(batch_size=1, queue_factor=1.0, drafter=None)
-    report = Simulation(Plain(CostModel(costs)), replay(requests, 0.0), TrueCosts(costs), settings).run()
+    report = Simulation(
+        Plain(FixedController(0), CostModel(costs)), replay(requests, 0.0), TrueCosts(costs), settings
+    ).run()
     waits = [(each.last or 0.0) - each.arrival - service for each in report.outcomes]
     assert sum(waits) / count == pytest.approx(load * service / (2 * (1 - load)), rel=0.06)
     assert min(waits) == pytest.approx(0.0, abs=1e-9)
