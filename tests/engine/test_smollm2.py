@@ -78,7 +78,7 @@ def _name(name: str) -> str:
     return f"{layer}{parts[part]}.{kind}"
 
 
-@pytest.mark.parametrize(("drafter", "count"), [("none", 4), ("ngram", 10)])
+@pytest.mark.parametrize(("drafter", "count"), [("none", 6), ("ngram", 20)])
 def test_greedy_text(reference: Any, drafter: str, count: int) -> None:
     arch = "plain" if drafter == "none" else "unified"
     settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed"}

@@ -34,7 +34,7 @@ HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
 )
 SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
 RATE, REQUESTS = 24.0, 192  # requests a second, and of each run
-SEEDS = range(5)
+SEEDS = range(8)
 
 
 def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: int = 0) -> Report:
