@@ -318,10 +318,12 @@ def test_the_bound_gives_way_with_the_backlog() -> None:
     assert seconds(15_000) == pytest.approx(20e-3 * backlog / 200e-3, rel=0.02)
 
 
-def test_with_nobody_decoding_or_costs_unknown_a_step_reads_all_it_may() -> None:
+def test_with_nobody_decoding_costs_unknown_or_offline_a_step_reads_all_it_may() -> None:
     assert rows(read([prompt(0, 4000)]).spans) == {0: 2048}
     assert rows(read([prompt(0, 4000)], decoding(64, 1e9), cost=CostModel()).spans) == {0: 2048}
     assert read([prompt(0, 4000)]).chosen is None
+    assert rows(read([prompt(0, 4000)], decoding(64, 1e9)).spans)[0] < 2048
+    assert rows(read([prompt(0, 4000)], decoding(64, 1e9), offline=True).spans) == {0: 2048}
 
 
 def test_nobody_waits() -> None:

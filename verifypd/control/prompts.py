@@ -8,7 +8,8 @@ A step that lasts T and reads part of some prompts is worth
 Prompts are read in the order of w / tokens left, and as many tokens as make the step worth most, within bounds: prompts
 are sure of `PROMPT_SHARE` of a step; a step lasts no longer than `slo_gap` where a shorter one is possible, unless more
 prompts wait than can be read within twice their target; one that has waited `OVERDUE` times its target goes first; at
-most one prompt is partly read.
+most one prompt is partly read. Offline, where nobody reads an answer before all are written, prompts go first: batches
+are fullest so.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, 
     if not waiting:
         return Reading()
     count = max(1, min(room, snapshot.most_chunks))
-    if not (cost.fitted and beside.decode.rows):
+    if snapshot.offline or not (cost.fitted and beside.decode.rows):
         return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
     best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
     return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)

@@ -81,6 +81,7 @@ class Engine:
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.first_drafts = FirstDrafts()
         self.recorder = Recorder(config.record) if config.record else None
+        self.offline = False  # whether nobody reads an answer before all are written
         self.forgiving = False  # whether a pass that ran out of memory is tried again with fewer requests
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()

@@ -56,6 +56,7 @@ class LLM:
         """
         many = _as_list(prompts)
         jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
+        self.engine.offline = True
         try:
             left = len(jobs)
             while left:
@@ -66,6 +67,8 @@ class LLM:
         except BaseException:
             self._drop(jobs)
             raise
+        finally:
+            self.engine.offline = False
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:

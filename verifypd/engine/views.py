@@ -74,6 +74,7 @@ def snapshot(engine: Seen) -> Snapshot:
         lane_weights=engine.config.weights,
         slo_ttft=engine.config.slo_ttft,
         slo_gap=engine.config.slo_gap,
+        offline=engine.offline,
         verifier_bytes=engine.verifier_bytes,
         batch_size=engine.config.batch_size,
         prefill_chunk=engine.config.prefill_chunk,
