@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,12 @@ NAMES = {
     "vllm:eagle": "vLLM, head",
     "ours:plain": "ours, plain",
     "vllm:plain": "vLLM, plain",
+}
+SERVED = {
+    "ours": "ours",
+    "early": "ours, `--slo-ttft 200 --slo-gap 45`",
+    "vllm": "vLLM",
+    "vllm again": "vLLM, again (control)",
 }
 
 
@@ -81,14 +86,26 @@ def closed_tails() -> str:
     return rows(["at once", "arm", *TAILS], lines) + source("beside-vllm-closed")
 
 
-def mixed(name: str = "beside-vllm-mixed") -> str:
-    """Latencies of mixed traffic."""
-    cells = read(name)["cells"]
-    lines = []
-    for rate in sorted(cells, key=lambda name: int(name.split()[1])):
-        for arm in ("ours:head", "vllm:eagle"):
-            lines.append([rate.split()[1], NAMES[arm], *_tails(cells[rate][arm]["figures"])])
-    return rows(["requests/s", "arm", *TAILS], lines) + source(name)
+def serve_h200(name: str, load: str) -> Callable[[], str]:
+    """Our server and vLLM's over HTTP: what each arm reached, and ours over vLLM's."""
+
+    def table() -> str:
+        found = read(name)
+        lines = []
+        for scenario in sorted(found["scenarios"], key=lambda each: int(re.findall(r"\d+", each)[-1])):
+            own, level = found["scenarios"][scenario], re.findall(r"\d+", scenario)[-1]
+            for arm, each in own["arms"].items():
+                compared = own["compared"].get(arm)
+                names = ("tok_s", "ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
+                ratios = [
+                    ratio(compared[figure]).removesuffix(" no difference") if compared else "" for figure in names
+                ]
+                speed = f"{each['figures']['tok_s']:,.0f}"
+                lines.append([level, SERVED.get(arm, arm), speed, *_tails(each["figures"]), *ratios])
+        header = [load, "server", "tokens/s", *TAILS, "× tokens/s", "× TTFT p95", "× TPOT p95", "× gap p99"]
+        return rows(header, lines) + source(name)
+
+    return table
 
 
 TAILS = ["TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "gap p99 (longest), ms"]
@@ -157,15 +174,13 @@ def serve_cpu() -> str:
 def planner() -> str:
     """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
     lines = []
-    for name in ("h200-planner-16", "h200-planner"):
-        report = read(name)
-        for cell in report["cells"]:
-            mine, _, budget = cell["arm"].partition("=")
-            arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
-            over = _intervals(cell["over"][f"other:{budget}"]) if mine == "gap" else [""] * 3
-            lines.append([report["commit"][:7], str(cell["rate"]), arm, *_tails(cell["figures"]), *over])
-    header = ["commit", "requests/s", "planner", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"]
-    return rows(header, lines) + source("h200-planner-16", "h200-planner")
+    for cell in read("h200-planner")["cells"]:
+        mine, _, budget = cell["arm"].partition("=")
+        arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
+        over = _intervals(cell["over"][f"other:{budget}"]) if mine == "gap" else [""] * 3
+        lines.append([str(cell["rate"]), arm, *_tails(cell["figures"]), *over])
+    header = ["requests/s", "planner", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"]
+    return rows(header, lines) + source("h200-planner")
 
 
 def targets() -> str:
@@ -285,7 +300,6 @@ THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
 RULED = (SWEEP, THREE)
 
 TABLES: dict[str, Callable[[], str]] = {
-    "head-mixed-before": partial(mixed, "beside-vllm-mixed-before"),
     "planner": planner,
     "planner-targets": targets,
     "deploy-sweep": deploy(SWEEP),
@@ -299,7 +313,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-serve-cpu": serve_cpu,
     "head-closed": closed,
     "head-closed-tails": closed_tails,
-    "head-mixed": mixed,
+    "serve-closed": serve_h200("bench-serve-h200-closed", "at once"),
+    "serve-mixed": serve_h200("bench-serve-h200-mixed", "requests/s"),
     "head-low-acceptance": low_acceptance,
 }
 

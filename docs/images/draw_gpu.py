@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 LEVELS, RATES = ("1", "8", "32", "128"), ("4", "8", "16")
+LABELS = {"ours": "Verify-PD, head", "vllm": "vLLM, head"}
 WIDTH = 0.26  # of a bar; groups are 1 apart
 
 
@@ -99,29 +100,29 @@ def h200(theme: Theme) -> None:
 
 
 def heads(theme: Theme) -> None:
-    """benchmarks/results/beside-vllm-{closed,mixed}.json: a head here and in vLLM, in one run."""
-    closed, mixed = _read("beside-vllm-closed.json")["cells"], _read("beside-vllm-mixed.json")["cells"]
+    """benchmarks/results/bench-serve-h200-{closed,mixed}.json: our server and vLLM's, both with a head, in one run."""
+    closed, mixed = (_read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed", "mixed"))
     figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
     axes = grid.flatten()
-    colours = {
-        "ours, head": ("ours:head", theme.verify), "vLLM, head": ("vllm:eagle", theme.draft),
-        "ours, plain": ("ours:plain", theme.prefill), "vLLM, plain": ("vllm:plain", theme.gone),
-    }  # fmt: skip
+    colours = {"ours": theme.verify, "vllm": theme.draft}
     arms = {
-        label: (colour, [closed[f"closed {level}"][arm]["figures"]["tok_s"] for level in LEVELS])
-        for label, (arm, colour) in colours.items()
+        LABELS[arm]: (
+            colour,
+            [closed[f"fixed 128x128 closed {level}"]["arms"][arm]["figures"]["tok_s"] for level in LEVELS],
+        )
+        for arm, colour in colours.items()
     }
-    _groups(axes[0], theme, LEVELS, arms, 0, 0.2)
+    _groups(axes[0], theme, LEVELS, arms, 0)
     _plain(axes[0], theme, "tokens/s by requests at once (more is better)")
-    found = {label: mixed["mixed 16"][arm]["figures"] for label, (arm, _) in list(colours.items())[:2]}
+    found = {arm: mixed["mixed poisson 16/s"]["arms"][arm]["figures"] for arm in colours}
     for where, name, shares, title in (
         (axes[1], "tpot_ms", ("p50", "p95"), "mixed traffic, 16 requests/s: time per token, ms (less is better)"),
         (axes[2], "gap_ms", ("p99", "max"), "the same: gaps between outputs, ms (less is better)"),
         (axes[3], "ttft_ms", ("p50", "p95"), "the same: first token, ms (less is better)"),
     ):
         arms = {
-            label: (colours[label][1], [figures[f"{name}_{share}"] for share in shares])
-            for label, figures in found.items()
+            LABELS[arm]: (colours[arm], [figures[f"{name}_{share}"] for share in shares])
+            for arm, figures in found.items()
         }
         _groups(
             where, theme, tuple(share.replace("max", "longest") for share in shares), arms, 1 if "tpot" in name else 0
