@@ -79,9 +79,10 @@ class HalfWeight:
         for start in range(0, outputs, 4096):  # bounds the float32 copy of a large embedding
             rows = weight[start : start + 4096].float()
             power = torch.frexp(rows.abs().amax(1)).exponent.clamp(-100, 127) - 4
-            part = torch.ldexp(rows, -power[:, None]).view(-1, 4, width // 8, 8).transpose(1, 2)
+            ones = torch.ones(len(rows), device=weight.device)
+            part = (rows * ones.ldexp(-power)[:, None]).view(-1, 4, width // 8, 8).transpose(1, 2)
             values[start // 4 : (start + len(rows)) // 4] = part
-            scale[start : start + len(rows)] = torch.ones(len(rows), device=weight.device).ldexp(power)
+            scale[start : start + len(rows)] = ones.ldexp(power)
         return cls(values, scale, weight.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:

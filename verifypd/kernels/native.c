@@ -878,8 +878,11 @@ EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks
                      begins, out, n, spans, Hq, Hk, D, window, scale, softcap};
     void (*run)(const attend_args *, ptrdiff_t, ptrdiff_t, ptrdiff_t, ptrdiff_t, float *) =
         type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : attend_f16;
-    const ptrdiff_t G = Hq / Hk, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
-    ptrdiff_t tiles = 0;
+    const ptrdiff_t G = Hq / Hk;
+    ptrdiff_t tiles = 0, longest = 1, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
+    for (ptrdiff_t r = 0; r < spans; r++)
+        if (offsets[r + 1] - offsets[r] > longest) longest = offsets[r + 1] - offsets[r];
+    if (threads > 1 && spans * Hk < 2 * threads && rows > (longest + 1) / 2) rows = (longest + 1) / 2; /* work for all */
     for (ptrdiff_t r = 0; r < spans; r++) tiles += (offsets[r + 1] - offsets[r] + rows - 1) / rows;
     const size_t per_thread = (size_t)(rows * G * (2 * D + KEYS + 3) + 16);
     struct { int32_t span, from; } *items = malloc(sizeof *items * (size_t)(tiles ? tiles : 1));

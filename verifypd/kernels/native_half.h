@@ -47,9 +47,9 @@ INLINE float16x8_t half_sums(const float16x8_t *v, const int count) {
     return vpaddq_f16(low, count > 4 ? vpaddq_f16(vpaddq_f16(v[4], v[5]), vpaddq_f16(v[6], v[7])) : low);
 }
 
-/* M rows times four outputs. */
-INLINE void half_product(const int M, const float16_t *x, const float *scale, const float16_t *w, ptrdiff_t K,
-                         ptrdiff_t ahead, float *out, ptrdiff_t os) {
+/* M rows times four outputs; scales of the rows and of the weights. */
+INLINE void half_product(const int M, const float16_t *x, const float *scale, const float16_t *w, const float *w_scale,
+                         ptrdiff_t K, ptrdiff_t ahead, float *out, ptrdiff_t os) {
     float32x4_t total[HALF_ROWS];
     UNROLL for (int m = 0; m < M; m++) total[m] = vdupq_n_f32(0.0f);
     const ptrdiff_t steps = K / 8, parts = (steps + HALF_STEPS - 1) / HALF_STEPS;
@@ -74,7 +74,8 @@ INLINE void half_product(const int M, const float16_t *x, const float *scale, co
             if (m + 1 < M) total[m + 1] = vaddq_f32(total[m + 1], vcvt_high_f32_f16(s));
         }
     }
-    UNROLL for (int m = 0; m < M; m++) vst1q_f32(out + m * os, vmulq_n_f32(total[m], scale[m]));
+    const float32x4_t by = vld1q_f32(w_scale);
+    UNROLL for (int m = 0; m < M; m++) vst1q_f32(out + m * os, vmulq_f32(vmulq_n_f32(total[m], scale[m]), by));
 }
 
 /* Outputs [from, to), multiples of four. */
@@ -90,17 +91,19 @@ static void linear_half(const linear_args *a, const half_rows *x, ptrdiff_t from
                 const float *scale = x->scale + row;
                 float *y = a->y + row * a->out + o;
                 switch (height) {
-                case 1: half_product(1, rows, scale, w, K, ahead, y, a->out); break;
-                case 2: half_product(2, rows, scale, w, K, ahead, y, a->out); break;
-                case 3: half_product(3, rows, scale, w, K, ahead, y, a->out); break;
-                case 4: half_product(4, rows, scale, w, K, ahead, y, a->out); break;
-                case 5: half_product(5, rows, scale, w, K, ahead, y, a->out); break;
-                case 6: half_product(6, rows, scale, w, K, ahead, y, a->out); break;
+                case 1: half_product(1, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
+                case 2: half_product(2, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
+                case 3: half_product(3, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
+                case 4: half_product(4, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
+                case 5: half_product(5, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
+                case 6: half_product(6, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
                 }
             }
         }
     }
-    finish(a, 0, a->n, from, to);
+    linear_args scaled = *a;
+    scaled.scale = NULL;
+    finish(&scaled, 0, a->n, from, to);
 }
 
 /* All of a product; `chunk` outputs at a time to a thread. Returns 1 where memory is short. */
