@@ -156,6 +156,7 @@ def fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: Tens
                 weight.values[part], weight.scale[part] = packed.values, packed.scale
                 first += len(chunk)
         else:
+            assert isinstance(weight, Tensor)  # it is packed when it is whole
             tensors.read_into(name, weight[first : first + shape[0]])
 
 
@@ -180,9 +181,9 @@ def fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> No
         if isinstance(weight, Int8Weight):
             weight.values.random_(-127, 128, generator=_generator(weight.device, seed))
             weight.scale.fill_(DUMMY_STD / 73)  # 73: standard deviation of the integers -127..127
-        elif weight.dim() == 2:
+        elif isinstance(weight, Tensor) and weight.dim() == 2:
             _noise(weight, seed)
-        else:
+        elif isinstance(weight, Tensor):
             weight.fill_(1.0 if target.endswith("norm") and not config.unit_offset else 0.0)
         seed += 1
 
