@@ -18,8 +18,9 @@ from verifypd.kernels.torch import keep_rows_, rows_before
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
 HALF = 4
 # Rows from which torch's own product is faster; measured on a Xeon, SmolLM2-135M shapes: float32 64 rows level at
-# 100 ms, 256 rows 322 against 451.
+# 100 ms, 256 rows 322 against 451; bfloat16 without tiles of our own 16 rows 24 against 33, 64 rows 36 against 123.
 TORCH_ROWS = 65
+UNTILED_ROWS = 12  # torch has tiles and we have not: an old compiler
 
 
 def operand(weight: Weight) -> tuple[int, int | None, int]:
@@ -41,14 +42,16 @@ class NativeKernels:
         if loaded is None:
             raise ConfigError("native kernels cannot be built here: install gcc or clang, or use kernels=torch")
         self.batch_invariant = batch_invariant
+        self.halves = bool(loaded.vpd_takes_half())  # whether matrices are packed as float16
+        self.tiles = bool(loaded.vpd_takes_tiles())  # whether bfloat16 and int8 are multiplied by AMX tiles
         processor = build.processor()
         self._torch_rows: dict[torch.dtype, int] = {}
         if processor.startswith("x86") and not batch_invariant:
             self._torch_rows[torch.float32] = TORCH_ROWS
-            if "amx_bf16" in processor or "avx512_bf16" in processor:
+            if "amx_bf16" in processor and not self.tiles:
+                self._torch_rows[torch.bfloat16] = UNTILED_ROWS
+            elif "amx_bf16" in processor or "avx512_bf16" in processor:
                 self._torch_rows[torch.bfloat16] = TORCH_ROWS
-        self.halves = bool(loaded.vpd_takes_half())  # whether matrices are packed as float16
-        self.tiles = bool(loaded.vpd_takes_tiles())  # whether bfloat16 and int8 are multiplied by AMX tiles
         self._linear = loaded.vpd_linear
         self._norm = loaded.vpd_norm
         self._gated = loaded.vpd_gated
