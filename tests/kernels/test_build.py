@@ -64,8 +64,12 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stamp = first.stat().st_mtime_ns
     assert build.build() == first
     assert first.stat().st_mtime_ns == stamp
-    (tmp_path / "small.c").write_text("int answer(void) { return 43; }\n")
-    assert build.build() not in (None, first)
+    (tmp_path / "small.c").write_text('#include "small.h"\nint answer(void) { return ANSWER; }\n')
+    (tmp_path / "small.h").write_text("#define ANSWER 43\n")
+    second = build.build()
+    assert second not in (None, first)
+    (tmp_path / "small.h").write_text("#define ANSWER 44\n")
+    assert build.build() not in (None, first, second)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")

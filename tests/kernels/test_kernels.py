@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import Int8Weight, Kernels, build, select
+from verifypd.kernels.base import HalfWeight
+from verifypd.kernels.native import NativeKernels
 from verifypd.kernels.torch import TorchKernels
 
 needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
@@ -88,6 +90,70 @@ def test_int8_outlier_harms_its_group_only(native: Kernels) -> None:
     assert_close(native.linear(x, weight), expected, rtol=1e-3, atol=5.0)  # 256 entries, each within 5000 / 32512
     x[0, 700] = 0.0
     assert_close(native.linear(x, weight), x @ weight.dequantize().T, rtol=1e-4, atol=1e-2)
+
+
+@pytest.fixture
+def halving(native: Kernels) -> NativeKernels:
+    assert isinstance(native, NativeKernels)
+    if not native.halves:
+        pytest.skip("the processor does not multiply float16")
+    return native
+
+
+SPREAD = torch.logspace(-25, 25, 130)[:, None]  # of the rows of x: far past what float16 holds
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1536, 64), (200, 36), (8, 4)])
+def test_half_linear(halving: NativeKernels, width: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight, bias = random(130, width) * SPREAD, random(outputs, width, dtype=dtype), random(outputs)
+    packed = halving.pack(weight)
+    assert isinstance(packed, HalfWeight)
+    expected = x.double() @ weight.double().T
+    error = (halving.linear(x, packed) - expected).norm() / expected.norm()
+    rounded = (x.bfloat16().double() @ weight.double().T - expected).norm() / expected.norm()
+    assert error < 0.75 * rounded  # less than bfloat16 takes away from x alone
+    assert_close(halving.linear(x, packed, bias), halving.linear(x, packed) + bias)
+    assert_close(reference.linear(x[:3], packed), reference.linear(x[:3], weight.float()))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_half_linear_is_batch_invariant(halving: NativeKernels, threads: int) -> None:
+    x, packed = random(130, 328) * SPREAD, halving.pack(random(148, 328, dtype=torch.bfloat16))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = torch.cat([halving.linear(x[i : i + 1], packed) for i in range(130)])
+    torch.set_num_threads(threads)
+    try:
+        for rows in (2, 3, 4, 5, 6, 7, 13, 95, 96, 97, 130):
+            assert torch.equal(halving.linear(x[:rows], packed), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_half_linear_never_overflows(halving: NativeKernels) -> None:
+    x, weight = torch.full((3, 1536), 3e30), torch.full((8, 1536), 250.0, dtype=torch.bfloat16)
+    x[1], x[2, 5] = 0.0, torch.nan
+    y = halving.linear(x, halving.pack(weight))
+    assert_close(y[0], torch.full((8,), 3e30 * 250 * 1536), rtol=1e-3, atol=0)
+    assert (y[1] == 0).all()
+    assert y[2].isnan().all()
+
+
+def test_half_weight() -> None:
+    weight = random(52, 72, dtype=torch.bfloat16) * torch.logspace(-30, 30, 52)[:, None].bfloat16()
+    weight[3] = 0
+    packed = HalfWeight.pack(weight)
+    assert packed.shape == (52, 72)
+    assert packed.nbytes == 52 * 72 * 2 + 52 * 4
+    assert packed.values.abs().max() < 16
+    assert torch.equal(packed.dequantize(torch.bfloat16), weight)
+    ids = torch.tensor([[3, 4], [51, 0]])
+    assert torch.equal(packed.rows(ids), weight.float()[ids])
+    assert not HalfWeight.fits(weight.float())
+    assert not HalfWeight.fits(weight[:50])
+    assert not HalfWeight.fits(weight[:, :70])
+    assert not HalfWeight.fits(weight[0])
 
 
 def test_int8_weight() -> None:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifypd.distil.dense import read_features
-from verifypd.kernels.base import Int8Weight
 from verifypd.models.base import Model
 
 LOGIT_ROWS = 4096  # rows whose full logits are held at once
@@ -33,7 +32,7 @@ class Teacher:
         self.capture = capture
         self.ids = ids.to(model.device)
         head = model.head
-        self.rows = (head.rows(self.ids) if isinstance(head, Int8Weight) else head[self.ids]).to(model.activation_dtype)
+        self.rows = (head[self.ids] if isinstance(head, Tensor) else head.rows(self.ids)).to(model.activation_dtype)
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> Lesson:

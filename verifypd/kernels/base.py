@@ -52,6 +52,67 @@ class Int8Weight:
         return self.values.nbytes + self.scale.nbytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HalfWeight:
+    """A weight matrix in float16 for processors that multiply it: weight = values * scale[:, None], four rows by turns.
+
+    A scale is a power of two and brings the largest entry of its row into [8, 16). So a bfloat16 keeps all its bits,
+    unless it is 2^-21 of that entry or less.
+    """
+
+    values: Tensor  # [out / 4, in / 8, 4, 8] float16: entries 8 j to 8 j + 7 of rows 4 i to 4 i + 3
+    scale: Tensor  # [out] float32
+    dtype: torch.dtype  # of the matrix it was made of
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """Whether a tensor can be packed: a matrix of 16-bit floats whose sides divide."""
+        sixteen = weight.dtype in (torch.bfloat16, torch.float16)
+        return sixteen and weight.dim() == 2 and weight.shape[0] % 4 == 0 and weight.shape[1] % 8 == 0
+
+    @classmethod
+    def pack(cls, weight: Tensor) -> HalfWeight:
+        """weight [out, in], a matrix that `fits`."""
+        outputs, width = weight.shape
+        values = torch.empty(outputs // 4, width // 8, 4, 8, dtype=torch.float16, device=weight.device)
+        scale = torch.empty(outputs, device=weight.device)
+        for start in range(0, outputs, 4096):  # bounds the float32 copy of a large embedding
+            rows = weight[start : start + 4096].float()
+            power = torch.frexp(rows.abs().amax(1)).exponent.clamp(-100, 127) - 4
+            ones = torch.ones(len(rows), device=weight.device)
+            part = (rows * ones.ldexp(-power)[:, None]).view(-1, 4, width // 8, 8).transpose(1, 2)
+            values[start // 4 : (start + len(rows)) // 4] = part
+            scale[start : start + len(rows)] = ones.ldexp(power)
+        return cls(values, scale, weight.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows `ids` [...] in float32: a tied embedding is read this way."""
+        return self.values[ids // 4, :, ids % 4].flatten(-2).float() * self.scale[ids].unsqueeze(-1)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The whole matrix as an ordinary tensor."""
+        return (self.values.transpose(1, 2).reshape(self.shape).float() * self.scale[:, None]).to(dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in]."""
+        blocks, parts, _, _ = self.values.shape
+        return torch.Size((4 * blocks, 8 * parts))
+
+    @property
+    def device(self) -> torch.device:
+        """Where both tensors live."""
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.values.nbytes + self.scale.nbytes
+
+
+Weight = Tensor | Int8Weight | HalfWeight
+
+
 @dataclass(frozen=True, slots=True)
 class PagedRows:
     """Where the rows of a pass lie in a cache of blocks."""
@@ -81,8 +142,12 @@ class Kernels(Protocol):
         """The dtype activations have between layers when weights are stored in `weight_dtype`."""
         ...
 
-    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
-        """x [N, in], weight [out, in] row-major -> [N, out]."""
+    def pack(self, weight: Tensor) -> Weight:
+        """The form of a matrix that `linear` reads fastest, equal to it within the rounding of its dtype."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:

@@ -1,4 +1,5 @@
-"""Compiles native.c once per machine, into the user's cache. Knows compilers and files; nothing of what the kernels do.
+"""Compiles native.c and its headers once per machine, into the user's cache. Knows compilers and files; nothing of
+what the kernels do.
 
 A compiler is never required: where there is none, or it fails, `library` returns None and the torch kernels are used.
 VERIFYPD_NATIVE=0 turns the native kernels off; CC names a compiler to try first.
@@ -72,7 +73,7 @@ def processor() -> str:
 def _key(compiler: list[str], runtime: str | None) -> str:
     stat = os.stat(os.path.realpath(compiler[0]))
     parts = (
-        SOURCE.read_bytes(),
+        *(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))),
         " ".join(compiler).encode(),
         f"{stat.st_size} {stat.st_mtime_ns} {runtime} {BASE_FLAGS}".encode(),
         processor().encode(),
@@ -166,6 +167,8 @@ def declare(loaded: ctypes.CDLL) -> None:
     types = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float}
     signatures = {
         "vpd_linear": "pnnpippipnni",
+        "vpd_takes_half": "",
+        "vpd_takes_tiles": "",
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
@@ -176,7 +179,8 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_scratch": "p",
         "vpd_verdicts": "p",
     }
-    results: dict[str, type] = dict.fromkeys(("vpd_attend", "vpd_layers", "vpd_place"), ctypes.c_int)
+    told = ("vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place")
+    results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t
     for name, letters in signatures.items():
         function = getattr(loaded, name)

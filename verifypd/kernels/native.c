@@ -47,7 +47,7 @@ typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef int8_t vb __attribute__((vector_size(VL)));
 typedef float f4 __attribute__((vector_size(16)));
 
-enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
+enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3, HALF = 4 /* packed float16, see native_half.h */ };
 
 typedef uint16_t bf16;  /* bits of a bfloat16 */
 typedef struct { uint16_t bits; } f16;
@@ -473,40 +473,83 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 }
 #endif
 
-EXPORT void vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, const float *scale,
-                       const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out, int threads) {
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+#include "native_half.h"
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include "native_amx.h"
+#endif
+
+/* Whether weights may come as HALF. */
+EXPORT int vpd_takes_half(void) {
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* Whether bfloat16 and int8 weights are multiplied by tiles. */
+EXPORT int vpd_takes_tiles(void) {
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+    return amx_allowed();
+#else
+    return 0;
+#endif
+}
+
+#ifdef __ARM_FEATURE_DOTPROD
+static int product_dots(const linear_args *a, ptrdiff_t chunk, int threads) {
+    const ptrdiff_t n = a->n, K = a->K, out = a->out, chunks = (out + chunk - 1) / chunk;
+    const ptrdiff_t stride = (K + 15) / 16 * 16, groups = (K + GROUP - 1) / GROUP;
+    int8_t *parts = malloc((size_t)(n * stride * 2) + sizeof(float) * (size_t)(n * groups));
+    if (!parts) return 1;
+    int8_t *hi = parts, *lo = parts + n * stride;
+    float *scales = (float *)(lo + n * stride);
+    split_rows rows = {hi, lo, scales, stride, groups};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (ptrdiff_t i = 0; i < n; i++)
+            split_row(a->x + i * a->xs, K, hi + i * stride, lo + i * stride, scales + i * groups, stride);
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t c = 0; c < chunks; c++)
+            linear_dots(a, &rows, c * chunk, (c + 1) * chunk < out ? (c + 1) * chunk : out);
+    }
+    free(parts);
+    return 0;
+}
+#endif
+
+/* y = x * w^T. Returns 1 where memory is short. */
+EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, const float *scale,
+                      const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out, int threads) {
     linear_args a = {x, xs, n, K, out, w, scale, bias, bias_type, y};
     if (n * K * out < 65536) threads = 1;
     if (threads < 1) threads = 1;
     ptrdiff_t chunk = threads == 1 ? out : (out / (threads * 4) + 7) / 8 * 8; /* a late thread costs little */
     if (chunk < 16) chunk = 16;
-    ptrdiff_t chunks = (out + chunk - 1) / chunk;
+    ptrdiff_t from = 0; /* the first output that is not done */
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+    if (type == HALF) return product_half(&a, chunk, threads);
+#endif
 #ifdef __ARM_FEATURE_DOTPROD
-    if (type == I8) {
-        ptrdiff_t stride = (K + 15) / 16 * 16, groups = (K + GROUP - 1) / GROUP;
-        int8_t *parts = malloc((size_t)(n * stride * 2) + sizeof(float) * (size_t)(n * groups));
-        if (parts) {
-            int8_t *hi = parts, *lo = parts + n * stride;
-            float *scales = (float *)(lo + n * stride);
-            split_rows rows = {hi, lo, scales, stride, groups};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-            {
-#pragma omp for schedule(static)
-                for (ptrdiff_t i = 0; i < n; i++)
-                    split_row(x + i * xs, K, hi + i * stride, lo + i * stride, scales + i * groups, stride);
-#pragma omp for schedule(dynamic, 1)
-                for (ptrdiff_t c = 0; c < chunks; c++)
-                    linear_dots(&a, &rows, c * chunk, (c + 1) * chunk < out ? (c + 1) * chunk : out);
-            }
-            free(parts);
-            return;
-        }
+    if (type == I8) return product_dots(&a, chunk, threads);
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+    if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
+        if (product_amx(&a, type, (chunk + 15) / 16 * 16, threads)) return 1;
+        from = out / 16 * 16;
+        if (from == out) return 0;
     }
 #endif
+    const ptrdiff_t chunks = (out - from + chunk - 1) / chunk;
     void (*run)(const linear_args *, ptrdiff_t, ptrdiff_t) =
         type == F32 ? linear_f32 : type == BF16 ? linear_bf16 : type == F16 ? linear_f16 : linear_i8;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (ptrdiff_t c = 0; c < chunks; c++) run(&a, c * chunk, (c + 1) * chunk < out ? (c + 1) * chunk : out);
+    for (ptrdiff_t c = 0; c < chunks; c++)
+        run(&a, from + c * chunk, from + (c + 1) * chunk < out ? from + (c + 1) * chunk : out);
+    return 0;
 }
 
 /* ---- norms, gates, rotation ------------------------------------------------------------------------------------ */
@@ -835,8 +878,11 @@ EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks
                      begins, out, n, spans, Hq, Hk, D, window, scale, softcap};
     void (*run)(const attend_args *, ptrdiff_t, ptrdiff_t, ptrdiff_t, ptrdiff_t, float *) =
         type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : attend_f16;
-    const ptrdiff_t G = Hq / Hk, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
-    ptrdiff_t tiles = 0;
+    const ptrdiff_t G = Hq / Hk;
+    ptrdiff_t tiles = 0, longest = 1, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
+    for (ptrdiff_t r = 0; r < spans; r++)
+        if (offsets[r + 1] - offsets[r] > longest) longest = offsets[r + 1] - offsets[r];
+    if (threads > 1 && spans * Hk < 2 * threads && rows > (longest + 1) / 2) rows = (longest + 1) / 2; /* work for all */
     for (ptrdiff_t r = 0; r < spans; r++) tiles += (offsets[r + 1] - offsets[r] + rows - 1) / rows;
     const size_t per_thread = (size_t)(rows * G * (2 * D + KEYS + 3) + 16);
     struct { int32_t span, from; } *items = malloc(sizeof *items * (size_t)(tiles ? tiles : 1));
@@ -950,8 +996,8 @@ typedef struct {
     vector_weight first_norm;
 } layer_shape;
 
-static void multiply(const float *x, ptrdiff_t n, const matrix_weight *m, float *y, int threads) {
-    vpd_linear(x, m->K, n, m->w, (int)m->type, m->scale, m->bias.w, (int)m->bias.type, y, m->K, m->out, threads);
+static int multiply(const float *x, ptrdiff_t n, const matrix_weight *m, float *y, int threads) {
+    return vpd_linear(x, m->K, n, m->w, (int)m->type, m->scale, m->bias.w, (int)m->bias.type, y, m->K, m->out, threads);
 }
 
 static void normed(const float *x, const float *residual, float *total, const vector_weight *w, const layer_shape *s,
@@ -982,7 +1028,7 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
     normed(residual, NULL, NULL, &s->first_norm, s, x, n, threads);
     for (ptrdiff_t i = 0; i < count; i++, cache += layer_bytes) {
         const layer_weights *l = layers + i;
-        multiply(x, n, &l->qkv, qkv, threads);
+        if (multiply(x, n, &l->qkv, qkv, threads)) return 1;
         if (l->q_norm.w) {
             normed_heads(qkv, width, s->Hq, &l->q_norm, s, n, threads);
             normed_heads(qkv + q_width, width, s->Hk, &l->k_norm, s, n, threads);
@@ -993,13 +1039,13 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
                        starts, table, table_stride, block_size, begins, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
                        s->scale, s->softcap, threads))
             return 1;
-        multiply(mixed, n, &l->output, added, threads);
+        if (multiply(mixed, n, &l->output, added, threads)) return 1;
         if (l->post_attention_norm.w)
             normed(added, NULL, NULL, &l->post_attention_norm, s, added, n, threads);
         normed(added, residual, stream, &l->mlp_norm, s, x, n, threads);
-        multiply(x, n, &l->gate_up, gate_up, threads);
+        if (multiply(x, n, &l->gate_up, gate_up, threads)) return 1;
         vpd_gated(gate_up, 2 * s->I, gated, n, s->I, (int)s->gelu, threads);
-        multiply(gated, n, &l->down, added, threads);
+        if (multiply(gated, n, &l->down, added, threads)) return 1;
         if (l->post_mlp_norm.w) normed(added, NULL, NULL, &l->post_mlp_norm, s, added, n, threads);
         normed(added, stream, stream, &l->next_norm, s, x, n, threads);
         if (captures[i]) memcpy((float *)(intptr_t)captures[i], stream, sizeof(float) * (size_t)(n * s->H));

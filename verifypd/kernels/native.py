@@ -1,6 +1,7 @@
 """Kernels in C, through ctypes. Knows which calls C takes and which go to torch; nothing of models.
 
-Activations are float32; weights float32, bfloat16, float16 or int8 with a scale per row, as they lie in memory.
+Activations are float32; weights float32, bfloat16, float16, int8 with a scale per row, or packed float16 where the
+processor multiplies it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Activation, Int8Weight, PagedRows
+from verifypd.kernels.base import Activation, HalfWeight, PagedRows, Weight
 from verifypd.kernels.torch import keep_rows_, rows_before
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
-# Rows from which torch's own product is faster; measured on a Xeon with AMX, SmolLM2-135M shapes: float32 64 rows level
-# at 100 ms, 256 rows 322 against 451; bfloat16 16 rows 24 against 33, 64 rows 36 against 123.
-FLOAT32_ROWS = 65
-AMX_ROWS = 12
+HALF = 4
+# Rows from which torch's own product is faster; measured on a Xeon, SmolLM2-135M shapes: float32 64 rows level at
+# 100 ms, 256 rows 322 against 451; bfloat16 without tiles of our own 16 rows 24 against 33, 64 rows 36 against 123.
+TORCH_ROWS = 65
+UNTILED_ROWS = 12  # torch has tiles and we have not: an old compiler
+
+
+def operand(weight: Weight) -> tuple[int, int | None, int]:
+    """A matrix as C takes it: where its values and its scales are, and of what type it is."""
+    if isinstance(weight, Tensor):
+        return weight.data_ptr(), None, TYPES[weight.dtype]
+    kind = HALF if isinstance(weight, HalfWeight) else TYPES[weight.values.dtype]
+    return weight.values.data_ptr(), weight.scale.data_ptr(), kind
 
 
 class NativeKernels:
@@ -32,14 +42,16 @@ class NativeKernels:
         if loaded is None:
             raise ConfigError("native kernels cannot be built here: install gcc or clang, or use kernels=torch")
         self.batch_invariant = batch_invariant
+        self.halves = bool(loaded.vpd_takes_half())  # whether matrices are packed as float16
+        self.tiles = bool(loaded.vpd_takes_tiles())  # whether bfloat16 and int8 are multiplied by AMX tiles
         processor = build.processor()
         self._torch_rows: dict[torch.dtype, int] = {}
         if processor.startswith("x86") and not batch_invariant:
-            self._torch_rows[torch.float32] = FLOAT32_ROWS
-            if "amx_bf16" in processor:
-                self._torch_rows[torch.bfloat16] = AMX_ROWS
-            elif "avx512_bf16" in processor:
-                self._torch_rows[torch.bfloat16] = FLOAT32_ROWS
+            self._torch_rows[torch.float32] = TORCH_ROWS
+            if "amx_bf16" in processor and not self.tiles:
+                self._torch_rows[torch.bfloat16] = UNTILED_ROWS
+            elif "amx_bf16" in processor or "avx512_bf16" in processor:
+                self._torch_rows[torch.bfloat16] = TORCH_ROWS
         self._linear = loaded.vpd_linear
         self._norm = loaded.vpd_norm
         self._gated = loaded.vpd_gated
@@ -54,18 +66,21 @@ class NativeKernels:
         """Whether a product of so many rows with weights of this dtype is left to torch."""
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
-    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+    def pack(self, weight: Tensor) -> Weight:
+        """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs."""
+        return HalfWeight.pack(weight) if self.halves and HalfWeight.fits(weight) else weight
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
         # every step here runs with caches emptied by the weights of the call before: 1 us warm is 5 us then
-        if isinstance(weight, Int8Weight):
-            values, scale = weight.values, weight.scale.data_ptr()
-        else:
-            values, scale = weight, None
         rows = len(x)
-        outputs, width = values.shape
-        kind = values.dtype
-        if self._torch_rows and self.leaves(rows, kind):
-            return F.linear(x.to(kind), values, None if bias is None else bias.to(kind)).float()
+        if isinstance(weight, Tensor):
+            at, scale, kind = weight.data_ptr(), None, TYPES[weight.dtype]
+            if self._torch_rows and self.leaves(rows, weight.dtype):
+                return F.linear(x.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype)).float()
+        else:
+            at, scale, kind = operand(weight)
+        outputs, width = weight.shape
         stride = width
         if not x.is_contiguous():
             if x.stride(1) != 1:
@@ -76,10 +91,12 @@ class NativeKernels:
             bias_at, bias_type = None, 0
         else:
             bias_at, bias_type = bias.data_ptr(), TYPES[bias.dtype]
-        self._linear(
-            x.data_ptr(), stride, rows, values.data_ptr(), TYPES[kind], scale, bias_at, bias_type,
-            y.data_ptr(), width, outputs, torch.get_num_threads(),
+        failed = self._linear(
+            x.data_ptr(), stride, rows, at, kind, scale, bias_at, bias_type, y.data_ptr(), width, outputs,
+            torch.get_num_threads(),
         )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the working space of a product")
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Int8Weight, PagedRows
+from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, PagedRows, Weight
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -20,8 +20,14 @@ class TorchKernels:
         """The weights' own dtype."""
         return weight_dtype
 
-    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+    def pack(self, weight: Tensor) -> Weight:
+        """As it is."""
+        return weight
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
+        if isinstance(weight, HalfWeight):
+            weight = weight.dequantize(x.dtype)
         if isinstance(weight, Int8Weight):
             # the packed product is wrong for rows that are no multiple of 16 long
             if x.device.type == "cpu" and x.shape[0] < DEQUANTIZE_ROWS and x.shape[1] % 16 == 0:

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Int8Weight, PagedRows
+from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, PagedRows, Weight
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, move_rows, norm_rows, product_tile
@@ -35,8 +35,10 @@ class TritonKernels(TorchKernels):
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self.batch_invariant = batch_invariant
 
-    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
+        if isinstance(weight, HalfWeight):
+            weight = weight.dequantize(x.dtype)
         if not self.batch_invariant:
             return super().linear(x, weight, bias)
         if isinstance(weight, Int8Weight):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kernels.base import Kernels, Weight
 from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache, LayerCache
 from verifypd.models.config import ModelConfig
-from verifypd.models.layers import DecoderLayer, Weight, WeightSpec, layer_specs, rope_tables
+from verifypd.models.layers import DecoderLayer, WeightSpec, layer_specs, rope_tables
 from verifypd.models.native import NativeLayers
 
 
@@ -169,7 +169,7 @@ class Model:
         table = self.embedding
         if self.narrow:
             ids = ids.clamp(max=self.config.vocab_size - 1)
-        rows = table.rows(ids) if isinstance(table, Int8Weight) else F.embedding(ids, table)
+        rows = F.embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
         rows = rows.to(self.activation_dtype)
         return rows if self._embed_scale is None else rows * self._embed_scale
 

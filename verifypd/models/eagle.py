@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Kernels
+from verifypd.kernels.base import Kernels, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
 from verifypd.models.eagle_config import EagleFields
 from verifypd.models.head import DraftHead, rows_of, vector
-from verifypd.models.layers import Weight, WeightSpec
+from verifypd.models.layers import WeightSpec
 
 
 class EagleBase(DraftHead):

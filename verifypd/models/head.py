@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kernels.base import HalfWeight, Int8Weight, Kernels, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
-from verifypd.models.layers import Weight, WeightSpec
+from verifypd.models.layers import WeightSpec
 from verifypd.models.llama import Llama
 
 
@@ -151,6 +151,11 @@ def rows_of(weight: Weight, ids: Tensor | None, int8: bool = False) -> Weight:
     if isinstance(weight, Int8Weight):
         whole = ids is None
         return weight if whole else Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
+    if isinstance(weight, HalfWeight):
+        if ids is None and not int8:
+            return weight
+        rows = weight.dequantize(weight.dtype) if ids is None else weight.rows(ids.long()).to(weight.dtype)
+        return Int8Weight.quantize(rows) if int8 else HalfWeight.pack(rows) if HalfWeight.fits(rows) else rows
     rows = weight if ids is None else weight[ids].contiguous()
     return Int8Weight.quantize(rows) if int8 else rows
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
+from verifypd.kernels.base import HalfWeight, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import D2T, VOCAB_MAP, SafetensorsFolder, TensorSource, canonical, open_folder
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.eagle import Eagle3Head, EagleHead
 from verifypd.models.eagle_config import EAGLE, EAGLE3, EagleFields, default_states, shown
 from verifypd.models.head import DistilledHead, DraftHead, rows_of
-from verifypd.models.layers import Weight
-from verifypd.models.loader import HEADS, allocate, fill, fill_dummy
+from verifypd.models.loader import HEADS, allocate, fill, fill_dummy, pack
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,7 @@ def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: boo
         tensors.read_into(VOCAB_MAP, ids)
         if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
             raise ModelError(f"weights of {tensors.where}: {VOCAB_MAP} has ids outside the vocabulary")
+    pack(weights, specs, config, kernels)
     return DistilledHead(
         config,
         weights,
@@ -333,8 +334,11 @@ def _weights(
         fill(weights, specs, tensors, config)
         ids = _ids(tensors, rows, config.vocab_size)
     own, shared = weights.get("embedding"), verifier.embedding
+    if isinstance(shared, HalfWeight):
+        shared = shared.dequantize(shared.dtype)
     if isinstance(own, Tensor) and isinstance(shared, Tensor) and torch.equal(own, shared):
         del weights["embedding"]  # a copy of the verifier's
+    pack(weights, specs, config, verifier.kernels)
     return weights, None if ids is None else ids.to(device)
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import Int8Weight
+from verifypd.kernels.base import Weight
 from verifypd.models.config import ModelConfig, Rope
-
-Weight = Tensor | Int8Weight
 
 # Rows of a span may reach past the longest context by the draft length: their output is dropped, their lookup holds.
 ROPE_OVERHANG = 128

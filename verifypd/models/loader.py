@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import Int8Weight, Kernels
+from verifypd.kernels.base import Int8Weight, Kernels, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource
 from verifypd.models.config import ModelConfig, ModelSource
@@ -18,7 +18,7 @@ from verifypd.models.eagle_config import EAGLE, EAGLE3
 from verifypd.models.gemma import Gemma, Gemma2, Gemma3
 from verifypd.models.gguf import GGUFFile
 from verifypd.models.head import DistilledHead, DraftHead
-from verifypd.models.layers import Weight, WeightSpec
+from verifypd.models.layers import WeightSpec
 from verifypd.models.llama import Llama
 from verifypd.models.qwen import Qwen2, Qwen3
 
@@ -71,6 +71,7 @@ def load_model(
         fill(weights, specs, _open(source), config)
     else:
         raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
+    pack(weights, specs, config, kernels)
     return family(config, weights, kernels, dtype=dtype, max_model_len=length)
 
 
@@ -85,8 +86,15 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) ->
 
 
 def _packs(spec: WeightSpec, config: ModelConfig) -> bool:
-    """Whether int8 applies: to matrices that are multiplied with; an untied embedding is only looked up."""
+    """Whether it is a matrix that is multiplied with, and so may be packed; an untied embedding is only looked up."""
     return spec.columns is not None and (spec.target != "embedding" or config.tie_embeddings)
+
+
+def pack(weights: dict[str, Weight], specs: dict[str, WeightSpec], config: ModelConfig, kernels: Kernels) -> None:
+    """Matrices take the form that the kernels read fastest, one after another: a model is never in memory twice."""
+    for target, weight in weights.items():
+        if isinstance(weight, Tensor) and _packs(specs[target], config):
+            weights[target] = kernels.pack(weight)
 
 
 def _open(source: ModelSource) -> TensorSource:
@@ -148,6 +156,7 @@ def fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: Tens
                 weight.values[part], weight.scale[part] = packed.values, packed.scale
                 first += len(chunk)
         else:
+            assert isinstance(weight, Tensor)  # it is packed when it is whole
             tensors.read_into(name, weight[first : first + shape[0]])
 
 
@@ -172,9 +181,9 @@ def fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> No
         if isinstance(weight, Int8Weight):
             weight.values.random_(-127, 128, generator=_generator(weight.device, seed))
             weight.scale.fill_(DUMMY_STD / 73)  # 73: standard deviation of the integers -127..127
-        elif weight.dim() == 2:
+        elif isinstance(weight, Tensor) and weight.dim() == 2:
             _noise(weight, seed)
-        else:
+        elif isinstance(weight, Tensor):
             weight.fill_(1.0 if target.endswith("norm") and not config.unit_offset else 0.0)
         seed += 1
 

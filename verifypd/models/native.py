@@ -15,11 +15,11 @@ from torch import Tensor
 
 from verifypd.attention.base import PassLayout
 from verifypd.kernels import build
-from verifypd.kernels.base import Int8Weight
-from verifypd.kernels.native import TYPES, NativeKernels
+from verifypd.kernels.base import Weight
+from verifypd.kernels.native import TYPES, NativeKernels, operand
 from verifypd.kv.pool import KVCache
 from verifypd.models.config import ModelConfig
-from verifypd.models.layers import DecoderLayer, Weight
+from verifypd.models.layers import DecoderLayer
 
 
 class _Vector(ctypes.Structure):
@@ -108,7 +108,7 @@ class NativeLayers:
 
 
 def _values(weight: Weight) -> Tensor:
-    return weight.values if isinstance(weight, Int8Weight) else weight
+    return weight if isinstance(weight, Tensor) else weight.values
 
 
 def _vector(vector: Tensor | None) -> _Vector:
@@ -116,8 +116,8 @@ def _vector(vector: Tensor | None) -> _Vector:
 
 
 def _matrix(weight: Weight, bias: Tensor | None) -> _Matrix:
-    values, scale = _values(weight), weight.scale.data_ptr() if isinstance(weight, Int8Weight) else None
-    return _Matrix(values.data_ptr(), scale, *values.shape, TYPES[values.dtype], _vector(bias))
+    at, scale, kind = operand(weight)
+    return _Matrix(at, scale, *weight.shape, kind, _vector(bias))
 
 
 def _layer(layer: DecoderLayer) -> _Layer:

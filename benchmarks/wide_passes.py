@@ -1,0 +1,122 @@
+"""Passes of 1 to 16 rows of smollm2 on this CPU: checked against float32, then timed against the pass of one row.
+
+    python benchmarks/wide_passes.py --json wide.json     # under a minute
+
+Equality first: a matrix product of each kind of weights against float64, and the same bits in every company of rows.
+Then passes with the output head, arms by turns, medians; `torch` is the product that torch makes of bfloat16 itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import verifypd  # noqa: F401, before torch, whose allocator it sets
+
+# isort: split
+import torch
+
+from verifypd.attention import PassLayout, backend
+from verifypd.engine.costs import device_name
+from verifypd.kernels import Int8Weight, select
+from verifypd.kernels.native import NativeKernels
+from verifypd.kv.pool import KVCache
+from verifypd.models.base import Model
+from verifypd.models.hub import resolve
+from verifypd.models.loader import load_model
+
+ROWS = (1, 2, 3, 5, 9, 16, 32, 64, 128)
+CONTEXT = 150
+
+
+def check(kernels: NativeKernels) -> dict[str, float]:
+    """Relative error of a product by kind of weights; raises where a row feels its neighbours."""
+    x, weight = torch.randn(40, 576), torch.randn(200, 576) / 24
+    found = {}
+    for name, given in (
+        ("float32", weight),
+        ("bfloat16", kernels.pack(weight.bfloat16())),
+        ("int8", Int8Weight.quantize(weight)),
+    ):
+        exact = given.double() if isinstance(given, torch.Tensor) else given.dequantize().double()
+        wanted, got = x.double() @ exact.T, kernels.linear(x, given)
+        found[name] = float((got - wanted).norm() / wanted.norm())
+        for rows in (1, 2, 5, 8, 9, 17):
+            if not torch.equal(kernels.linear(x[:rows], given), got[:rows]):
+                raise AssertionError(f"{name}: {rows} rows differ from 40")
+    return found
+
+
+def one_pass(model: Model, rows: int, cache: KVCache) -> float:
+    """Seconds of a pass of one request with its output head (of 16 rows at most)."""
+    table = torch.arange(1, 33, dtype=torch.int32).view(1, 32)
+    starts, slots = torch.tensor([CONTEXT]), torch.tensor([0])
+    layout = PassLayout.build([rows], [CONTEXT + rows], slots, starts, table, 16)
+    ids = torch.randint(0, 40000, (rows,))
+    begun = time.perf_counter()
+    hidden = model.forward(ids, layout, backend("native"), cache)
+    model.logits(hidden[:16])
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Check, time, print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    kernels = select("cpu", "native", batch_invariant=True)
+    assert isinstance(kernels, NativeKernels)
+    report: dict[str, Any] = {
+        "cpu": device_name(torch.device("cpu")),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "float16": kernels.halves,
+        "amx": kernels.tiles,
+        "error": check(kernels),
+    }
+    print(json.dumps(report), flush=True)
+    models = {}
+    for name, dtype, int8 in (
+        ("float32", torch.float32, False),
+        ("bfloat16", torch.bfloat16, False),
+        ("int8", torch.bfloat16, True),
+        ("torch", torch.bfloat16, False),
+    ):
+        own = select("cpu", "native", batch_invariant=True)
+        if name == "torch":
+            if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                continue
+            assert isinstance(own, NativeKernels)
+            own._torch_rows, own.halves = {torch.bfloat16: 1}, False
+        models[name] = load_model(
+            resolve("smollm2"), dtype=dtype, device="cpu", kernels=own, int8=int8, max_model_len=512
+        )
+    cache = KVCache(30, 33, 16, 3, 64, torch.float32, "cpu")
+    report["passes"] = []
+    print("rows", *(f"{name:>8} ms  of one" for name in models))
+    one: dict[str, float] = {}
+    for rows in ROWS:
+        times: dict[str, list[float]] = {name: [] for name in models}
+        for turn in range((args.repeats if rows <= 16 else 3) + 1):
+            for name, model in models.items():
+                took = one_pass(model, rows, cache)
+                if turn:  # the first warms up
+                    times[name].append(took)
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        one = one or medians
+        entry = {n: {"ms": round(1e3 * s, 2), "of_one": round(s / one[n], 3)} for n, s in medians.items()}
+        report["passes"].append({"rows": rows, **entry})
+        print(f"{rows:4}", *(f"{each['ms']:11.2f}  {each['of_one']:6.2f}" for each in entry.values()), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
