@@ -81,7 +81,7 @@ def _name(name: str) -> str:
 @pytest.mark.parametrize(("drafter", "count"), [("none", 6), ("ngram", 20)])
 def test_greedy_text(reference: Any, drafter: str, count: int) -> None:
     arch = "plain" if drafter == "none" else "unified"
-    settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed"}
+    settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed", "max_draft": 4}
     with LLM("smollm2", draft=drafter, arch=arch, **settings) as llm:
         outputs = llm.generate(PROMPTS[:count], SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))
         assert drafter == "none" or llm.engine.stats.accepted > 100
