@@ -25,6 +25,7 @@ from verifypd.server.messages import (
     Abort,
     Addresses,
     Answer,
+    Begun,
     Down,
     Output,
     Outputs,
@@ -98,8 +99,8 @@ def content(data: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cut", [3, 14, 20, 30])
-def test_a_stream_with_tools_that_is_tried_again_says_everything_once(tokenizer: Tokenizer, cut: int) -> None:
-    """What was held back of the first try, because it might begin a call, is not said again after the second."""
+def test_a_stream_with_tools_that_is_taken_up_again_says_everything_once(tokenizer: Tokenizer, cut: int) -> None:
+    """What was held back when the engine died, because it might begin a call, is neither lost nor said twice."""
 
     async def run() -> bytes:
         bridge, heard = connected(tokenizer)
@@ -113,7 +114,7 @@ def test_a_stream_with_tools_that_is_tried_again_says_everything_once(tokenizer:
         bridge.take(Down(1, "killed"))
         bridge.take(Up(2, "there", INFO))
         assert isinstance(heard[-1], Submit) and heard[-1].call == call.number
-        bridge.take(Outputs(2, [output(call, ids[:cut])]))
+        assert heard[-1].open == [Begun(0, ids[:cut])]
         data = renderer.news()
         bridge.take(Outputs(2, [output(call, ids[cut:], "length")]))
         return data + renderer.news()

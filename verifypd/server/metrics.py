@@ -64,6 +64,7 @@ class ServerMetrics:
         self.http = Counter("verifypd:http_requests", "answers by path and status", ["path", "status"], registry=own)
         self.outcomes = Counter("verifypd:calls", "calls by how they ended for the client", ["outcome"], registry=own)
         self.refused = Counter("verifypd:refused", "calls turned away", ["code"], registry=own)
+        self.resumed = Counter("verifypd:calls_taken_up", "calls that went on after an engine had died", registry=own)
         self.good = Counter(
             "verifypd:requests_within_slo", "requests that met both targets; their rate is the goodput", registry=own
         )
@@ -71,6 +72,7 @@ class ServerMetrics:
     def finished(self, call: Call, outcome: str) -> None:
         """A call has ended."""
         self.outcomes.labels(outcome).inc()
+        self.resumed.inc(call.tries > 1 and outcome == "ok")
         self.itl.take(call.gaps)
         if outcome != "ok" or call.first_token is None or call.last_token is None:
             return
