@@ -21,6 +21,7 @@ from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call, CallError, broken
 from verifypd.server.config import ServerConfig
+from verifypd.server.mailbox import FLOOD
 from verifypd.server.messages import (
     Abort,
     Addresses,
@@ -39,7 +40,7 @@ from verifypd.server.messages import (
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
-from verifypd.server.worker import FLOOD, Worker
+from verifypd.server.worker import Worker
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")

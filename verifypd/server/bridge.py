@@ -149,9 +149,12 @@ class Bridge:
 
     def _submit(self, call: Call) -> None:
         """Hand a call to the engine; one that was let in before goes on where it stands."""
-        ask = call.ask
         call.tries += 1
-        message = Submit(
+        self._tell(self._message(call))
+
+    def _message(self, call: Call) -> Submit:
+        ask = call.ask
+        return Submit(
             self.worker,
             call.number,
             call.name,
@@ -165,7 +168,6 @@ class Bridge:
             ask.grammar,
             call.take_up() if call.admitted.done() else None,
         )
-        self._tell(message)
 
     def _tell(self, message: ToEngine) -> None:
         if self._send is not None:
