@@ -38,6 +38,7 @@ Config = TypeVar("Config", EngineConfig, ServerConfig)
 ENGINES, INGRESS = "Engine", "Ingress"
 SPARE = 1.5  # calls that Ray lets a replica have, for each that its queue takes: it, not Ray, turns calls away
 LINGER = 3600.0  # s that an ingress which is replaced may serve the streams it has; nobody else could
+QUIET = {"enable_access_log": False}  # of Ray: the ingress logs its requests itself
 # What each kind of process is told of the settings. A change of others does not replace it.
 OF_INGRESS = ("model", "load_format", "hf_token", "revision", "slo_ttft", "slo_tpot")
 OF_ENGINE = (
@@ -155,6 +156,7 @@ def build(settings: Settings) -> Application:
         health_check_period_s=cluster.health_period,
         health_check_timeout_s=max(30.0, 2 * server.step_timeout),
         graceful_shutdown_timeout_s=server.drain_timeout,
+        logging_config=QUIET,
         request_router_config=RequestRouterConfig(
             request_router_class=_router(cluster), request_router_kwargs={"slack": cluster.routing_slack}
         ),
@@ -167,6 +169,7 @@ def build(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=calls * cluster.most,
         graceful_shutdown_timeout_s=LINGER,
+        logging_config=QUIET,
     )
     told = _only(server, [name for name in server.names() if name not in OF_ENGINE or name == "log_format"])
     return ingress.bind(_only(engine, OF_INGRESS), told, replicas.bind(engine, _only(server, OF_ENGINE)))
