@@ -21,7 +21,7 @@ PACKAGE = ROOT / "verifypd"
 ORDER = (
     "errors hints progress config buckets inflight request batch metrics | control | simulate"
     " | tokenizer kernels kv attention sampling | models | runtime | drafters | lanes testing | engine"
-    " | server bench watch distil | cli"
+    " | server cluster serve_app bench watch distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}
 RANK["__main__"] = len(RANK)

@@ -33,11 +33,13 @@ DISTRIBUTION = {
 EXTRA_OF = {
     "attention": ["flashinfer"],
     "distil": ["bench"],
-    "server": ["server", "gpu", "ray"],
+    "server": ["server", "gpu"],
+    "cluster": ["server", "ray"],
+    "serve_app": ["ray"],
     "bench": ["bench", "gpu"],
     "metrics": ["server", "gpu"],
     "watch": ["server"],
-    "cli": ["server"],
+    "cli": ["server", "ray"],
 }
 
 

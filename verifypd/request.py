@@ -317,8 +317,10 @@ class Request(Progress):
         arrival: float = 0.0,
         order: int = 0,
         bad_words_ids: tuple[tuple[int, ...], ...] = (),
+        output: Sequence[int] = (),
     ) -> None:
-        super().__init__(len(prompt_ids), max_length)
+        """`output`: tokens that another engine has given it; it goes on after them."""
+        super().__init__(len(prompt_ids) + len(output), max_length)
         self.request_id = request_id
         self.params = params
         self.seed = seed
@@ -326,7 +328,7 @@ class Request(Progress):
         self.order = order  # arrival order: ties in priority go to the older request
         self.bad_words_ids = bad_words_ids
         self.prompt_len = len(prompt_ids)
-        self.tokens: list[int] = list(prompt_ids)  # confirmed: prompt and output
+        self.tokens: list[int] = [*prompt_ids, *output]  # confirmed: prompt and output
         self.state = State.WAITING
         self.entered = arrival  # s, when it came into this state
         self.last_output = arrival  # s, when it last got tokens
@@ -340,7 +342,7 @@ class Request(Progress):
         self.served = 0  # number of the step that last carried it
         self.logprobs: list[dict[int, Logprob]] | None = [] if params.logprobs is not None else None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-            [None] if params.prompt_logprobs is not None and choice == 0 else None
+            [None] if params.prompt_logprobs is not None and choice == 0 and not output else None
         )
         self.origins: list[TokenOrigin] | None = [] if params.token_origins else None
         self.grammar: Any = None  # a sampling.grammar.GrammarState; None: anything goes

@@ -21,10 +21,12 @@ from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call, CallError, broken
 from verifypd.server.config import ServerConfig
+from verifypd.server.mailbox import FLOOD
 from verifypd.server.messages import (
     Abort,
     Addresses,
     Answer,
+    Begun,
     Down,
     Output,
     Outputs,
@@ -38,7 +40,7 @@ from verifypd.server.messages import (
 from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
-from verifypd.server.worker import FLOOD, Worker
+from verifypd.server.worker import Worker
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -98,8 +100,8 @@ def content(data: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cut", [3, 14, 20, 30])
-def test_a_stream_with_tools_that_is_tried_again_says_everything_once(tokenizer: Tokenizer, cut: int) -> None:
-    """What was held back of the first try, because it might begin a call, is not said again after the second."""
+def test_a_stream_with_tools_that_is_taken_up_again_says_everything_once(tokenizer: Tokenizer, cut: int) -> None:
+    """What was held back when the engine died, because it might begin a call, is neither lost nor said twice."""
 
     async def run() -> bytes:
         bridge, heard = connected(tokenizer)
@@ -113,7 +115,7 @@ def test_a_stream_with_tools_that_is_tried_again_says_everything_once(tokenizer:
         bridge.take(Down(1, "killed"))
         bridge.take(Up(2, "there", INFO))
         assert isinstance(heard[-1], Submit) and heard[-1].call == call.number
-        bridge.take(Outputs(2, [output(call, ids[:cut])]))
+        assert heard[-1].open == [Begun(0, ids[:cut])]
         data = renderer.news()
         bridge.take(Outputs(2, [output(call, ids[cut:], "length")]))
         return data + renderer.news()

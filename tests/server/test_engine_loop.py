@@ -21,7 +21,19 @@ from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
 from verifypd.server.engine_loop import PURGE, EngineLoop
 from verifypd.server.engine_process import Bell, serve
-from verifypd.server.messages import Abort, Answer, Gone, GrammarSpec, Outputs, Quit, Stats, Submit, Switch, encode
+from verifypd.server.messages import (
+    Abort,
+    Answer,
+    Begun,
+    Gone,
+    GrammarSpec,
+    Outputs,
+    Quit,
+    Stats,
+    Submit,
+    Switch,
+    encode,
+)
 from verifypd.testing.instant import InstantEngine
 from verifypd.tokenizer import Tokenizer
 
@@ -112,6 +124,27 @@ def test_no_step_waits_for_a_grammar(loop: EngineLoop, compiler: Compiler, sent:
         loop.turn()
     assert tokens(sent, 1) == 8 and not loop.admission.open
     assert compiler.closed == [LETTERS] * 2
+
+
+def test_a_call_that_was_let_in_before_is_not_turned_away(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    """Its choices that have not ended go on where they stood; a new one finds the queue full."""
+    loop.admission.max_queue = 0
+    for call in range(1, 5):
+        loop.take(submit(call, max_tokens=40))
+    loop.turn()
+    loop.take(submit(5, n=3))
+    begun = [Begun(0, [70, 71, 72]), Begun(2, [])]
+    loop.take(msgspec.structs.replace(submit(6, n=3), begun=begun))
+    assert answers(sent) == {1: 0, 2: 0, 3: 0, 4: 0, 5: 429, 6: 0}
+    requests = [track.request for track in loop.calls[0, 6].values()]
+    assert [request.choice for request in requests] == [0, 2]
+    assert [request.output_ids for request in requests] == [[70, 71, 72], []]
+    for _ in range(45):
+        loop.turn()
+    news = [out for _, message in sent if isinstance(message, Outputs) for out in message.outputs if out.call == 6]
+    assert sum(len(out.tokens) for out in news if out.choice == 0) == 1, "of four it had three"
+    assert sum(len(out.tokens) for out in news if out.choice == 2) == 4
+    assert not loop.admission.open
 
 
 def test_a_grammar_that_cannot_be_compiled_refuses_its_call_alone(

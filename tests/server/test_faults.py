@@ -25,16 +25,9 @@ def restarts(server: Server) -> float:
     return server.metrics()["verifypd:engine_restarts_total"]
 
 
-def assert_lost(stream: Stream, text: str) -> None:
-    """It had begun: what it got is right, and it was told that the engine is gone."""
-    stream.join()
-    assert stream.text and text.startswith(stream.text) and stream.text != text
-    assert stream.error is not None and stream.error["code"] == "engine_lost" and stream.done
-
-
 @pytest.mark.parametrize("how", ["kill", "stall"])
 def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str) -> None:
-    """Streams that had begun get an error event; whoever has no token yet never notices, but for the wait."""
+    """Nobody notices, but for the wait: neither streams that had begun nor whoever has no token yet."""
     before = restarts(frail)
     # eight slots and two in the queue beyond them: begun, not streaming, and not begun
     begun = [Stream(frail, body(i)).start() for i in range(6)]
@@ -51,22 +44,14 @@ def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str
         os.kill(frail.children()["engine"], signal.SIGKILL)
     else:
         (faults / how).write_text("now")
-    for stream, text in zip(begun, texts, strict=False):
-        assert_lost(stream, text)
     for stream in hurried:
         stream.join()
         assert stream.error is None and stream.finish == "deadline" and stream.done
     whole.join()
-    assert whole.status == 200 and whole.error is None  # tried again: nothing had been sent
-    untouched = 0
-    for index, stream in enumerate(waiting, 7):
+    assert whole.status == 200 and whole.error is None
+    for index, stream in [*enumerate(begun), *enumerate(waiting, 7)]:
         stream.join()
-        if stream.error is None:
-            assert stream.text == texts[index] and stream.finish == "length" and stream.done
-            untouched += 1
-        else:
-            assert_lost(stream, texts[index])
-    assert untouched >= 2
+        assert stream.error is None and stream.text == texts[index] and stream.finish == "length" and stream.done
     frail.wait_ready()
     assert restarts(frail) == before + 1
     assert frail.complete(PROMPTS[0], **LONG)["choices"][0]["text"] == texts[0]

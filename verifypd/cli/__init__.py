@@ -12,7 +12,21 @@ import sys
 from collections.abc import Sequence
 
 from verifypd import __version__
-from verifypd.cli import bench, chat, compare, costs, demo, distil, evaluate, generate, models, records, serve, top
+from verifypd.cli import (
+    bench,
+    chat,
+    compare,
+    costs,
+    demo,
+    deploy,
+    distil,
+    evaluate,
+    generate,
+    models,
+    records,
+    serve,
+    top,
+)
 from verifypd.cli.flags import Parser, Run, wide
 from verifypd.cli.terminal import BAD_INPUT, INTERRUPTED, PIPE_CLOSED, one_line, say
 from verifypd.errors import VerifyPDError
@@ -21,6 +35,7 @@ COMMANDS = (
     generate,
     chat,
     serve,
+    deploy,
     demo,
     compare,
     top,

@@ -41,7 +41,7 @@ class Bridge:
         self._numbers = itertools.count(secrets.randbits(40) << 20)
         self._reads: set[asyncio.Future[CallError]] = set()  # bodies that become calls; told why all must end
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
-        self._parked: list[Call] = []  # to be tried again when the engine is back
+        self._parked: list[Call] = []  # to be taken up again when the engine is back
         self._switches: dict[int, asyncio.Future[None]] = {}  # of architecture, that wait for the engine's answer
         self._send: Callable[[ToEngine], None] | None = None
         self.connect: Callable[[str], Callable[[ToEngine], None]] | None = None
@@ -148,9 +148,13 @@ class Bridge:
                 call.fail(error)
 
     def _submit(self, call: Call) -> None:
-        ask = call.ask
+        """Hand a call to the engine; one that was let in before goes on where it stands."""
         call.tries += 1
-        message = Submit(
+        self._tell(self._message(call))
+
+    def _message(self, call: Call) -> Submit:
+        ask = call.ask
+        return Submit(
             self.worker,
             call.number,
             call.name,
@@ -162,8 +166,8 @@ class Bridge:
             ask.key,
             ask.bad_words,
             ask.grammar,
+            call.take_up() if call.admitted.done() else None,
         )
-        self._tell(message)
 
     def _tell(self, message: ToEngine) -> None:
         if self._send is not None:
@@ -248,7 +252,8 @@ class Bridge:
         self._send = self.connect(message.address)
         parked, self._parked = self._parked, []
         for call in parked:
-            event(log, "trying again", request_id=call.name, tries=call.tries + 1)
+            tokens = sum(choice.tokens for choice in call.choices)
+            event(log, "taken up again", request_id=call.name, tries=call.tries + 1, tokens=tokens)
             self._submit(call)
 
     def _went_down(self, message: Down) -> None:
@@ -260,10 +265,9 @@ class Bridge:
         for call in list(self.calls.values()):
             if call.done or (call in self._parked and not message.final):
                 continue
-            if call.sent or call.tries > self.retries or message.final:
+            if call.tries > self.retries or message.final:
                 call.fail(engine_lost(message.reason))
             else:
-                call.restart()
                 self._parked.append(call)
 
     # -- deadlines ----------------------------------------------------------------------------------------------------

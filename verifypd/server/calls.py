@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State, TokenOrigin
-from verifypd.server.messages import GrammarSpec, Output
+from verifypd.server.messages import Begun, GrammarSpec, Output
 from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
 from verifypd.server.totals import GAP_BUCKETS, Spread
 from verifypd.tokenizer import Tokenizer
+
+CACHED = 4  # place of the cached tokens in `Output.spec`
 
 
 class CallError(Exception):
@@ -82,7 +85,7 @@ def overdue(deadline_ms: float) -> CallError:
 
 
 def engine_lost(reason: str) -> CallError:
-    """500: the engine died under a request that had begun to answer."""
+    """500: the engine died under a request, and none is there to go on with it, or it has died under it too often."""
     return CallError(
         500, f"the engine stopped ({reason}); send the request again", kind="server_error", code="engine_lost"
     )
@@ -121,6 +124,7 @@ class Choice:
         self.text = TextOutput(self.request, tokenizer)
         self.prompt_logprobs: list[dict[int, Logprob]] | None = None
         self.spec: list[int] = []
+        self.spec_before: list[int] = []  # of engines that died under it
         self.last_token: float | None = None  # s, when the latest came
         self.finish: str | None = None
         self.shown = 0  # characters the client has
@@ -145,7 +149,7 @@ class Choice:
             request.origins.extend(TokenOrigin(writer, rejected) for writer, rejected in output.origins)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = [_table(row) for row in output.prompt_logprobs]
-        self.spec = output.spec
+        self.spec = added(self.spec_before, output.spec)
         if output.finish is not None:
             self.end(output.finish, output.stop_reason)
         stopped = self.text.update()
@@ -174,32 +178,31 @@ class Call:
         self.number = number
         self.name = name
         self.ask = ask
-        self.tokenizer = tokenizer
         self.arrival = arrival
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.gaps = Spread(GAP_BUCKETS)  # between two arrivals of tokens of a choice
         self.tries = 0
-        self.sent = False  # the client has seen a token
         self.error: CallError | None = None
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.choices: list[Choice] = []
+        self.choices = [Choice(ask, i, tokenizer) for i in range(ask.choices)]
+        self.left = ask.choices
         self.alarm: asyncio.TimerHandle | None = None  # rings at its deadline
         self.sink: Callable[[], bool] | None = None  # takes news at once, where it can
         self._waiter: asyncio.Future[None] | None = None
         self._news = False
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget everything that came."""
-        self.choices = [Choice(self.ask, i, self.tokenizer) for i in range(self.ask.choices)]
-        self.left = self.ask.choices
-        self.first_token = self.last_token = None
 
     @property
     def done(self) -> bool:
         """Whether every choice has ended, or the call failed."""
         return self.error is not None or not self.left
+
+    def take_up(self) -> list[Begun]:
+        """Where another engine must go on. What is known of text, stop strings and tool calls stays as it is here."""
+        still = [choice for choice in self.choices if choice.finish is None]
+        for choice in still:
+            choice.spec_before = choice.spec
+        return [Begun(choice.index, choice.request.output_ids) for choice in still]
 
     def wake(self) -> None:
         """There is something new: for whoever waits, unless the sink takes it."""
@@ -249,6 +252,15 @@ def failed(ask: Ask, grammar_error: str | None = None) -> CallError:
     if ask.grammar is not None or {"allowed_token_ids", "bad_words", "logit_bias", "min_tokens"} & set(ask.fields):
         return CallError(400, "no token is left that this request allows", code="nothing_allowed")
     return CallError(500, "the request failed in the engine", kind="server_error", code="engine_error")
+
+
+def added(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    """Totals of a choice's speculation over two engines, as `Output.spec` has them."""
+    if not before:
+        return list(now)
+    both = [sum(pair) for pair in zip_longest(before, now, fillvalue=0)]
+    both[CACHED] = before[CACHED]  # of the prompt; the second engine looked for the output too
+    return both
 
 
 def _table(row: Sequence[tuple[int, float, int]]) -> dict[int, Logprob]:

@@ -59,7 +59,8 @@ class Track:
     worker: int
     call: int
     choice: int
-    sent: int = 0  # output tokens
+    begun: int = 0  # output tokens that it came with
+    sent: int = 0  # output tokens, with those
     counted: Counted = field(default_factory=lambda: Counted())  # what of it is in the totals
     prompt_sent: bool = False
 
@@ -123,12 +124,7 @@ class EngineLoop:
             self.stopping = True
 
     def _submit(self, message: Submit) -> None:
-        count = len(message.prompts) * message.n
-        now = self.clock()
-        deadline = message.params.get("deadline_ms")
-        waiting = len(self.engine.waiting) + (self.joining.requests if self.joining else 0)
-        load = Load(waiting, len(self.engine.free_slots), self._left.rate(now))
-        refusal = self.admission.refuse(count, message.key, load, deadline, (now - message.arrival) * 1e3)
+        refusal = self._refusal(message) if message.begun is None else None  # who was let in once is not turned away
         requests: list[Request] = []
         if refusal is None:
             try:
@@ -144,6 +140,14 @@ class EngineLoop:
             self.joining.add(message, requests)
         else:
             self._enter(message, requests)
+
+    def _refusal(self, message: Submit) -> Refusal | None:
+        """Why a new call may not come in, if so."""
+        now = self.clock()
+        waiting = len(self.engine.waiting) + (self.joining.requests if self.joining else 0)
+        load = Load(waiting, len(self.engine.free_slots), self._left.rate(now))
+        spent = (now - message.arrival) * 1e3
+        return self.admission.refuse(len(message.open), message.key, load, message.params.get("deadline_ms"), spent)
 
     def _switch(self, message: Switch) -> None:
         """Change the architecture, and tell every worker, the one that asked for it last."""
@@ -162,11 +166,12 @@ class EngineLoop:
         """Queue a call's requests in the engine, and tell its worker. The wait for a slot begins here."""
         call = self.calls[message.worker, message.call] = {}
         deadline = message.params.get("deadline_ms")
-        for choice, request in enumerate(requests):
+        for begun, request in zip(message.open, requests, strict=True):
             request.entered = self.clock()
             self.engine.add(request)
-            track = Track(request, message.worker, message.call, choice)
-            call[choice] = self.tracks[request.order] = track
+            had = len(begun.tokens)
+            track = Track(request, message.worker, message.call, begun.choice, had, had)
+            call[begun.choice] = self.tracks[request.order] = track
             if deadline is not None:
                 heapq.heappush(self._deadlines, (message.arrival + deadline / 1e3, request.order))
         self.send(message.worker, Answer(self.epoch, message.call))
@@ -211,23 +216,24 @@ class EngineLoop:
         bad_words = tuple(tuple(word) for word in message.bad_words)
         check_bad_words(bad_words, self.engine.sampling.vocab)
         requests = []
-        for prompt, seed in zip(message.prompts, message.seeds, strict=True):
-            self.engine.validate(prompt)
-            longest = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
-            for choice in range(message.n):
-                request = Request(
-                    message.name,
-                    prompt,
-                    params,
-                    seed=seed,
-                    choice=choice,
-                    max_length=longest,
-                    arrival=message.arrival,
-                    order=self._orders,
-                    bad_words_ids=bad_words,
-                )
-                self._orders += 1
-                requests.append(request)
+        for begun in message.open:
+            place, choice = divmod(begun.choice, message.n)
+            prompt = message.prompts[place]
+            self.engine.validate([*prompt, *begun.tokens])
+            request = Request(
+                message.name,
+                prompt,
+                params,
+                seed=message.seeds[place],
+                choice=choice,
+                max_length=limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens),
+                arrival=message.arrival,
+                order=self._orders,
+                bad_words_ids=bad_words,
+                output=begun.tokens,
+            )
+            self._orders += 1
+            requests.append(request)
         return requests
 
     def _abort(self, message: Abort) -> None:
@@ -302,9 +308,9 @@ class EngineLoop:
             self.totals.cached_tokens += request.metrics.cached_tokens
             self.totals.prompt_tokens += request.prompt_len if request.choice == 0 else 0
             self.totals.queued.add(request.metrics.time_in_queue or 0.0)
+        start = track.sent - track.begun  # of what this engine gave it
         logprobs = None
         if request.logprobs is not None:
-            start = track.sent
             logprobs = [_flat(row) for row in request.logprobs[start : start + len(new)]]
         prompt_logprobs = None
         if request.prompt_logprobs is not None and not track.prompt_sent and (new or request.finished):
@@ -312,7 +318,7 @@ class EngineLoop:
             track.prompt_sent = True
         origins = None
         if request.origins is not None:
-            told = request.origins[track.sent : track.sent + len(new)]
+            told = request.origins[start : start + len(new)]
             origins = [(origin.writer, origin.rejected) for origin in told]
         track.sent += len(new)
         self._count(track)

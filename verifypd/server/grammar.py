@@ -294,7 +294,8 @@ class Host:
             self._account = self._savings = min(self._account, self._limits.burst)
         self._awaited += 1
         self._step.ask()
-        self._account += self._limits.per_mask * (1 + len(drafts))
+        masks = max(1 + len(drafts), len(output))  # a request that is taken up again has its whole output to read
+        self._account += self._limits.per_mask * masks
         self._send(("ask", request, list(output), list(drafts)))
 
     def masks(self, request: int) -> tuple[list[bytes], str | None] | None:

@@ -20,6 +20,13 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """A choice that goes on where an engine left it: the output tokens it has. Everything else follows from them."""
+
+    choice: int
+    tokens: list[int]
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """API to engine: a call with its prompts, each to be continued `n` times. Choice i belongs to prompt i // n."""
 
@@ -34,6 +41,14 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     key: int  # which API key
     bad_words: list[list[int]]
     grammar: GrammarSpec | None = None
+    begun: list[Begun] | None = None  # of a call that was let in before: the choices that have not ended
+
+    @property
+    def open(self) -> list[Begun]:
+        """The choices to be continued, and from where."""
+        if self.begun is not None:
+            return self.begun
+        return [Begun(choice, []) for choice in range(len(self.prompts) * self.n)]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

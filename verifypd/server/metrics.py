@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from verifypd import __version__
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call
-from verifypd.server.totals import GAP_BUCKETS, Spread
+from verifypd.server.totals import GAP_BUCKETS, Spread, Targets
 
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TPOT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
@@ -39,7 +39,7 @@ class ServerMetrics:
     def __init__(self, bridge: Bridge, model: str, slo_ttft: float, slo_tpot: float) -> None:
         """Targets in ms."""
         self.bridge = bridge
-        self.slo_ttft, self.slo_tpot = slo_ttft, slo_tpot
+        self.targets = Targets(slo_ttft, slo_tpot)
         self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         own: Any = None if self.shared else CollectorRegistry()
         self._own = own
@@ -64,6 +64,7 @@ class ServerMetrics:
         self.http = Counter("verifypd:http_requests", "answers by path and status", ["path", "status"], registry=own)
         self.outcomes = Counter("verifypd:calls", "calls by how they ended for the client", ["outcome"], registry=own)
         self.refused = Counter("verifypd:refused", "calls turned away", ["code"], registry=own)
+        self.resumed = Counter("verifypd:calls_taken_up", "calls that went on after an engine had died", registry=own)
         self.good = Counter(
             "verifypd:requests_within_slo", "requests that met both targets; their rate is the goodput", registry=own
         )
@@ -71,6 +72,7 @@ class ServerMetrics:
     def finished(self, call: Call, outcome: str) -> None:
         """A call has ended."""
         self.outcomes.labels(outcome).inc()
+        self.resumed.inc(call.tries > 1 and outcome == "ok")
         self.itl.take(call.gaps)
         if outcome != "ok" or call.first_token is None or call.last_token is None:
             return
@@ -81,9 +83,7 @@ class ServerMetrics:
         per_token = (last - first) / (longest - 1) if longest > 1 else 0.0
         if longest > 1:
             self.tpot.observe(per_token)
-        params = call.ask.params
-        in_time = first * 1e3 <= (params.slo_ttft or self.slo_ttft)
-        if in_time and per_token * 1e3 <= (params.slo_tpot or self.slo_tpot):
+        if self.targets.met(first, per_token, call.ask.params.slo_ttft, call.ask.params.slo_tpot):
             self.good.inc()
 
     def _registries(self) -> list[CollectorRegistry]:

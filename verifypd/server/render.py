@@ -322,7 +322,7 @@ class ChatRenderer(Renderer):
     prefix = "chatcmpl-"
 
     def _tools(self, choice: Choice) -> ToolStream | None:
-        """Where a choice's text is split. It stays with the choice: a call that is tried again begins anew."""
+        """Where a choice's text is split."""
         form = self.prepared.tools
         if form is not None and choice.tools is None:
             choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)

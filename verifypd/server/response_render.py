@@ -111,8 +111,6 @@ class ResponsesRenderer(ChatRenderer):
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
         words, calls = self.fresh(choice, finish is not None)
         scores = self._logprobs(choice, start)
-        if not start:
-            self._unsaid = []  # a call that is tried again begins anew
         self._unsaid += scores["content"] if scores else ()
         events = self._say(words) if words else []
         for call in calls:

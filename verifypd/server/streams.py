@@ -151,7 +151,6 @@ class EventStream(Response):
                 await call.news()
                 data = renderer.news()
                 if data:
-                    call.sent = True
                     await self._send(send, data)
             if call.error is not None:
                 raise call.error
@@ -177,7 +176,6 @@ class EventStream(Response):
             self.call.fail(failed(self.call.ask))
             return True
         if data:
-            self.call.sent = True
             self._wire.write(data)
         return True
 

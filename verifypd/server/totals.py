@@ -21,6 +21,18 @@ QUEUE_BUCKETS = (
 )  # s
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a request is held to where it names no targets of its own, ms."""
+
+    ttft: float
+    tpot: float
+
+    def met(self, first: float, per_token: float, own_ttft: float | None, own_tpot: float | None) -> bool:
+        """Whether a request's first token came in time, and the others fast enough. first, per_token: s."""
+        return first * 1e3 <= (own_ttft or self.ttft) and per_token * 1e3 <= (own_tpot or self.tpot)
+
+
 class Spread:
     """How often a number of seconds fell under each bound, and all of them together."""
 

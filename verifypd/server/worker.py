@@ -15,7 +15,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 import zmq
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,6 +26,7 @@ from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.lifeline import die_with
 from verifypd.server.logs import set_up_logs
+from verifypd.server.mailbox import Mailbox
 from verifypd.server.messages import (
     Addresses,
     Drain,
@@ -44,10 +44,8 @@ from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-DECODER = msgspec.msgpack.Decoder(ToWorker)
 PARENT_CHECK = 1.0  # s
 LAST_WORDS = 2.0  # s open connections get when the server ends
-FLOOD = 64  # messages that are taken before what they brought is passed on and others have their turn
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 PIPELINED = 16  # requests of one connection that may wait behind another while it is read on
 LOOK = 0.25  # s between two looks whether a client that will say no more is still there
@@ -306,67 +304,38 @@ class Server(uvicorn.Server):
         yield
 
 
-class Worker:
+class Worker(Mailbox):
     """The sockets of one worker, in its event loop."""
 
     def __init__(self, index: int, config: ServerConfig, addresses: Addresses, bridge: Bridge, parent: int) -> None:
+        super().__init__(bridge)
         self.index = index
         self.config = config
         self.addresses = addresses
-        self.bridge = bridge
         self.context = zmq.Context()
         self.server: Server | None = None
         self._engine: zmq.Socket | None = None
         self._parent = parent
-        self._stopped = False
-        self._again = False  # a look at the inbox is already waiting for its turn
 
     def start(self) -> None:
         """In the running loop: listen to the inbox and say that this worker serves."""
-        self.loop = asyncio.get_running_loop()
-        self.inbox = inbox(self.context, self.addresses.worker(self.index))
         self.supervisor = outbox(self.context, self.addresses.supervisor())
         self.bridge.connect = self._connect
         self.bridge.on_idle = lambda: self.supervisor.send(encode(Drained(self.index)))
-        self.loop.add_reader(self.inbox.fileno(), self._readable)
+        self.open(inbox(self.context, self.addresses.worker(self.index)))
         self.supervisor.send(encode(Serving(self.index)))
         self._watch_parent()
-        self._readable()
 
     def stop(self) -> None:
         """Close the sockets."""
-        self._stopped = True
-        self.loop.remove_reader(self.inbox.fileno())
+        self.shut()
         self.context.destroy(linger=200)
 
     def _watch_parent(self) -> None:
         if os.getppid() != self._parent:  # the supervisor was killed
             os._exit(1)
-        if self._stopped:
-            return
-        self.loop.call_later(PARENT_CHECK, self._watch_parent)
-        self._readable()  # the descriptor fires on edges only: never miss one for long
-
-    def _readable(self) -> None:
-        """Take what has arrived, then pass it on. After a flood the rest waits until others have had their turn: an
-        engine that is faster than this worker must not keep it from its clients."""
-        if self._stopped:
-            return
-        for _ in range(FLOOD):
-            try:
-                data = self.inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._take(DECODER.decode(data))
-        else:
-            if not self._again:
-                self._again = True
-                self.loop.call_soon(self._go_on)
-        self.bridge.flush()
-
-    def _go_on(self) -> None:
-        self._again = False
-        self._readable()
+        if not self._stopped:
+            self.loop.call_later(PARENT_CHECK, self._watch_parent)
 
     def _take(self, message: ToWorker) -> None:
         if isinstance(message, Quit):

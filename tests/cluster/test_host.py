@@ -1,0 +1,200 @@
+"""Engines and an ingress of one cluster in this process, without Ray: calls, cancelling, a lost engine, its load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from tests.server.serving import TINY
+from verifypd.cluster.bridge import ClusterBridge, counts, merged
+from verifypd.cluster.host import EngineHost
+from verifypd.cluster.lines import connect, listen
+from verifypd.config import EngineConfig
+from verifypd.errors import EngineError
+from verifypd.request import SamplingParams
+from verifypd.server.calls import Ask, Call, CallError
+from verifypd.server.config import ServerConfig
+from verifypd.server.mailbox import Mailbox
+from verifypd.server.messages import GrammarSpec, Submit, encode
+from verifypd.tokenizer import Tokenizer
+
+HERE = "127.0.0.1"
+PROMPT = [26, 9, 193, 31, 7, 9, 193, 31]
+
+
+def host(folders: tuple[Path, Path], **server: Any) -> EngineHost:
+    names = ("arch", "controller", "dtype", "kv-memory", "batch-size", "max-draft", "max-model-len", "block-size")
+    settings = {name.replace("-", "_"): TINY[name] for name in names}
+    config = EngineConfig(model=str(folders[0]), draft=str(folders[1]), **settings)
+    return EngineHost(config, ServerConfig(metrics_interval=0.02, **server), str(folders[0]), HERE)
+
+
+@asynccontextmanager
+async def ingress(tokenizer: Tokenizer, hosts: list[EngineHost], retries: int = 2) -> AsyncIterator[ClusterBridge]:
+    """A bridge to these hosts; the first that is alive gets every call."""
+    context = zmq.Context()
+    inbox, address = listen(context, HERE)
+
+    async def run(message: Submit) -> None:
+        sent = encode(msgspec.structs.replace(message, arrival=time.monotonic() - message.arrival))
+        for each in hosts:
+            with contextlib.suppress(EngineError):
+                each.check()
+                break
+        await each.run(address, sent)
+
+    def line(place: str) -> Callable[[Any], None]:
+        socket = connect(context, place)
+        return lambda message: socket.send(encode(message))
+
+    bridge = ClusterBridge(secrets.randbits(48), tokenizer, retries, run, line)
+    mailbox = Mailbox(bridge)
+    mailbox.open(inbox)
+    bridge.begin(hosts[0].info)
+    try:
+        yield bridge
+    finally:
+        mailbox.shut()
+        context.destroy(linger=0)
+
+
+async def finished(bridge: ClusterBridge, call: Call) -> Call:
+    while not call.done:
+        await call.news()
+    bridge.close(call)
+    return call
+
+
+def ask(grammar: GrammarSpec | None = None, **params: Any) -> Ask:
+    fields = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, **params}
+    return Ask([PROMPT], SamplingParams(**fields), [11], grammar=grammar, fields=fields)
+
+
+def play(work: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+
+
+def test_a_call_goes_on_in_another_engine_to_the_same_text(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """The engine fails in mid-call; penalties, a seed, a format and two choices go on elsewhere as if nothing was."""
+    first, second = host(folders), host(folders)
+    sampled = {"temperature": 1.0, "seed": 5, "presence_penalty": 0.8, "n": 2}
+    asked = [
+        ask(),
+        ask(**sampled),
+        ask(GrammarSpec("regex", "[a-z ]{80,120}"), ignore_eos=False, max_tokens=150),
+        ask(logprobs=2),
+    ]
+
+    async def texts(bridge: ClusterBridge, break_at: int | None) -> list[list[str]]:
+        calls = [await bridge.open("r", each, time.monotonic()) for each in asked]
+        if break_at is not None:
+            while min(choice.tokens for call in calls for choice in call.choices) < break_at:
+                await asyncio.sleep(0)
+
+            def fail() -> None:
+                raise ZeroDivisionError("injected")
+
+            first._loop.engine.step = fail  # type: ignore[method-assign]
+        done = [await finished(bridge, call) for call in calls]
+        assert all(len(c.request.logprobs or ()) == c.tokens for c in done[3].choices)
+        return [[choice.text.text for choice in call.choices] for call in done]
+
+    async def run() -> None:
+        async with ingress(tokenizer, [second]) as bridge:
+            expected = await texts(bridge, None)
+        async with ingress(tokenizer, [first, second]) as bridge:
+            assert await texts(bridge, 4) == expected
+            assert bridge.restarts == 1
+        with pytest.raises(EngineError, match="injected"):
+            first.check()
+
+    try:
+        play(run())
+    finally:
+        first.close()
+        second.close()
+
+
+def test_calls_end_everywhere(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """A call that is closed is aborted in its engine, a refusal is told, and figures and load follow."""
+    engine = host(folders, max_queue=0)
+
+    async def idle() -> None:
+        while engine._loop.calls or engine._open or engine.load().running:
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        async with ingress(tokenizer, [engine]) as bridge:
+            slots = engine.info["slots"]
+            calls = [await bridge.open("r", ask(max_tokens=380), time.monotonic()) for _ in range(slots)]
+            while engine.load().running < slots:
+                await asyncio.sleep(0.01)
+            with pytest.raises(CallError) as refused:
+                await bridge.open("r", ask(), time.monotonic())
+            assert refused.value.status == 429 and refused.value.code == "queue_full"
+            for call in calls:
+                bridge.close(call)
+            await idle()
+            assert engine.load().good == 1.0, "who left met no target and missed none"
+            slow = ask(slo_ttft=1e-3)
+            for each in (slow, ask(slo_ttft=1e6, slo_tpot=1e6)):
+                await finished(bridge, await bridge.open("r", each, time.monotonic()))
+            await idle()
+            assert engine.load().good == 0.5
+            stopped = ask(n=2, stop=["\n"], max_tokens=300, temperature=1.0)
+            call = await finished(bridge, await bridge.open("r", stopped, time.monotonic()))
+            assert {choice.finish for choice in call.choices} <= {"stop", "length"}
+            await idle()
+            while bridge.figures.get("finished", {}).get("length") is None:
+                await asyncio.sleep(0.01)
+
+    try:
+        play(run())
+    finally:
+        engine.close()
+
+
+def test_an_ingress_that_takes_nothing_is_given_up(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifypd.cluster.lines.MOST_QUEUED", 20)
+    engine = host(folders)
+    message = Submit(3, 1, "r", [PROMPT], 1, {"max_tokens": 380, "ignore_eos": True}, [0], 0.0, 0, [])
+    nobody = f"{HERE}:9#{zmq.curve_keypair()[0].decode()}"
+
+    async def run() -> None:
+        await engine.run(nobody, encode(message))
+        assert not engine._lines and not engine._addresses and not engine._loop.workers
+        engine.check()
+
+    try:
+        play(run())
+    finally:
+        engine.close()
+
+
+def test_figures_of_replicas_are_added() -> None:
+    one = {"running": 2, "lanes": {"prefill": {"depth": 1, "wait_p95_ms": 3.0}}, "policy": "auto", "live": {"a": 1}}
+    other = {"running": 1, "lanes": {"prefill": {"depth": 2, "wait_p95_ms": 9.0}}, "policy": "auto", "live": {"a": 5}}
+    assert merged([one, other]) == {
+        "running": 3,
+        "lanes": {"prefill": {"depth": 3, "wait_p95_ms": 9.0}},
+        "policy": "auto",
+        "live": {"a": 1},
+    }
+    assert merged([one]) == merged([one, {}]) == one
+    assert counts(one) == {"lanes": {"prefill": {}}, "policy": "auto"}
+    assert counts({"steps": {"0.1": 4}, "pools": {"verifier": {"used": 3}}, "passes": 9}) == {
+        "steps": {"0.1": 4},
+        "passes": 9,
+    }
