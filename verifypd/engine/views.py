@@ -35,6 +35,7 @@ class Seen(Protocol):
     inflight: Inflight
     running: dict[int, Request]
     clock: Callable[[], float]
+    offline: bool
     verifier_bytes: int
 
     @property
