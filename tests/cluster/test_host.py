@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +26,7 @@ from verifypd.request import SamplingParams
 from verifypd.server.calls import Ask, Call, CallError
 from verifypd.server.config import ServerConfig
 from verifypd.server.mailbox import Mailbox
-from verifypd.server.messages import GrammarSpec, Submit, encode
+from verifypd.server.messages import GrammarSpec, Outputs, Submit, encode
 from verifypd.tokenizer import Tokenizer
 
 HERE = "127.0.0.1"
@@ -123,6 +124,37 @@ def test_a_call_goes_on_in_another_engine_to_the_same_text(folders: tuple[Path, 
     finally:
         first.close()
         second.close()
+
+
+def test_tokens_that_a_line_loses_are_asked_for_again(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """One message of a step does not arrive; no token of it is missing in the end, and nothing runs on unheard."""
+    engine = host(folders)
+    asked = ask(temperature=1.0, seed=5, n=2)
+
+    async def texts(bridge: ClusterBridge) -> list[str]:
+        call = await finished(bridge, await bridge.open("r", asked, time.monotonic()))
+        assert [choice.tokens for choice in call.choices] == [60, 60]
+        return [choice.text.text for choice in call.choices]
+
+    def lossy(take: Callable[[Any], None], lost: int) -> Callable[[Any], None]:
+        turns = itertools.count(1)
+        return lambda message: None if isinstance(message, Outputs) and next(turns) == lost else take(message)
+
+    async def run() -> None:
+        async with ingress(tokenizer, [engine]) as bridge:
+            expected = await texts(bridge)
+            take = bridge.take
+            for lost in (1, 3):
+                bridge.take = lossy(take, lost)  # type: ignore[method-assign]
+                assert await texts(bridge) == expected
+            while engine._open or engine._loop.calls:
+                await asyncio.sleep(0.01)
+            assert bridge.restarts == 0, "no replica was lost"
+
+    try:
+        play(run())
+    finally:
+        engine.close()
 
 
 def test_calls_end_everywhere(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:

@@ -338,6 +338,7 @@ class EngineLoop:
                 prompt_logprobs,
                 request.grammar.error if request.finish_reason == "error" and request.grammar is not None else None,
                 origins,
+                track.sent - len(new),
             )
         )
         if request.finished:

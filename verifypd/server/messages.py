@@ -111,6 +111,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[list[tuple[int, float, int]]] | None = None  # from the second prompt token on
     error: str | None = None  # why its output format cannot be followed any further
     origins: list[tuple[str, tuple[int, ...]]] | None = None  # per token: who wrote it, and drafts that fell there
+    start: int = 0  # output tokens of the choice before these
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
