@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -33,26 +33,22 @@ HERE = "127.0.0.1"
 PROMPT = [26, 9, 193, 31, 7, 9, 193, 31]
 
 
-def host(folders: tuple[Path, Path], **server: Any) -> EngineHost:
+def host(folders: tuple[Path, Path], on_failure: Callable[[], None] = lambda: None, **server: Any) -> EngineHost:
     names = ("arch", "controller", "dtype", "kv-memory", "batch-size", "max-draft", "max-model-len", "block-size")
     settings = {name.replace("-", "_"): TINY[name] for name in names}
     config = EngineConfig(model=str(folders[0]), draft=str(folders[1]), **settings)
-    return EngineHost(config, ServerConfig(metrics_interval=0.02, **server), str(folders[0]), HERE)
+    return EngineHost(config, ServerConfig(metrics_interval=0.02, **server), str(folders[0]), HERE, on_failure)
 
 
 @asynccontextmanager
 async def ingress(tokenizer: Tokenizer, hosts: list[EngineHost], retries: int = 2) -> AsyncIterator[ClusterBridge]:
-    """A bridge to these hosts; the first that is alive gets every call."""
+    """A bridge to these hosts; the first gets every call, whatever state it is in."""
     context = zmq.Context()
     inbox, address = listen(context, HERE)
 
     async def run(message: Submit) -> None:
         sent = encode(msgspec.structs.replace(message, arrival=time.monotonic() - message.arrival))
-        for each in hosts:
-            with contextlib.suppress(EngineError):
-                each.check()
-                break
-        await each.run(address, sent)
+        await hosts[0].run(address, sent)
 
     def line(place: str) -> Callable[[Any], None]:
         socket = connect(context, place)
@@ -85,9 +81,21 @@ def play(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
 
 
-def test_a_call_goes_on_in_another_engine_to_the_same_text(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
-    """The engine fails in mid-call; penalties, a seed, a format and two choices go on elsewhere as if nothing was."""
-    first, second = host(folders), host(folders)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_call_goes_on_in_another_engine_to_the_same_text(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, hangs: bool
+) -> None:
+    """The engine fails or hangs in mid-call, and its process ends, or it would be sent the calls again.
+
+    Penalties, a seed, a format and two choices go on elsewhere as if nothing was.
+    """
+    hosts: list[EngineHost] = []
+    over = threading.Event()
+
+    def end_process() -> None:
+        hosts[:] = [second]
+
+    first, second = host(folders, end_process, step_timeout=2.0 if hangs else 60), host(folders)
     sampled = {"temperature": 1.0, "seed": 5, "presence_penalty": 0.8, "n": 2}
     asked = [
         ask(),
@@ -103,6 +111,7 @@ def test_a_call_goes_on_in_another_engine_to_the_same_text(folders: tuple[Path, 
                 await asyncio.sleep(0)
 
             def fail() -> None:
+                over.wait(30 if hangs else 0)
                 raise ZeroDivisionError("injected")
 
             first._loop.engine.step = fail  # type: ignore[method-assign]
@@ -113,15 +122,17 @@ def test_a_call_goes_on_in_another_engine_to_the_same_text(folders: tuple[Path, 
     async def run() -> None:
         async with ingress(tokenizer, [second]) as bridge:
             expected = await texts(bridge, None)
-        async with ingress(tokenizer, [first, second]) as bridge:
+        hosts.extend([first, second])
+        async with ingress(tokenizer, hosts) as bridge:
             assert await texts(bridge, 4) == expected
-            assert bridge.restarts == 1
-        with pytest.raises(EngineError, match="injected"):
+            assert bridge.restarts == 1 and hosts == [second]
+        with pytest.raises(EngineError, match="longer than 2 s" if hangs else "injected"):
             first.check()
 
     try:
         play(run())
     finally:
+        over.set()
         first.close()
         second.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -52,7 +53,8 @@ class Engine:
 
     def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
         set_up_logs(server.log_format, "engine")
-        self.host = EngineHost(engine, server, tokenizer_folder(engine), ray.util.get_node_ip_address())
+        here = ray.util.get_node_ip_address()
+        self.host = EngineHost(engine, server, tokenizer_folder(engine), here, on_failure=lambda: os._exit(1))
         gc.collect()
         gc.freeze()  # weights and code stay: collections during a step look at what is new only
 
