@@ -168,6 +168,36 @@ def test_tokens_that_a_line_loses_are_asked_for_again(folders: tuple[Path, Path]
         engine.close()
 
 
+def test_a_call_that_is_cancelled_in_its_replica_goes_on(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """Ray ends what waits for it as if it were cancelled here: another replica is to take it up."""
+    engine = host(folders)
+    kept = engine.run
+    waits: list[asyncio.Future[None]] = []
+
+    async def cancelled_once(address: str, data: bytes) -> None:
+        waits.append(asyncio.ensure_future(kept(address, data)))
+        await waits[-1]
+
+    engine.run = cancelled_once  # type: ignore[method-assign]
+
+    async def run() -> None:
+        async with ingress(tokenizer, [engine]) as bridge:
+            call = await bridge.open("r", ask(), time.monotonic())
+            waits[0].cancel()
+            assert (await finished(bridge, call)).choices[0].tokens == 60 and len(waits) == 2
+
+            call = await bridge.open("r", ask(max_tokens=380), time.monotonic())
+            task = bridge._tasks[call.number]
+            bridge.close(call)
+            await asyncio.wait([task])
+            assert task.cancelled() and len(waits) == 3, "who leaves is not taken up"
+
+    try:
+        play(run())
+    finally:
+        engine.close()
+
+
 def test_calls_end_everywhere(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
     """A call that is closed is aborted in its engine, a refusal is told, and figures and load follow."""
     engine = host(folders, max_queue=0)

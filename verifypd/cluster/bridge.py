@@ -74,7 +74,10 @@ class ClusterBridge(Bridge):
             reason = "its last tokens did not arrive"
             if not call.done:
                 await asyncio.sleep(LAST_TOKENS)
-        except Exception as error:  # noqa: BLE001  # a replica can be lost in many ways
+        except (Exception, asyncio.CancelledError) as error:  # a replica can be lost in many ways
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # nobody waits here; Ray raises the same where the call was cancelled over there
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             await asyncio.sleep(PAUSE)
         home = self._homes.pop(message.call, None)
@@ -119,16 +122,20 @@ class ClusterBridge(Bridge):
             self._report(message)
 
     def _output(self, call: Call, output: Output, now: float) -> None:
-        """Take what a step gave, unless something before it is missing: lines may lose messages when they break."""
+        """Take what a step gave, unless something before it is missing: lines may lose messages when they break.
+
+        An abort that was not asked for here is none: the replica was told to end the call, and another goes on.
+        """
         choice = call.choices[output.choice]
-        if call.admitted.done() and (choice.finish is not None or output.start == choice.tokens):
+        follows = call.admitted.done() and output.start == choice.tokens and output.finish != "abort"
+        if follows or choice.finish is not None:
             super()._output(call, output, now)
             return
         task = self._tasks.pop(call.number, None)
         if task is not None:
             task.cancel()  # which ends the call where it runs
         self._homes.pop(call.number, None)
-        self._take_up(call, "tokens were lost on their way")
+        self._take_up(call, "the replica ended it" if output.finish == "abort" else "tokens were lost on their way")
 
     def _report(self, message: Stats) -> None:
         now = asyncio.get_running_loop().time()
