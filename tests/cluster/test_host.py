@@ -26,7 +26,7 @@ from verifypd.request import SamplingParams
 from verifypd.server.calls import Ask, Call, CallError
 from verifypd.server.config import ServerConfig
 from verifypd.server.mailbox import Mailbox
-from verifypd.server.messages import GrammarSpec, Outputs, Submit, encode
+from verifypd.server.messages import Abort, GrammarSpec, Outputs, Stats, Submit, Up, encode
 from verifypd.tokenizer import Tokenizer
 
 HERE = "127.0.0.1"
@@ -254,6 +254,36 @@ def test_an_ingress_that_takes_nothing_is_given_up(
         play(run())
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(("interval", "silent"), [(0.5, 10.0), (20.0, 60.0)])
+def test_a_replica_that_was_silent_counts_once_and_is_heard(
+    monkeypatch: pytest.MonkeyPatch, interval: float, silent: float
+) -> None:
+    told: list[Any] = []
+
+    async def run() -> None:
+        now = [0.0]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+        bridge = ClusterBridge(1, None, 2, run=lambda message: asyncio.sleep(60), line=lambda address: told.append)
+        bridge.begin({})
+        for name in (7, 8):
+            bridge.take(Up(name, "there", {"metrics_interval": interval}))
+            bridge.take(Stats(name, {"running": 1, "passes": 10}))
+        assert bridge.figures == {"running": 2, "passes": 20}
+        now[0] = silent - 1
+        bridge.take(Stats(8, {"running": 1, "passes": 11}))
+        assert bridge.figures == {"running": 2, "passes": 21}, "it has time yet"
+        now[0] = silent + 1
+        bridge.take(Stats(8, {"running": 1, "passes": 12}))
+        assert bridge.figures == {"running": 1, "passes": 22}
+        bridge.take(Stats(7, {"running": 3, "passes": 15}))
+        assert bridge.figures == {"running": 4, "passes": 27}
+        bridge._homes[5] = 7
+        bridge._pass_on(Abort(1, 5, -1))
+        assert told == [Abort(1, 5, -1)]
+
+    asyncio.run(run())
 
 
 def test_figures_of_replicas_are_added() -> None:

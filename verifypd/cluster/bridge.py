@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PAUSE = 0.1  # s before a call that lost its replica is sent to another
 LAST_TOKENS = 5.0  # s that tokens may take longer than the word that they were all
-SILENT = 10.0  # s without figures after which a replica is taken for gone
+SILENT = 10.0  # s without figures, or three times as long as they take, after which a replica is taken for gone
 GREATEST = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms")  # figures of which the worst replica's is shown
 # Figures that end with their replica; the others count what has happened, and only grow.
 PRESENT = {"running", "waiting", "slots", "pools", "depth", *GREATEST, "gpu", "live"}
@@ -43,7 +43,8 @@ class ClusterBridge(Bridge):
         self._homes: dict[int, int] = {}  # call number -> replica
         self._tasks: dict[int, asyncio.Task[None]] = {}  # call number -> what waits for it
         self._reports: dict[int, tuple[float, dict[str, Any]]] = {}  # replica -> when it told its figures, and which
-        self._past: dict[str, Any] = {}  # counts of replicas that are gone
+        self._past: dict[int, dict[str, Any]] = {}  # replica that is silent -> its counts
+        self._silent = SILENT
         self._lost: set[int] = set()  # replicas
 
     def begin(self, info: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ class ClusterBridge(Bridge):
         """Act on a message from a replica. `epoch` is its name here."""
         if isinstance(message, Up):
             self._lines[message.epoch] = self._line(message.address)
+            self._silent = max(SILENT, 3 * message.info["metrics_interval"])
         elif isinstance(message, Answer):
             if message.call in self.calls:
                 self._homes[message.call] = message.epoch
@@ -140,10 +142,10 @@ class ClusterBridge(Bridge):
     def _report(self, message: Stats) -> None:
         now = asyncio.get_running_loop().time()
         self._reports[message.epoch] = (now, message.figures)
-        for name in [name for name, (told, _) in self._reports.items() if now - told > SILENT]:
-            self._past = merged([counts(self._reports.pop(name)[1]), self._past])
-            self._lines.pop(name, None)
-        self.figures = merged([*(figures for _, figures in self._reports.values()), self._past])
+        self._past.pop(message.epoch, None)
+        for name in [name for name, (told, _) in self._reports.items() if now - told > self._silent]:
+            self._past[name] = counts(self._reports.pop(name)[1])
+        self.figures = merged([*(figures for _, figures in self._reports.values()), *self._past.values()])
         self.on_report()
 
 

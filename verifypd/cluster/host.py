@@ -72,7 +72,7 @@ class EngineHost:
         self.name = secrets.randbits(48)
         engine = load_factory(config.engine_factory)(engine_config).engine
         engine.forgiving = True
-        self.info = describe(engine)
+        self.info = describe(engine) | {"metrics_interval": config.metrics_interval}
         self.figures: dict[str, Any] = {}
         self._targets = Targets(engine_config.slo_ttft, engine_config.slo_tpot)
         self._verdicts: deque[tuple[float, bool]] = deque(maxlen=1000)  # when a request ended, and whether in time
