@@ -54,7 +54,7 @@ async def ingress(tokenizer: Tokenizer, hosts: list[EngineHost], retries: int = 
         socket = connect(context, place)
         return lambda message: socket.send(encode(message))
 
-    bridge = ClusterBridge(secrets.randbits(48), tokenizer, retries, run, line)
+    bridge = ClusterBridge(secrets.randbits(48), tokenizer, retries, run, line, hosts[0]._loop.model)
     mailbox = Mailbox(bridge)
     mailbox.open(inbox)
     bridge.begin(hosts[0].info)
@@ -198,6 +198,39 @@ def test_a_call_that_is_cancelled_in_its_replica_goes_on(folders: tuple[Path, Pa
         engine.close()
 
 
+def test_no_call_goes_on_in_another_model(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
+    """A rolling update replaces the model: what was begun and what comes from the old ingress ends with an error."""
+    hosts: list[EngineHost] = []
+
+    def end_process() -> None:
+        hosts[:] = [other]
+
+    engine, other = host(folders, end_process), host(folders[::-1])
+    hosts.append(engine)
+
+    def fail() -> None:
+        raise ZeroDivisionError("injected")
+
+    async def run() -> None:
+        async with ingress(tokenizer, hosts) as bridge:
+            call = await bridge.open("r", ask(max_tokens=380), time.monotonic())
+            while call.choices[0].tokens < 4:
+                await asyncio.sleep(0)
+            engine._loop.engine.step = fail  # type: ignore[method-assign]
+            with pytest.raises(CallError, match="the model was replaced") as ended:
+                await finished(bridge, call)
+            assert (ended.value.status, ended.value.code) == (503, "model_replaced")
+            with pytest.raises(CallError, match="the model was replaced"):
+                await bridge.open("r", ask(), time.monotonic())
+            assert not other._open and not other._loop.calls
+
+    try:
+        play(run())
+    finally:
+        engine.close()
+        other.close()
+
+
 def test_calls_end_everywhere(folders: tuple[Path, Path], tokenizer: Tokenizer) -> None:
     """A call that is closed is aborted in its engine, a refusal is told, and figures and load follow."""
     engine = host(folders, max_queue=0)
@@ -242,7 +275,9 @@ def test_an_ingress_that_takes_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr("verifypd.cluster.lines.MOST_QUEUED", 20)
     engine = host(folders)
-    message = Submit(3, 1, "r", [PROMPT], 1, {"max_tokens": 380, "ignore_eos": True}, [0], 0.0, 0, [])
+    message = Submit(
+        3, 1, "r", [PROMPT], 1, {"max_tokens": 380, "ignore_eos": True}, [0], 0.0, 0, [], model=engine._loop.model
+    )
     nobody = f"{HERE}:9#{zmq.curve_keypair()[0].decode()}"
 
     async def run() -> None:

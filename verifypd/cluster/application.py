@@ -22,7 +22,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.handle import DeploymentHandle
 
 from verifypd.cluster.bridge import ClusterBridge, Line
-from verifypd.cluster.config import ClusterConfig, Settings
+from verifypd.cluster.config import ClusterConfig, Settings, tokens_of
 from verifypd.cluster.host import EngineHost
 from verifypd.cluster.lines import connect, listen
 from verifypd.cluster.prefixes import digests
@@ -91,7 +91,8 @@ class Ingress:
         self.tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
         self.context = zmq.Context()
         self.inbox, self.address = listen(self.context, ray.util.get_node_ip_address())
-        self.bridge = ClusterBridge(secrets.randbits(48), self.tokenizer, server.retries, self.run, self.line)
+        name, model = secrets.randbits(48), tokens_of(engine)
+        self.bridge = ClusterBridge(name, self.tokenizer, server.retries, self.run, self.line, model)
         self.mailbox = Mailbox(self.bridge)
         self.info = await engines.describe.remote()
 

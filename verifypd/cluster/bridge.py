@@ -10,6 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call, engine_lost
 from verifypd.server.logs import event
@@ -33,10 +35,20 @@ class ClusterBridge(Bridge):
     """All calls of an ingress."""
 
     def __init__(
-        self, worker: int, tokenizer: Tokenizer | None, retries: int, run: Run, line: Callable[[str], Line]
+        self,
+        worker: int,
+        tokenizer: Tokenizer | None,
+        retries: int,
+        run: Run,
+        line: Callable[[str], Line],
+        model: str = "",
     ) -> None:
-        """`worker` names this ingress among all; `line` makes a line to the replica at an address."""
+        """`worker` names this ingress among all; `line` makes a line to the replica at an address.
+
+        `model` names whose tokens its calls have: a replica of another refuses them.
+        """
         super().__init__(worker, tokenizer, retries)
+        self.model = model
         self._run = run
         self._line = line
         self._lines: dict[int, Line] = {}  # replica -> the way there
@@ -87,6 +99,9 @@ class ClusterBridge(Bridge):
         if home is not None:
             self._lost.add(home)
         self._take_up(call, reason)
+
+    def _message(self, call: Call) -> Submit:
+        return msgspec.structs.replace(super()._message(call), model=self.model)
 
     def _take_up(self, call: Call, reason: str) -> None:
         """Send a call to another replica, under another number: what the first still sends is nobody's."""

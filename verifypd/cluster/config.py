@@ -93,6 +93,11 @@ class Settings:
                 raise ConfigError(f"{flag(name)} is for one server, not for a cluster: {instead}")
 
 
+def tokens_of(engine: EngineConfig) -> str:
+    """Whose tokens an engine reads and writes. Two that say the same may go on with each other's calls."""
+    return engine.model if engine.revision is None else f"{engine.model}@{engine.revision}"
+
+
 def read(given: Mapping[str, Any]) -> Settings:
     """Settings from one mapping with the names of the flags, `_` for `-`: the `args` of a Serve config file.
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from verifypd.cluster.config import tokens_of
 from verifypd.cluster.lines import connect, listen
 from verifypd.cluster.scaling import ReplicaLoad
 from verifypd.config import EngineConfig
@@ -98,6 +99,7 @@ class EngineHost:
             compile_grammar=self._compiler.start if self._compiler is not None else None,
             ring=self._bell.ring,
             interval=config.metrics_interval,
+            model=tokens_of(engine_config),
         )
         self._loop.gpu = gpu_reader(engine)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)

@@ -42,6 +42,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     bad_words: list[list[int]]
     grammar: GrammarSpec | None = None
     begun: list[Begun] | None = None  # of a call that was let in before: the choices that have not ended
+    model: str = ""  # whose tokens these are, where there may be engines of another
 
     @property
     def open(self) -> list[Begun]:
