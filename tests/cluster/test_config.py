@@ -35,6 +35,13 @@ def test_a_key_of_the_environment_counts_for_a_config_file_too(monkeypatch: pyte
     assert read({"model": "m", "api_key": ["other"]}).server.api_key == ("other", "secret")
 
 
+def test_one_value_alone_is_not_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = read({"api_key": "mykey", "cors_origin": "https://a.example"}).server
+    assert chosen.api_key == ("mykey",) and chosen.cors_origin == ("https://a.example",)
+    monkeypatch.setenv("VERIFYPD_API_KEY", "secret")
+    assert read({"api_key": "mykey"}).server.api_key == ("mykey", "secret")
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

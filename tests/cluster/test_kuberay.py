@@ -29,9 +29,19 @@ def test_there_is_room_for_as_many_engines_as_there_may_be(service: dict[str, An
     chosen = read(yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]).cluster
     [workers] = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert (workers["minReplicas"], workers["maxReplicas"]) == (chosen.replicas, chosen.most)
+    assert service["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] is True, "or there are never more nodes"
     [container] = workers["template"]["spec"]["containers"]
     assert float(container["resources"]["limits"]["nvidia.com/gpu"]) >= chosen.gpus_per_replica
     assert float(container["resources"]["limits"]["cpu"]) >= chosen.cpus_per_replica
     head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     ports = {port["name"]: port["containerPort"] for port in head["ports"]}
     assert ports["serve"] == yaml.safe_load(service["spec"]["serveConfigV2"])["http_options"]["port"]
+
+
+def test_every_node_has_the_secrets(service: dict[str, Any]) -> None:
+    """A gated model is fetched where it is read, by engines and by the ingress."""
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        [container] = group["template"]["spec"]["containers"]
+        secrets = {entry["name"]: entry["valueFrom"]["secretKeyRef"]["key"] for entry in container["env"]}
+        assert secrets == {"VERIFYPD_API_KEY": "api-key", "HF_TOKEN": "hf-token"}

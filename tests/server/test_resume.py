@@ -187,5 +187,13 @@ def test_a_call_that_was_never_let_in_is_asked_anew(tokenizer: Tokenizer) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_the_schema_is_followed_across_engines(frail: Server, eight: Eight) -> None:
-    assert json.loads(eight.whole[1]["choices"][0]["text"]).keys() == {"name", "age"}
+    stream = Stream(frail, eight.bodies[1]).start().begun()
+    assert not stream.done
+    os.kill(frail.children()["engine"], signal.SIGKILL)
+    stream.join()
+    assert stream.error is None and stream.done
+    said = json.loads(stream.text)
+    assert said.keys() == {"name", "age"} and 60 <= len(said["name"]) <= 80
+    assert frail.idle()["verifypd:calls_taken_up_total"] >= 1

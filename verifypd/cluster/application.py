@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.handle import DeploymentHandle
 
 from verifypd.cluster.bridge import ClusterBridge, Line
-from verifypd.cluster.config import ClusterConfig, Settings
+from verifypd.cluster.config import ClusterConfig, Settings, tokens_of
 from verifypd.cluster.host import EngineHost
 from verifypd.cluster.lines import connect, listen
 from verifypd.cluster.prefixes import digests
@@ -52,7 +53,8 @@ class Engine:
 
     def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
         set_up_logs(server.log_format, "engine")
-        self.host = EngineHost(engine, server, tokenizer_folder(engine), ray.util.get_node_ip_address())
+        here = ray.util.get_node_ip_address()
+        self.host = EngineHost(engine, server, tokenizer_folder(engine), here, on_failure=lambda: os._exit(1))
         gc.collect()
         gc.freeze()  # weights and code stay: collections during a step look at what is new only
 
@@ -89,7 +91,8 @@ class Ingress:
         self.tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
         self.context = zmq.Context()
         self.inbox, self.address = listen(self.context, ray.util.get_node_ip_address())
-        self.bridge = ClusterBridge(secrets.randbits(48), self.tokenizer, server.retries, self.run, self.line)
+        name, model = secrets.randbits(48), tokens_of(engine)
+        self.bridge = ClusterBridge(name, self.tokenizer, server.retries, self.run, self.line, model)
         self.mailbox = Mailbox(self.bridge)
         self.info = await engines.describe.remote()
 

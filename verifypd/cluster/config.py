@@ -93,6 +93,11 @@ class Settings:
                 raise ConfigError(f"{flag(name)} is for one server, not for a cluster: {instead}")
 
 
+def tokens_of(engine: EngineConfig) -> str:
+    """Whose tokens an engine reads and writes. Two that say the same may go on with each other's calls."""
+    return engine.model if engine.revision is None else f"{engine.model}@{engine.revision}"
+
+
 def read(given: Mapping[str, Any]) -> Settings:
     """Settings from one mapping with the names of the flags, `_` for `-`: the `args` of a Serve config file.
 
@@ -103,7 +108,11 @@ def read(given: Mapping[str, Any]) -> Settings:
     unknown = next((name for name in given if not any(name in own for own in names)), None)
     if unknown is not None:
         raise ConfigError(f"unknown setting {unknown!r}{advice(unknown, set().union(*names))}")
+    several = {f.name for part in parts for f in fields(part) if str(f.type).startswith("tuple")}
     lists = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    lists |= {
+        name: (lists[name],) for name in several & lists.keys() if isinstance(lists[name], str)
+    }  # not its letters
     if os.environ.get("VERIFYPD_API_KEY"):
         lists["api_key"] = (*lists.get("api_key", ()), os.environ["VERIFYPD_API_KEY"])
     cluster, server, engine = (

@@ -12,12 +12,14 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import zmq
 
+from verifypd.cluster.config import tokens_of
 from verifypd.cluster.lines import connect, listen
 from verifypd.cluster.scaling import ReplicaLoad
 from verifypd.config import EngineConfig
@@ -52,15 +54,26 @@ class Open:
 class EngineHost:
     """Loads an engine and runs it. `run` and `close` belong to one event loop, everything else to the thread."""
 
-    def __init__(self, engine_config: EngineConfig, config: ServerConfig, folder: str | None, host: str) -> None:
-        """`folder` holds the tokenizer; `host` is where other machines reach this one."""
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+        folder: str | None,
+        host: str,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`folder` holds the tokenizer; `host` is where other machines reach this one.
+
+        `on_failure` is called, in some thread, once the engine will not step again: it should end this process, for
+        whoever chooses replicas would go on to choose this one, which has so little to do.
+        """
         from verifypd.server.engine_loop import EngineLoop
 
         self.config = config
         self.name = secrets.randbits(48)
         engine = load_factory(config.engine_factory)(engine_config).engine
         engine.forgiving = True
-        self.info = describe(engine)
+        self.info = describe(engine) | {"metrics_interval": config.metrics_interval}
         self.figures: dict[str, Any] = {}
         self._targets = Targets(engine_config.slo_ttft, engine_config.slo_tpot)
         self._verdicts: deque[tuple[float, bool]] = deque(maxlen=1000)  # when a request ended, and whether in time
@@ -86,10 +99,14 @@ class EngineHost:
             compile_grammar=self._compiler.start if self._compiler is not None else None,
             ring=self._bell.ring,
             interval=config.metrics_interval,
+            model=tokens_of(engine_config),
         )
         self._loop.gpu = gpu_reader(engine)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._on_failure = on_failure
+        self._closed = threading.Event()
         self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     # -- the event loop's side ----------------------------------------------------------------------------------------
 
@@ -119,6 +136,7 @@ class EngineHost:
 
     def close(self) -> None:
         """End the thread and what it has."""
+        self._closed.set()
         if self._thread.is_alive():
             self._calls.send(encode(Quit()))
             self._thread.join(10.0)
@@ -130,9 +148,12 @@ class EngineHost:
         """Raise EngineError when it does not step any more."""
         if self._failure is not None or not self._thread.is_alive():
             raise EngineError(f"the engine has stopped ({self._failure}); the replica must be started again")
-        begun = self._pulse[0]
-        if begun and time.monotonic() - begun > self.config.step_timeout:
+        if self._hangs():
             raise EngineError(f"a step takes longer than {self.config.step_timeout:g} s")
+
+    def _hangs(self) -> bool:
+        begun = self._pulse[0]
+        return bool(begun) and time.monotonic() - begun > self.config.step_timeout
 
     def load(self) -> ReplicaLoad:
         """What there is to do, and how well it is done."""
@@ -148,12 +169,14 @@ class EngineHost:
     # -- the thread's side --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        broken = False
         try:
             serve(self._loop, self._receiver, self._bell, self._pulse, os.getppid())
             self._loop.engine.shutdown()
         except BaseException as error:  # whatever it is, no call goes on here
             log.exception("the engine failed")
             self._failure = repr(error)
+            broken = True
         finally:
             self._failure = self._failure or "it was told to"
             if self._compiler is not None:
@@ -161,8 +184,25 @@ class EngineHost:
             for line in self._lines.values():
                 line.close()
             self._receiver.close()
+            self._give_up(broken)
+
+    def _watch(self) -> None:
+        """A thread of its own: notice a step that never ends."""
+        while not self._closed.wait(min(1.0, self.config.step_timeout / 4)) and self._thread.is_alive():
+            if self._hangs():
+                self._failure = f"a step takes longer than {self.config.step_timeout:g} s"
+                log.error("the engine hangs: %s", self._failure)
+                self._give_up(True)
+                return
+
+    def _give_up(self, broken: bool) -> None:
+        """No call goes on here."""
+        try:
             for key in list(self._open):
                 self._settle(key, EngineError(f"the engine has stopped ({self._failure})"))
+        finally:
+            if broken:
+                self._on_failure()
 
     def _send(self, worker: int, message: ToWorker) -> None:
         """The loop's way out. A process that takes nothing for long is taken for dead."""

@@ -22,6 +22,8 @@ from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}  # of refusals; others are bad input
+
 
 class Bridge:
     """All calls of a worker. Runs in the event loop; `take` is called with every message from outside, then `flush`."""
@@ -297,7 +299,7 @@ def _refusal(answer: Answer) -> CallError:
     return CallError(
         answer.status,
         answer.message,
-        kind={429: "rate_limit_error", 500: "server_error"}.get(answer.status, "invalid_request_error"),
+        kind=KINDS.get(answer.status, "invalid_request_error"),
         code=answer.code or None,
         param=answer.param,
         retry_after=answer.retry_after,

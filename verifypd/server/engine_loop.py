@@ -83,6 +83,7 @@ class EngineLoop:
         ring: Callable[[], None] = lambda: None,
         interval: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
+        model: str = "",
     ) -> None:
         self.engine = engine
         self.epoch = epoch
@@ -92,6 +93,7 @@ class EngineLoop:
         self.joining = Joining(compile_grammar, ring) if compile_grammar is not None else None
         self.interval = interval
         self.clock = clock
+        self.model = model
         self.totals = Totals()
         self.lookout = Lookout()
         self.stopping = False
@@ -124,7 +126,9 @@ class EngineLoop:
             self.stopping = True
 
     def _submit(self, message: Submit) -> None:
-        refusal = self._refusal(message) if message.begun is None else None  # who was let in once is not turned away
+        refusal = self._replaced(message)
+        if refusal is None and message.begun is None:  # who was let in once is not turned away
+            refusal = self._refusal(message)
         requests: list[Request] = []
         if refusal is None:
             try:
@@ -140,6 +144,13 @@ class EngineLoop:
             self.joining.add(message, requests)
         else:
             self._enter(message, requests)
+
+    def _replaced(self, message: Submit) -> Refusal | None:
+        """Why a call of another model cannot go on here, if it is one: its tokens mean something else."""
+        if message.model == self.model:
+            return None
+        log.warning("a call of %s came to an engine of %s", message.model, self.model)
+        return Refusal(503, "model_replaced", "the model was replaced meanwhile; send the request again", retry_after=1)
 
     def _refusal(self, message: Submit) -> Refusal | None:
         """Why a new call may not come in, if so."""
@@ -338,6 +349,7 @@ class EngineLoop:
                 prompt_logprobs,
                 request.grammar.error if request.finish_reason == "error" and request.grammar is not None else None,
                 origins,
+                track.sent - len(new),
             )
         )
         if request.finished:

@@ -42,6 +42,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     bad_words: list[list[int]]
     grammar: GrammarSpec | None = None
     begun: list[Begun] | None = None  # of a call that was let in before: the choices that have not ended
+    model: str = ""  # whose tokens these are, where there may be engines of another
 
     @property
     def open(self) -> list[Begun]:
@@ -111,6 +112,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[list[tuple[int, float, int]]] | None = None  # from the second prompt token on
     error: str | None = None  # why its output format cannot be followed any further
     origins: list[tuple[str, tuple[int, ...]]] | None = None  # per token: who wrote it, and drafts that fell there
+    start: int = 0  # output tokens of the choice before these
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
