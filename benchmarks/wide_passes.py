@@ -21,6 +21,7 @@ import verifypd  # noqa: F401, before torch, whose allocator it sets
 import torch
 
 from verifypd.attention import PassLayout, backend
+from verifypd.bench.provenance import provenance
 from verifypd.engine.costs import device_name
 from verifypd.kernels import Int8Weight, select
 from verifypd.kernels.native import NativeKernels
@@ -74,6 +75,7 @@ def main() -> None:
     kernels = select("cpu", "native", batch_invariant=True)
     assert isinstance(kernels, NativeKernels)
     report: dict[str, Any] = {
+        **provenance(None),
         "cpu": device_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
