@@ -18,8 +18,8 @@ from tests.server.test_resume import Eight
 from verifypd.cli.deploy import free_port
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
+    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="needs Ray Serve: pip install 'verifypd[server,ray]'"
     ),
