@@ -20,7 +20,7 @@ HALF = 4
 # Rows from which torch's own product is faster; measured on a Xeon, SmolLM2-135M shapes: float32 64 rows level at
 # 100 ms, 256 rows 322 against 451; bfloat16 without tiles of our own 16 rows 24 against 33, 64 rows 36 against 123.
 TORCH_ROWS = 65
-UNTILED_ROWS = 12  # torch has tiles and we have not: an old compiler
+UNTILED_ROWS = 12  # where torch has AMX tiles and we have not
 
 
 def operand(weight: Weight) -> tuple[int, int | None, int]:
