@@ -11,8 +11,26 @@ from torch import Tensor
 Activation = Literal["silu", "gelu_tanh"]
 
 
+class _Scaled:
+    """What weights with a scale for each row have in common."""
+
+    __slots__ = ()
+    values: Tensor
+    scale: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where both tensors live."""
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.values.nbytes + self.scale.nbytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Int8Weight:
+class Int8Weight(_Scaled):
     """A weight matrix in int8 with one scale per output row: weight = values * scale[:, None]."""
 
     values: Tensor  # [out, in] int8
@@ -41,19 +59,9 @@ class Int8Weight:
         """[out, in]."""
         return self.values.shape
 
-    @property
-    def device(self) -> torch.device:
-        """Where both tensors live."""
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scale.nbytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HalfWeight:
+class HalfWeight(_Scaled):
     """A weight matrix in float16 for processors that multiply it: weight = values * scale[:, None], four rows by turns.
 
     A scale is a power of two and brings the largest entry of its row into [8, 16). So a bfloat16 keeps all its bits,
@@ -98,16 +106,6 @@ class HalfWeight:
         """[out, in]."""
         blocks, parts, _, _ = self.values.shape
         return torch.Size((4 * blocks, 8 * parts))
-
-    @property
-    def device(self) -> torch.device:
-        """Where both tensors live."""
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scale.nbytes
 
 
 Weight = Tensor | Int8Weight | HalfWeight
