@@ -60,7 +60,7 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
         "PAIRED": cut.pairs > 0, "SPLIT": cut.splits > 1, "UNMASKED": count > 16 and not window, "BEGINS": False,
         "WINDOW": window or 0, "CAPPED": capped,
         "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
-        "SPLIT_TOKENS": cut.split_tokens}
+        "SPLIT_TOKENS": cut.split_tokens, "PDL": True}
     done = build(kernels.attend_tile, attend, constants, aligned, num_warps=cut.warps, num_stages=cut.stages)
     assert instruction in done.asm["ptx"] and in_registers(done), (heads, kv_heads, width, spans, count)
     build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "LISTED": True,
@@ -70,7 +70,7 @@ pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "wri
 build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
 build(kernels.rotate_and_write, {**pair, "v_row": "i32", "q": "*bf16", "q_row": "i32", "positions": "*i64",
     "cos": "*fp32", "sin": "*fp32"}, {"Q_HEADS": 32, "KV_HEADS": 4, "WIDTH": 64, "HALF": 32, "BLOCK_H": 16,
-    "BLOCK_D": 32, "BLOCK_W": 64})
+    "BLOCK_D": 32, "BLOCK_W": 64, "PDL": True})
 
 from verifypd.kernels import triton_kernels as layer
 
@@ -82,6 +82,27 @@ build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 11008, "B
 done = build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
     {"DEPTH": 4096, "BIASED": True, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128}, num_stages=4)
 assert "wgmma" in done.asm["ptx"]
+
+from verifypd.kernels import triton_products as products
+from verifypd.kernels.tiles import skinny_tile
+
+def cut(outputs, depth, gated=False):
+    tile = skinny_tile(outputs, depth, gated)
+    return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
+        "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
+
+skinny = {**rows, "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
+known = ["x", "weight", "squares", "x_row", "squares_row"]
+apart = {"residual": "*bf16", "norm": "*bf16", "stream": "*bf16", "new_squares": "*fp32"}
+for outputs, depth, gated in ((11008, 4096, True), (2048, 5632, False)):
+    done = build(products.skinny_product, {**skinny, **apart}, {**cut(outputs, depth, gated), "OUT": outputs,
+        "GATED": gated, "SILU": True, "ADDED": not gated, "UNIT": False}, [*known, "out", *apart], num_warps=4)
+    assert ("wgmma" if outputs > 4000 else "mma.sync") in done.asm["ptx"] and in_registers(done), (outputs, depth)
+    assert done.asm["ptx"].count("griddepcontrol") == 2 and "cp.async" in done.asm["ptx"]
+done = build(products.skinny_qkv, {**skinny, "q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "cos": "*fp32",
+    "sin": "*fp32", "write_index": "*i64", "positions": "*i64"}, {**cut(12288, 4096), "Q_HEADS": 32, "KV_HEADS": 32,
+    "WIDTH": 128}, [*known, "q", "cache_k", "cache_v", "cos", "sin"], num_warps=4)
+assert "wgmma" in done.asm["ptx"] and in_registers(done)
 
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 

@@ -22,6 +22,7 @@ from verifypd.attention import PassLayout, available_backends, backend, tiling, 
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
+from verifypd.kernels.launch import INTERPRETED_PROCESSORS
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import LayerCache
 from verifypd.runtime.passes import PassInputs, pass_key
@@ -125,7 +126,7 @@ def test_a_wide_cache_of_narrow_numbers() -> None:
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (110, 5.0)])
 def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_processors", lambda device: 10)
+    monkeypatch.setattr(module, "processors", lambda device: 10)
     monkeypatch.setattr(tiling, "LEAST_SPLIT", 8)
     monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 8)
     assert (
@@ -150,17 +151,19 @@ def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[module.Plans]:
     """The plans that were made, of all classes of a pass; memory that is not written holds garbage."""
     found, empty, plan = [], torch.empty, module.Prepared.plan
-    monkeypatch.setattr(module, "_processors", lambda device: module.INTERPRETED_PROCESSORS)
+    monkeypatch.setattr(module, "processors", lambda device: INTERPRETED_PROCESSORS)
+    monkeypatch.setattr(tiling, "LEAST_SPLIT", 128)
 
     def poisoned(*shape: int, **options: Any) -> Tensor:
         made = empty(*shape, **options)
         return made.fill_(torch.nan if made.is_floating_point() else 77)
 
-    def remembered(*args: Any) -> module.Plans:
-        made = plan(*args)
-        if not any(made is other for other in found):
+    def remembered(*args: Any) -> tuple[module.Plans, bool]:
+        made, new = plan(*args)
+        assert new == (not any(made is other for other in found))
+        if new:
             found.append(made)
-        return made
+        return made, new
 
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(module.Prepared, "plan", remembered)
@@ -270,7 +273,7 @@ def test_a_layer_is_one_launch_for_each_kind_of_span(monkeypatch: pytest.MonkeyP
     prepared = chosen.prepare(case.layout)
     for _ in range(2):
         chosen.attend(case.q, case.k, case.v, case.cache, case.layout, prepared, scale=1.0, window=None, softcap=None)
-    assert splits(prepared) == [6, 1]
+    assert splits(prepared) == [3, 1]
     layer = ["write_cache", "attend_tile", "attend_tile"]
     assert launched == [layer[0], "plan_pairs", *layer[1:], *layer]
 

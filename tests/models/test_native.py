@@ -137,8 +137,8 @@ def test_any_reader_may_read(checkpoint: Checkpoint) -> None:
 class OwnAttention(Llama):
     """A family that computes a part of its layer differently and says nothing of C."""
 
-    def attend(self, *arguments: Any) -> torch.Tensor:
-        return 0.5 * super().attend(*arguments)
+    def mix(self, *arguments: Any) -> torch.Tensor:
+        return 0.5 * super().mix(*arguments)
 
 
 def test_a_family_with_a_layer_of_its_own_runs_its_own(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

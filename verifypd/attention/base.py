@@ -160,11 +160,34 @@ class Reader(Protocol):
         ...
 
 
+class WrittenAttention(Protocol):
+    """Attention of queries that are rotated, over keys and values that are all in the cache."""
+
+    def attend_written(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        layout: PassLayout,
+        prepared: Any,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """As AttentionBackend.attend, without its keys and values."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Attention of ragged spans over a paged cache."""
 
     name: str
     rotates: bool  # whether `attend` rotates queries and keys itself, by the tables in `rotary`
+
+    @property
+    def written(self) -> WrittenAttention | None:
+        """Where a kernel of the layer may rotate and write in its place; None: it does so itself."""
+        ...
 
     def prepare(self, layout: PassLayout) -> Any:
         """What all layers of one pass share; called once per pass."""

@@ -80,6 +80,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     rotates = True
+    written = None
 
     def __init__(self) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper

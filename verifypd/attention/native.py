@@ -21,6 +21,7 @@ class NativeAttention:
 
     name = "native"
     rotates = False
+    written = None
 
     def __init__(self) -> None:
         loaded = build.library()

@@ -120,6 +120,7 @@ class TorchAttention:
 
     name = "torch"
     rotates = False
+    written = None
 
     def prepare(self, layout: PassLayout) -> list[Group]:
         """Split the spans into short and long ones."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass, field
-from functools import cache as remember
 
 import torch
 import triton
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout, Rotary
-from verifypd.attention.tiling import ROOMY, SHORT_ROWS, Tiling, head_slices, tiling
+from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import (
     PAIR,
     PLANNED,
@@ -28,12 +27,12 @@ from verifypd.attention.triton_kernels import (
     rotate_and_write,
     write_cache,
 )
+from verifypd.kernels.launch import dependent, processors, shared_memory
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
 ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
-INTERPRETED_PROCESSORS = 8  # what the interpreter passes for, so that small cases split too
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +70,23 @@ class Prepared:
     plans: dict[Shape, Plans] = field(default_factory=dict)
     planned: weakref.ref[PassLayout] | None = None  # the pass that plans are of
 
-    def plan(self, layout: PassLayout, shape: Shape) -> Plans:
-        """The plan of a pass: made on the device for its first layer of a shape, read by the others.
+    def plan(self, layout: PassLayout, shape: Shape) -> tuple[Plans, bool]:
+        """The plan of a pass, and whether it is new: made for its first layer of a shape, read by the others.
 
         Each pass has a layout of its own; one that is captured makes its plan in every replay.
         """
         if self.planned is None or self.planned() is not layout:
             self.plans.clear()
             self.planned = weakref.ref(layout)
-        if shape not in self.plans:
+        new = shape not in self.plans
+        if new:
             pairs = zip(self.classes, self.cuts[shape], strict=True)
             self.plans[shape] = [_plan(layout, spans, cut, shape) if cut.pairs else None for spans, cut in pairs]
-        return self.plans[shape]
+        return self.plans[shape], new
 
 
 # Triton's interpreter gets bfloat16 wrong; widening is exact there.
 INTERPRETED = not isinstance(attend_tile, triton.JITFunction)
-
-
-@remember
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@remember
-def _shared_memory(device: torch.device) -> int:
-    if device.type != "cuda":
-        return ROOMY
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 class TritonAttention:
@@ -136,20 +122,40 @@ class TritonAttention:
         rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend. Views of a fused qkv are read in place."""
+        q, k, v = _dense(q), _dense(k), _dense(v)
+        if len(q) and rotary is None:
+            write_rows(k, v, cache, layout)
+        elif len(q) and rotary is not None:
+            q = rotate_and_write_rows(q, k, v, cache, layout, rotary)
+        return self.attend_written(q, cache, layout, prepared, scale=scale, window=window, softcap=softcap)
+
+    @property
+    def written(self) -> TritonAttention:
+        """It reads keys and values from the cache alone."""
+        return self
+
+    def attend_written(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        layout: PassLayout,
+        prepared: Prepared,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """See WrittenAttention.attend_written."""
         rows, heads, width = q.shape
-        q, k, v = (x if x.stride(1) == width and x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
         out = torch.empty(rows, heads, width, dtype=q.dtype, device=q.device)
         if not rows:
             return out
-        if rotary is None:
-            write_rows(k, v, cache, layout)
-        else:
-            q = rotate_and_write_rows(q, k, v, cache, layout, rotary)
-        shape = (heads, k.shape[1], width, window)
+        shape = (heads, cache.k.shape[2], width, window)
         if shape not in prepared.cuts:
             prepared.cuts[shape] = [self._tiling(spans, shape, q) for spans in prepared.classes]
-        plans = prepared.plan(layout, shape)
-        _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plans, out, scale, window, softcap)
+        plans, new = prepared.plan(layout, shape)
+        early = dependent(q.device) and not new  # what was planned is older than the kernel before
+        _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plans, out, scale, window, softcap, early)
         return out
 
     def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor) -> Tiling:
@@ -165,10 +171,15 @@ class TritonAttention:
             width=width,
             itemsize=q.element_size(),
             window=window,
-            processors=_processors(q.device),
-            shared_memory=_shared_memory(q.device),
+            processors=processors(q.device),
+            shared_memory=shared_memory(q.device),
             fixed=self.batch_invariant,
         )
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Heads of a row side by side; a view of a fused qkv is."""
+    return x if x.stride(1) == x.shape[2] and x.stride(2) == 1 else x.contiguous()
 
 
 def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
@@ -225,7 +236,9 @@ def rotate_and_write_rows(
         BLOCK_H=block_h,
         BLOCK_D=power_of_two(half),
         BLOCK_W=power_of_two(width),
+        PDL=dependent(q.device),
         num_warps=2,
+        launch_pdl=dependent(q.device),
     )
     return q
 
@@ -282,6 +295,7 @@ def _launch(
     scale: float,
     window: int | None,
     softcap: float | None,
+    early: bool,
 ) -> None:
     """One class of spans after the other; a range of heads at a time, where partial results are too large."""
     _, heads, width = q.shape
@@ -297,7 +311,8 @@ def _launch(
     for first_head, count in slices:
         for spans, cut, plan in zip(classes, cuts, plans, strict=True):
             _attend(
-                q, cache, layout, spans, cut, plan, out, partial, summary, scale, window, softcap, first_head, count
+                q, cache, layout, spans, cut, plan, out, partial, summary, scale, window, softcap, first_head, count,
+                early,
             )  # fmt: skip
 
 
@@ -316,6 +331,7 @@ def _attend(
     softcap: float | None,
     first_head: int,
     head_count: int,
+    early: bool,
 ) -> None:
     """One class of spans, for some key heads."""
     _, heads, width = q.shape
@@ -359,6 +375,8 @@ def _attend(
         PAIRED=plan is not None,
         SPLIT=cut.splits > 1,
         SPLIT_TOKENS=cut.split_tokens if cut.splits > 1 else 0,
+        PDL=early,
         num_warps=cut.warps,
         num_stages=cut.stages,
+        launch_pdl=early,
     )

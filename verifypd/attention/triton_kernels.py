@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from verifypd.kernels.triton_kernels import after_the_kernel_before
+
 FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
 MERGED_ELEMENTS: tl.constexpr = tl.constexpr(4096)  # of partial results, merged at once
 SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once
@@ -59,12 +61,15 @@ def rotate_and_write(
     BLOCK_H: tl.constexpr,  # heads of a program
     BLOCK_D: tl.constexpr,  # HALF padded to a power of two
     BLOCK_W: tl.constexpr,  # WIDTH padded
+    PDL: tl.constexpr,
 ):
     """Queries rotate in place, keys on their way to the cache. Grid: rows, parts of the query, key and value heads."""
     q_parts: tl.constexpr = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     kv_parts: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    if PDL:
+        after_the_kernel_before()
     target = tl.load(write_index + row) * KV_HEADS * WIDTH
     if part >= q_parts + kv_parts:
         head = (part - q_parts - kv_parts) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -430,6 +435,7 @@ def attend_tile(
     PAIRED: tl.constexpr,  # whether programs find their tile and split in `pairs`, and read no span
     SPLIT: tl.constexpr,  # whether splits > 1; PAIRED then
     SPLIT_TOKENS: tl.constexpr,
+    PDL: tl.constexpr,  # the kernel before wrote queries, keys or values, and neither pairs nor lengths
 ):
     """Attention of one tile over one split of its context; the program that is done last merges the tile's splits.
 
@@ -459,6 +465,8 @@ def attend_tile(
             split = tl.load(pair + 5)
             shares = known
         if known == 0:
+            if PDL:
+                after_the_kernel_before()
             return
     else:
         span = tl.program_id(2)
@@ -468,6 +476,8 @@ def attend_tile(
         tile_row = number * BLOCK_Q
         rows = (tl.load(row_offsets + span + 1) - first_row).to(tl.int32) - tile_row  # from the tile's first on
         if rows <= 0:
+            if PDL:
+                after_the_kernel_before()
             return
         first_row += tile_row
         slot = tl.load(slots + span)
@@ -498,6 +508,11 @@ def attend_tile(
         low += split * share
         high = tl.minimum(high, low + share)
 
+    blocks = block_table + slot * table_row
+    # the block table is read one round ahead: keys whose place is known are fetched while others are multiplied
+    block = _held_in(blocks, low, high, BLOCK_SIZE, BLOCK_N)
+    if PDL:  # what was read so far is older than the kernel before
+        after_the_kernel_before()
     q_place = (first_row + row)[:, None] * q_row + (query_head * WIDTH)[:, None] + d[None, :]
     query = tl.load(q + q_place, mask=real[:, None] & inside[None, :], other=0.0)
     if WIDEN:
@@ -505,10 +520,7 @@ def attend_tile(
     top = tl.full([BLOCK_M], FLOOR, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    blocks = block_table + slot * table_row
     masked = low
-    # the block table is read one round ahead: keys whose place is known are fetched while others are multiplied
-    block = _held_in(blocks, low, high, BLOCK_SIZE, BLOCK_N)
     if UNMASKED:  # blocks of keys that every row sees whole
         masked += tl.maximum(tl.minimum(high, start + 1) - low, 0) // BLOCK_N * BLOCK_N
         for begin in range(low, masked, BLOCK_N):

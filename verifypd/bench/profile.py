@@ -25,7 +25,7 @@ KINDS = (  # the first pattern that is found in a kernel's name
     ("norm", r"norm_rows"),
     ("gate", r"gate_rows"),
     ("verdict", r"judge_|propose_|cut_rows"),
-    ("product", r"gemm|gemv|cutlass|cublas|nvjet|splitK|product_tile"),
+    ("product", r"gemm|gemv|cutlass|cublas|nvjet|splitK|product_tile|skinny_product"),
     ("copy", r"Memcpy|Memset|copy_kernel"),
 )
 

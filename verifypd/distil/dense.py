@@ -82,6 +82,7 @@ class DenseAttention:
 
     name = "dense"
     rotates = False
+    written = None
 
     def __init__(self, sequences: int, length: int, first: Tensor | None = None) -> None:
         self.sequences = sequences
@@ -138,6 +139,7 @@ class StepAttention:
 
     name = "step"
     rotates = False
+    written = None
 
     def __init__(self, column: Tensor, width: int, first: Tensor) -> None:
         self.column = column  # [1] int64, where the new tokens stand

@@ -111,6 +111,38 @@ class HalfWeight(_Scaled):
 Weight = Tensor | Int8Weight | HalfWeight
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """Rows of a stream that are normed but for one factor each, which whoever multiplies them puts on the result.
+
+    row = values / sqrt(sum of its squares / width + eps). So a product can norm what it wrote without waiting for the
+    others that write the same rows.
+    """
+
+    values: Tensor  # [N, H]: the stream times the norm's weight
+    squares: Tensor  # float32 [parts, N or more]: sums over parts of the stream's rows
+    eps: float
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, H]."""
+        return self.values.shape
+
+    def whole(self) -> Tensor:
+        """The rows as a tensor."""
+        rows, width = self.values.shape
+        factor = torch.rsqrt(self.squares[:, :rows].sum(0) / width + self.eps)
+        return (self.values * factor[:, None]).to(self.values.dtype)
+
+
+Rows = Tensor | Normed
+
+
+def whole(x: Rows) -> Tensor:
+    """Rows as a tensor."""
+    return x if isinstance(x, Tensor) else x.whole()
+
+
 @dataclass(frozen=True, slots=True)
 class PagedRows:
     """Where the rows of a pass lie in a cache of blocks."""
@@ -144,8 +176,42 @@ class Kernels(Protocol):
         """The form of a matrix that `linear` reads fastest, equal to it within the rounding of its dtype."""
         ...
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
+        ...
+
+    def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
+        """gated(linear(x, weight, bias), activation)."""
+        ...
+
+    def linear_add_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[Rows, Tensor]:
+        """add_rms_norm(linear(x, weight, bias), residual, norm, eps, unit_offset), the first perhaps as `Normed`."""
+        ...
+
+    def linear_qkv(
+        self,
+        x: Rows,
+        weight: Weight,
+        bias: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        write_index: Tensor,
+    ) -> Tensor | None:
+        """linear(x, weight, bias) as queries, keys and values; queries and keys are rotated, keys and values written to
+        their places [N] of a cache [places, heads, D]. Returns the queries [N, heads, D]; None: not here, do it apart.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
@@ -177,3 +243,28 @@ class Kernels(Protocol):
     def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
         """What `keep_rows_` wrote for the position before each row's, [N, W]; zero for position 0."""
         ...
+
+
+class Composed:
+    """What is made of several operations, one after the other."""
+
+    def linear_qkv(self, *operands: object) -> Tensor | None:
+        """See Kernels.linear_qkv."""
+        return None
+
+    def linear_gated(self: Kernels, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
+        """See Kernels.linear_gated."""
+        return self.gated(self.linear(x, weight, bias), activation)
+
+    def linear_add_norm(
+        self: Kernels,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[Rows, Tensor]:
+        """See Kernels.linear_add_norm."""
+        return self.add_rms_norm(self.linear(x, weight, bias), residual, norm, eps, unit_offset)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Activation, HalfWeight, PagedRows, Weight
+from verifypd.kernels.base import Activation, Composed, HalfWeight, PagedRows, Rows, Weight, whole
 from verifypd.kernels.torch import keep_rows_, rows_before
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
@@ -31,7 +31,7 @@ def operand(weight: Weight) -> tuple[int, int | None, int]:
     return weight.values.data_ptr(), weight.scale.data_ptr(), kind
 
 
-class NativeKernels:
+class NativeKernels(Composed):
     """CPU only. A row's result is the same to the bit whatever rows come with it, unless torch takes over for many rows
     (x86 only, float32, or bfloat16 where the processor multiplies it); with `batch_invariant` it never does."""
 
@@ -70,8 +70,9 @@ class NativeKernels:
         """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs."""
         return HalfWeight.pack(weight) if self.halves and HalfWeight.fits(weight) else weight
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
+        x = whole(x)
         # every step here runs with caches emptied by the weights of the call before: 1 us warm is 5 us then
         rows = len(x)
         if isinstance(weight, Tensor):

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, PagedRows, Weight
+from verifypd.kernels.base import Activation, Composed, HalfWeight, Int8Weight, PagedRows, Rows, Weight, whole
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
 
-class TorchKernels:
+class TorchKernels(Composed):
     """Activations in the weights' dtype; norms and rotations computed in float32."""
 
     name = "torch"
@@ -24,8 +24,9 @@ class TorchKernels:
         """As it is."""
         return weight
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
+        x = whole(x)
         if isinstance(weight, HalfWeight):
             weight = weight.dequantize(x.dtype)
         if isinstance(weight, Int8Weight):

@@ -1,7 +1,8 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
-Products are torch's, unless a row may not feel its neighbours (`batch_invariant`): then they are tiles of one size
-whose sums have one order. Same results as the torch kernels up to the order of a sum. Rotation belongs to attention.
+Products of few rows are ours, with the norms, sums and gates around them; others are torch's, unless a row may not feel
+its neighbours (`batch_invariant`): then they are tiles of one size whose sums have one order. Same results as the torch
+kernels up to the order of a sum and where it is rounded. Rotation belongs to attention.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, PagedRows, Weight
-from verifypd.kernels.tiles import power_of_two
+from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight, whole
+from verifypd.kernels.launch import dependent, shared_memory
+from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS, SkinnyTile, power_of_two, skinny_tile
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, move_rows, norm_rows, product_tile
+from verifypd.kernels.triton_products import skinny_product, skinny_qkv
 
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
@@ -35,16 +38,118 @@ class TritonKernels(TorchKernels):
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self.batch_invariant = batch_invariant
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
         if isinstance(weight, HalfWeight):
-            weight = weight.dequantize(x.dtype)
+            weight = weight.dequantize(weight.dtype)
+        tile = self._tile(x, weight)
+        if tile is not None:
+            return _skinny(x, weight, bias, tile)
+        x = whole(x)
         if not self.batch_invariant:
             return super().linear(x, weight, bias)
         if isinstance(weight, Int8Weight):
             scaled = self._product(x, weight.values.to(x.dtype), None) * weight.scale.to(x.dtype)
             return scaled if bias is None else scaled + bias
         return self._product(x, weight.to(x.dtype), bias)
+
+    def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
+        """See Kernels.linear_gated."""
+        tile = self._tile(x, weight, gated=True)
+        if tile is None:
+            return super().linear_gated(x, weight, bias, activation)
+        return _skinny(x, weight, bias, tile, activation)
+
+    def linear_add_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        unit_offset: bool = False,
+    ) -> tuple[Rows, Tensor]:
+        """See Kernels.linear_add_norm. Programs write parts of a row: its norm is left to who reads it."""
+        tile = self._tile(x, weight)
+        if tile is None:
+            return super().linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
+        residual = residual.contiguous()
+        stream = torch.empty_like(residual)
+        parts = -(-weight.shape[0] // tile.outputs)
+        squares = torch.empty(parts, _padded(len(residual)), dtype=torch.float32, device=residual.device)
+        out = _skinny(x, weight, bias, tile, added=(residual, norm, stream, squares), unit_offset=unit_offset)
+        return Normed(out, squares, eps), stream
+
+    def linear_qkv(  # type: ignore[override]
+        self,
+        x: Rows,
+        weight: Weight,
+        bias: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        write_index: Tensor,
+    ) -> Tensor | None:
+        """See Kernels.linear_qkv."""
+        tile = self._tile(x, weight)
+        kv_heads, width = cache_k.shape[-2:]
+        if tile is None or width != 2 * cos.shape[1] or width % tile.outputs:
+            return None
+        assert isinstance(weight, Tensor)
+        values, squares, eps = _parted(x)
+        rows, depth = values.shape
+        heads = weight.shape[0] // width
+        q = torch.empty(rows, heads - 2 * kv_heads, width, dtype=values.dtype, device=values.device)
+        pdl = dependent(values.device)
+        skinny_qkv[(weight.shape[0] // tile.outputs,)](
+            values,
+            weight,
+            q if bias is None else bias,
+            q if squares is None else squares,
+            q,
+            cache_k,
+            cache_v,
+            write_index,
+            positions,
+            cos,
+            sin,
+            rows,
+            values.stride(0),
+            0 if squares is None else squares.stride(0),
+            eps,
+            DEPTH=depth,
+            Q_HEADS=heads - 2 * kv_heads,
+            KV_HEADS=kv_heads,
+            WIDTH=width,
+            BIASED=bias is not None,
+            SCALED=squares is not None,
+            SQUARES=0 if squares is None else len(squares),
+            SQUARES_PADDED=1 if squares is None else power_of_two(len(squares)),
+            BLOCK_M=_padded(rows),
+            BLOCK_N=tile.outputs,
+            BLOCK_K=tile.depth,
+            PARTS=tile.parts,
+            STAGES=tile.stages,
+            PDL=pdl,
+            num_warps=4,
+            launch_pdl=pdl,
+        )
+        return q
+
+    def _tile(self, x: Rows, weight: Weight, gated: bool = False) -> SkinnyTile | None:
+        """How a product is cut that is ours; None: it is not."""
+        rows, depth = x.shape
+        if self.batch_invariant or not 0 < rows <= SKINNY_ROWS or not isinstance(weight, Tensor):
+            return None
+        dtype = x.values.dtype if isinstance(x, Normed) else x.dtype
+        if weight.dtype != dtype or not (dtype.itemsize == 2 or INTERPRETED) or not weight.is_contiguous():
+            return None
+        if shared_memory(weight.device) < SKINNY_MEMORY:
+            return None
+        return skinny_tile(weight.shape[0] // (2 if gated else 1), depth, gated)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Tiles of one size: 16 rows is what a matrix instruction takes at least."""
@@ -141,6 +246,70 @@ class TritonKernels(TorchKernels):
         rows = torch.empty(len(where.positions), data.shape[1], dtype=data.dtype, device=data.device)
         _move_rows(data, rows, where, keep=False)
         return rows
+
+
+def _padded(rows: int) -> int:
+    """Rows that a matrix instruction takes."""
+    return max(16, power_of_two(rows))
+
+
+def _parted(x: Rows) -> tuple[Tensor, Tensor | None, float]:
+    """Values, squares and eps, as kernels take them."""
+    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
+    return values if values.stride(1) == 1 else values.contiguous(), squares, eps
+
+
+def _skinny(
+    x: Rows,
+    weight: Weight,
+    bias: Tensor | None,
+    tile: SkinnyTile,
+    activation: Activation | None = None,
+    added: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    unit_offset: bool = False,
+) -> Tensor:
+    """See `skinny_product`. added: residual, norm, and where the stream and its squares go."""
+    assert isinstance(weight, Tensor)
+    values, squares, eps = _parted(x)
+    rows, depth = values.shape
+    outputs = weight.shape[0] // (1 if activation is None else 2)
+    out = torch.empty(rows, outputs, dtype=values.dtype, device=values.device)
+    residual, norm, stream, sums = added or (out, out, out, out)  # not read and not written
+    pdl = dependent(values.device)
+    skinny_product[(-(-outputs // tile.outputs),)](
+        values,
+        weight,
+        out if bias is None else bias,
+        out if squares is None else squares,
+        residual,
+        norm,
+        out,
+        stream,
+        sums,
+        rows,
+        values.stride(0),
+        0 if squares is None else squares.stride(0),
+        eps,
+        DEPTH=depth,
+        OUT=outputs,
+        BIASED=bias is not None,
+        SCALED=squares is not None,
+        SQUARES=0 if squares is None else len(squares),
+        SQUARES_PADDED=1 if squares is None else power_of_two(len(squares)),
+        GATED=activation is not None,
+        SILU=activation == "silu",
+        ADDED=added is not None,
+        UNIT=unit_offset,
+        BLOCK_M=_padded(rows),
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.depth,
+        PARTS=tile.parts,
+        STAGES=tile.stages,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return out
 
 
 def _move_rows(data: Tensor, rows: Tensor, where: PagedRows, keep: bool) -> None:

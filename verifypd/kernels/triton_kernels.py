@@ -11,6 +11,29 @@ import triton.language as tl
 
 
 @triton.jit
+def after_the_kernel_before():
+    """Under programmatic dependent launch: wait for the kernel before, then let the next one take its place.
+
+    Each kernel of a chain must wait so: whoever is behind it then knows that all before it are done. The other way
+    round kernels further on take the processors' room too early (4.5 ms for 4.2 of a 7B pass on an H200).
+    """
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def acted(gate, SILU: tl.constexpr):
+    """The activation of float32: SiLU, or GELU by tanh."""
+    if SILU:
+        small = tl.exp(-tl.abs(gate))
+        return gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        small = tl.exp(-2.0 * tl.abs(inner))
+        return gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)  # (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y))
+
+
+@triton.jit
 def normed(wide, weight, column, inside, eps, WIDTH: tl.constexpr, UNIT: tl.constexpr, kind: tl.constexpr):
     """A float32 row over its root mean square, times the weight, in `kind`."""
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
@@ -82,15 +105,12 @@ def gate_rows(
     inside = column < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
-    if SILU:
-        small = tl.exp(-tl.abs(gate))
-        acted = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
-    else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        small = tl.exp(-2.0 * tl.abs(inner))
-        acted = gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)  # (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y))
     kind = out.dtype.element_ty
-    tl.store(out + row * WIDTH + column, (acted.to(kind).to(tl.float32) * up.to(tl.float32)).to(kind), mask=inside)
+    tl.store(
+        out + row * WIDTH + column,
+        (acted(gate, SILU).to(kind).to(tl.float32) * up.to(tl.float32)).to(kind),
+        mask=inside,
+    )
 
 
 @triton.jit

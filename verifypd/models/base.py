@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import Kernels, Weight
+from verifypd.kernels.base import Kernels, Rows, Weight, whole
 from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache, LayerCache
 from verifypd.models.config import ModelConfig
@@ -57,7 +57,9 @@ class Model:
     @classmethod
     def _all_compiled(cls) -> bool:
         """A class that computes some of a layer in its own way must say that C does so too."""
-        owners = [next((c for c in cls.__mro__ if part in vars(c)), Model) for part in ("layer", "attend", "mlp")]
+        owners = [
+            next((c for c in cls.__mro__ if part in vars(c)), Model) for part in ("layer", "attend", "mix", "mlp")
+        ]
         return all(vars(owner).get("compiled") for owner in owners)
 
     @classmethod
@@ -142,11 +144,12 @@ class Model:
             x, residual, behind = self.native.run(residual, layout, prepared, cache, capture)
             captured += behind
         else:
-            x = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
+            rows: Rows = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
             for index, layer in enumerate(self.layers):
-                x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
+                rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
                 if index in capture:
                     captured.append(residual)
+            x = whole(rows)
         if reader is not None:
             reader.keep((*captured, x) if reader.output else captured, layout)
         return x, residual, tuple(captured)
@@ -154,13 +157,13 @@ class Model:
     def layer(
         self,
         layer: DecoderLayer,
-        x: Tensor,
+        x: Rows,
         residual: Tensor,
         layout: PassLayout,
         attention: AttentionBackend,
         prepared: Any,
         cache: LayerCache,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Rows, Tensor]:
         """x: normed input [N, H]. Returns the input of the next layer (normed) and the residual stream."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Kernels, Weight
+from verifypd.kernels.base import Kernels, Rows, Weight, whole
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
@@ -111,9 +111,7 @@ class EagleHead(EagleBase):
             prepared = attention.prepare(layout)
         [layer] = self.layers
         x = self.kernels.linear(torch.cat([self.embed(ids), features], -1), self._fc, self._fc_bias)
-        mixed = self.attend(layer, x, layout, attention, prepared, cache.layer(0))
-        x, residual = self.kernels.add_rms_norm(mixed, x, layer.mlp_norm, self._eps)
-        stream = residual + self.mlp(layer, x)
+        _, stream = self.layer(layer, x, x, layout, attention, prepared, cache.layer(0))
         return stream, stream
 
 
@@ -187,9 +185,10 @@ class Eagle3Head(EagleBase):
         norm, eps, first = self.kernels.rms_norm, self._eps, self.layers[0]
         feature = norm(features, self._hidden_norm, eps)
         residual = feature if self._eagle.norm_before_residual else features
-        x = torch.cat([norm(self.embed(ids), first.input_norm, eps), feature], -1)
+        rows: Rows = torch.cat([norm(self.embed(ids), first.input_norm, eps), feature], -1)
         for index, layer in enumerate(self.layers):
-            x, residual = self.layer(layer, x, residual, layout, attention, prepared, cache.layer(index))
+            rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
+        x = whole(rows)
         return x, x if self._eagle.norm_output else residual
 
 

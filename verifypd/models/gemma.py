@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.kernels.base import Rows
 from verifypd.kv.pool import LayerCache
 from verifypd.models.layers import DecoderLayer
 from verifypd.models.llama import Llama
@@ -30,22 +31,22 @@ class Gemma2(Llama):
     def layer(
         self,
         layer: DecoderLayer,
-        x: Tensor,
+        x: Rows,
         residual: Tensor,
         layout: PassLayout,
         attention: AttentionBackend,
         prepared: Any,
         cache: LayerCache,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Rows, Tensor]:
         """See Model.layer."""
         kernels, eps, unit = self.kernels, self._eps, self._unit
         assert layer.post_attention_norm is not None
         assert layer.post_mlp_norm is not None
-        x = self.attend(layer, x, layout, attention, prepared, cache)
-        x = kernels.rms_norm(x, layer.post_attention_norm, eps, unit)
-        x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps, unit)
-        x = kernels.rms_norm(self.mlp(layer, x), layer.post_mlp_norm, eps, unit)
-        return kernels.add_rms_norm(x, residual, layer.next_norm, eps, unit)
+        mixed = self.attend(layer, x, layout, attention, prepared, cache)
+        mixed = kernels.rms_norm(mixed, layer.post_attention_norm, eps, unit)
+        normed, residual = kernels.add_rms_norm(mixed, residual, layer.mlp_norm, eps, unit)
+        normed = kernels.rms_norm(self.mlp(layer, normed), layer.post_mlp_norm, eps, unit)
+        return kernels.add_rms_norm(normed, residual, layer.next_norm, eps, unit)
 
 
 class Gemma3(Gemma2):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.kernels.base import Rows
 from verifypd.kv.pool import LayerCache
 from verifypd.models.base import Model
 from verifypd.models.layers import DecoderLayer
@@ -21,31 +22,57 @@ class Llama(Model):
     def layer(
         self,
         layer: DecoderLayer,
-        x: Tensor,
+        x: Rows,
         residual: Tensor,
         layout: PassLayout,
         attention: AttentionBackend,
         prepared: Any,
         cache: LayerCache,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Rows, Tensor]:
         """See Model.layer."""
-        norm, eps, unit = self.kernels.add_rms_norm, self._eps, self._unit
-        x = self.attend(layer, x, layout, attention, prepared, cache)
-        x, residual = norm(x, residual, layer.mlp_norm, eps, unit)
-        return norm(self.mlp(layer, x), residual, layer.next_norm, eps, unit)
+        kernels, eps, unit = self.kernels, self._eps, self._unit
+        mixed = self.mix(layer, x, layout, attention, prepared, cache)
+        x, residual = kernels.linear_add_norm(
+            mixed, layer.output, layer.output_bias, residual, layer.mlp_norm, eps, unit
+        )
+        acted = kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
+        return kernels.linear_add_norm(acted, layer.down, layer.down_bias, residual, layer.next_norm, eps, unit)
 
     def attend(
         self,
         layer: DecoderLayer,
-        x: Tensor,
+        x: Rows,
         layout: PassLayout,
         attention: AttentionBackend,
         prepared: Any,
         cache: LayerCache,
     ) -> Tensor:
         """Attention of a layer with its projections, [N, H] -> [N, H]."""
+        mixed = self.mix(layer, x, layout, attention, prepared, cache)
+        return self.kernels.linear(mixed, layer.output, layer.output_bias)
+
+    def mix(
+        self,
+        layer: DecoderLayer,
+        x: Rows,
+        layout: PassLayout,
+        attention: AttentionBackend,
+        prepared: Any,
+        cache: LayerCache,
+    ) -> Tensor:
+        """Attention of a layer before its output projection, [N, H] -> [N, heads * D]."""
         kernels, config = self.kernels, self.config
         rows = x.shape[0]
+        if attention.written is not None and layer.q_norm is None:
+            ready = kernels.linear_qkv(
+                x, layer.qkv, layer.qkv_bias, layer.cos, layer.sin, layout.positions, cache.k, cache.v,
+                layout.write_index,
+            )  # fmt: skip
+            if ready is not None:
+                return attention.written.attend_written(
+                    ready, cache, layout, prepared, scale=config.scale, window=layer.window,
+                    softcap=config.attention_softcap,
+                ).reshape(rows, -1)  # fmt: skip
         qkv = kernels.linear(x, layer.qkv, layer.qkv_bias)
         q, k, v = qkv.view(rows, -1, config.head_dim).split_with_sizes(self._split, 1)  # a third of the cost of split
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -66,10 +93,9 @@ class Llama(Model):
             softcap=config.attention_softcap,
             rotary=rotary,
         )
-        return kernels.linear(mixed.reshape(rows, -1), layer.output, layer.output_bias)
+        return mixed.reshape(rows, -1)
 
-    def mlp(self, layer: DecoderLayer, x: Tensor) -> Tensor:
+    def mlp(self, layer: DecoderLayer, x: Rows) -> Tensor:
         """Gated MLP, [N, H] -> [N, H]."""
-        kernels = self.kernels
-        gate_up = kernels.linear(x, layer.gate_up, layer.gate_up_bias)
-        return kernels.linear(kernels.gated(gate_up, self.config.activation), layer.down, layer.down_bias)
+        acted = self.kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
+        return self.kernels.linear(acted, layer.down, layer.down_bias)
