@@ -186,7 +186,7 @@ def test_all_of_them_have_a_page_and_share_one_engine(
     monkeypatch.setattr("verifypd.engine.async_llm.AsyncLLM", Counted)
     traffic = ["--quick", "--seeds", "1", "--no-control", "--no-png", "--duration", "2", "--concurrency", "4"]
     arms = ["--arm", "plain", "--arm", "pdv"]
-    assert bench("all", "--only", "comprehensive,sweep,mixed", "--out", tmp_path, *traffic, *arms, *engine) == 0
+    assert bench("all", "--only", "comprehensive,sweep,mixed:2", "--out", tmp_path, *traffic, *arms, *engine) == 0
     assert len(loaded) == 1, "every protocol runs on the same loaded pair"
     page = (tmp_path / "index.html").read_text()
     found = {}
@@ -197,6 +197,7 @@ def test_all_of_them_have_a_page_and_share_one_engine(
             own["figures"]["unfinished"] for each in found[name]["scenarios"].values() for own in each["arms"].values()
         )
     assert list(found["sweep"]["scenarios"]) == ["A C=4"] and list(found["comprehensive"]["scenarios"]) == ["D C=10"]
+    assert found["mixed"]["seeds"] == [0, 1] and found["sweep"]["seeds"] == [0]
     assert "requests arrive for 2 s" in found["sweep"]["note"], "a shorter sweep says so"
     assert "lengths / 32" in found["mixed"]["note"] and found["mixed"]["protocol"]["letter"] == "E"
 
@@ -227,6 +228,7 @@ def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
         (["simulate", "sweep", "--gpu", "abacus"], "h200"),
         (["simulate", "sweep", "--alpha", "2"], "--alpha"),
         (["all", "--only", "nothing"], "--only"),
+        (["all", "--only", "mixed:many"], "--only"),
         (["mixed", "--pair", "built-in", "--scale", "2"], "no --scale"),
         (["mixed", "--pair", "built-in", "--batch-size", "2"], "--batch-size is an arm's own"),
     ],

@@ -53,8 +53,8 @@ def register(sub: Sub) -> None:
     add_run_flags(simulate)
     every = sub("all", "all protocols on the built-in pair, or on another, one after the other", run_all,
                 "--out DIR [OPTION …]")  # fmt: skip
-    every.add_argument("--only", default="sweep,three-way,models,comprehensive,mixed", metavar="NAME,NAME",
-                       help="these, in this order")  # fmt: skip
+    every.add_argument("--only", default="sweep,three-way,models,comprehensive,mixed", metavar="NAME[:SEEDS],NAME",
+                       help="these, in this order, and over how many seeds if not --seeds")  # fmt: skip
     _add_flags(every)
     add_run_flags(every)
     add_engine_flags(every, without=NOT_ARM)
@@ -233,12 +233,11 @@ def run_all(args: argparse.Namespace) -> int:
     from verifypd.bench.protocols import PROTOCOLS
     from verifypd.bench.report import write_index
 
-    names = [name.strip() for name in args.only.split(",") if name.strip()]
-    for name in names:
+    cuda = _cuda(args)
+    each = dict(_own(args, part) for part in args.only.split(",") if part.strip())
+    for name in each:
         if name not in (*PROTOCOLS, "mixed"):
             raise ConfigError(f"--only {name!r} is none of {', '.join(PROTOCOLS)}, mixed")
-    cuda = _cuda(args)
-    each = {name: _own(args, name) for name in names}
     chosen = {name: _wanted_mixed(own, cuda) if name == "mixed" else _wanted(own, PROTOCOLS[name], cuda)
               for name, own in each.items()}  # fmt: skip
     engines = _engines(args, [wanted for wanted, _ in chosen.values()], kept=True)
@@ -250,18 +249,20 @@ def run_all(args: argparse.Namespace) -> int:
                 break
     finally:
         asyncio.run(engines.close())
-        page = write_index(args.out, [args.out / name for name in names if (args.out / name / "results.json").exists()])
+        page = write_index(args.out, [args.out / name for name in each if (args.out / name / "results.json").exists()])
         emit(f"all reports: {page}\n")
     return max(codes, default=0)
 
 
-def _own(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The flags of one protocol of all: a folder of its own, and loads where they are meant for it."""
+def _own(args: argparse.Namespace, part: str) -> tuple[str, argparse.Namespace]:
+    """The name and flags of one protocol of all: a folder and seeds of its own, and loads that are meant for it."""
+    name, _, seeds = part.strip().partition(":")
     own = copy(args)
+    own.seeds = int(numbers(seeds, "--only, seeds")[0]) if seeds else args.seeds
     own.out = args.out / name
     own.concurrency = args.concurrency if name == "sweep" else None
     own.num_requests = args.num_requests if name == "three-way" else None
-    return own
+    return name, own
 
 
 def run_modes(args: argparse.Namespace) -> int:
