@@ -210,7 +210,13 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     trees = {"ours": Path(__file__).resolve().parents[1]}
     if args.other is not None:
         trees["other"] = args.other.resolve()
-    report: dict[str, Any] = {**provenance(None), "pair": args.pair, "seconds": args.seconds, "cells": []}
+    report: dict[str, Any] = {
+        **provenance(None),
+        "pair": args.pair,
+        "seconds": args.seconds,
+        "seeds": seeds,
+        "cells": [],
+    }
     if args.other is not None:
         found = subprocess.run(["git", "-C", str(trees["other"]), "rev-parse", "HEAD"], capture_output=True, text=True)
         report["other_commit"] = found.stdout.strip()
