@@ -3,6 +3,7 @@
     python benchmarks/h200.py --json benchmarks/results/h200.json          # all parts
     python benchmarks/h200.py --parts floors,steps,closed --levels 1,32
     python benchmarks/h200.py --pair llama-2-7b,eagle --parts steps,closed # a head for a draft
+    python benchmarks/h200.py --pair llama-2-7b,eagle --parts record       # what every step did and took: record-*.json
     python benchmarks/h200.py --tiny --parts steps,closed,mixed,burst,auto # small model on a CPU: a test of this script
 
 Random weights in the shapes of Llama-2-7B and TinyLlama-1.1B, or of --pair, with synthetic acceptance 0.8; prompts of
@@ -22,8 +23,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,8 +37,9 @@ from verifypd.bench.dummy import dummy_draft, dummy_model, parsed
 from verifypd.bench.exact import check_all
 from verifypd.bench.profile import look
 from verifypd.bench.provenance import provenance
-from verifypd.bench.workload import Arrival, read
+from verifypd.bench.workload import Arrival, mixed, read
 from verifypd.control.cost import CostModel
+from verifypd.control.observe import StepTiming
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import Point, time_points
 from verifypd.engine.synthetic import SyntheticAcceptance
@@ -48,6 +50,18 @@ WORKLOADS = Path(__file__).resolve().parent / "workloads"
 ALPHA = 0.8
 TARGETS = {"tpot_ms_p95": 15.0, "ttft_ms_p95": 200.0}  # of max_rate
 MIXED = ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")
+RECORDED = (16, 14)  # requests/s, and for how many seconds
+FOUND = [f"{name}_ms_{share}" for name in ("ttft", "tpot", "gap") for share in ("p50", "p95")]
+SECONDS = ("draft_seconds", "verify_seconds", "prefill_seconds", "step_seconds")  # of a step, kept in µs
+
+
+def packed(timings: Sequence[StepTiming]) -> dict[str, Any]:
+    """Steps as rows of whole numbers, without the columns that are nothing but zeros."""
+    names = [f.name for f in fields(StepTiming) if f.name != "decode_wait"]
+    rows = [[round(getattr(each, n) * (1e6 if n in SECONDS else 1)) for n in names] for each in timings]
+    used = [i for i in range(len(names)) if any(row[i] for row in rows)]
+    columns = [names[i].replace("_seconds", "_us") if names[i] in SECONDS else names[i] for i in used]
+    return {"columns": columns, "steps": [[row[i] for i in used] for row in rows]}
 
 
 class Bench:
@@ -180,10 +194,11 @@ class Bench:
         """Share of a steady batch's time in which the device had nothing to do, by its own account."""
         if self.device.type != "cuda":
             raise SystemExit("idle time is measured on a GPU: leave it out with --parts")
-        for level in [n for n in self.levels if n in (1, 32, 128)]:
+        for level in self.levels:
             engine = self.told("auto").engine
             found = look(engine, level, 24)
             self.details[f"idle_{level}"] = {name: found[name] for name in ("cycle_ms", "idle", "gaps", "host_ms")}
+            self.figures[f"host_share_{level}"] = found["host_ms"] / found["cycle_ms"]
             self.figures["idle_fraction"] = max(self.figures.get("idle_fraction", 0.0), found["idle"])
 
     def mixed(self) -> None:
@@ -198,6 +213,31 @@ class Bench:
             if not found["unfinished"] and all(found[name] <= limit for name, limit in TARGETS.items()):
                 meets.append(rate)
         self.figures["max_rate"] = max(meets)
+
+    def record(self) -> None:
+        """Every step of some mixed traffic, what it did and took, for the simulator to be held against."""
+        rate, seconds = (16, 1) if self.tiny else RECORDED
+        for seed in (0, 1):
+            workload = mixed(rate, seconds, seed)
+            drive, timings = self.told("auto"), list[StepTiming]()
+            architecture = drive.engine.architecture
+            learn = architecture.observe_step
+
+            def note(timing: StepTiming, learn: Any = learn, timings: list[StepTiming] = timings) -> None:
+                timings.append(timing)
+                learn(timing)
+
+            architecture.observe_step = note  # type: ignore[method-assign]
+            found = drive.arriving((workload.scaled(60, 8) if self.tiny else workload).arrivals)
+            figures = {name: round(found[name], 3) for name in FOUND}
+            self.details[f"record_{seed}"] = found
+            made = {**provenance(self.args.commit), "pair": self.args.pair, "alpha": ALPHA, "seed": seed,
+                    "rate": rate, "seconds": seconds, "batch_size": drive.engine.config.batch_size,
+                    "costs_at_start": self.details.get("costs_at_start"),
+                    "figures": figures, **packed(timings)}  # fmt: skip
+            file = (self.args.json or Path("record.json")).with_name(f"record-{rate}-seed{seed}.json")
+            file.write_text(json.dumps(made, separators=(",", ":")) + "\n")
+            print(f"record seed {seed}: {len(timings)} steps, {figures}", flush=True)
 
     def burst(self) -> None:
         """Long prompts beside eight running requests, against the same eight alone."""
@@ -280,7 +320,19 @@ class Bench:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     name: getattr(Bench, name)
-    for name in ("exact", "floors", "steps", "closed", "idle", "burst", "auto", "mixed", "invariant", "placements")
+    for name in (
+        "exact",
+        "floors",
+        "steps",
+        "closed",
+        "idle",
+        "burst",
+        "auto",
+        "mixed",
+        "record",
+        "invariant",
+        "placements",
+    )
 }
 
 

@@ -2,14 +2,16 @@
 
     python benchmarks/planner.py --arms gap=30 gap=45 other:30 other:45 --other ../before --json results/planner.json
     python benchmarks/planner.py --arms ttft=500 ttft=200 ttft=100 tpot=60 tpot=4 --rates 16 --seeds 1,2
-    python benchmarks/planner.py --tiny --arms gap=30 gap=45 --rates 16 --seconds 2    # a CPU: tests this script
+    python benchmarks/planner.py --arms gap=45 plain,gap=45 ttft=100@16 --rates 8,16,20  # one of them at 16/s alone
+    python benchmarks/planner.py --tiny --arms gap=30 gap=45 --rates 16 --seconds 2      # a CPU: tests this script
 
-An arm is `NAME=VALUE,…` with names of gap, ttft and tpot: this tree's engine with these targets in ms. `other:BUDGET`
-is the engine of the checkout --other, whose chunks of prompts (`prefill_chunk` in control/auto.py, as it stood before
-there was one planner) follow one rule instead: as many tokens as keep the step within BUDGET ms. Each checkout is a
-process of its own with weights of its own, random, in the shape of --pair; one computes at a time. Arrivals are those
-of `long-RATE-seedN`, the first --seconds of them. Ratios are over the other checkout's arms, or over the first arm, as
-means over seeds with 95 % intervals.
+An arm is `NAME=VALUE,…` with names of gap, ttft and tpot: this tree's engine with these targets in ms. With `plain`
+among them it drafts nothing. `other:BUDGET` is the engine of the checkout --other, whose chunks of prompts
+(`prefill_chunk` in control/auto.py, as it stood before there was one planner) follow one rule instead: as many tokens
+as keep the step within BUDGET ms. `ARM@RATE,…` runs at these rates only. Each checkout is a process of its own with
+weights of its own, random, in the shape of --pair; one computes at a time. Arrivals are those of `long-RATE-seedN`, the
+first --seconds of them. Ratios are over the other checkout's arms, or over the first arm, as means over seeds with 95 %
+intervals. `costs` are this tree's, as its engine measured them at start.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,9 @@ def work(pair: str, tiny: bool) -> None:
 
         driving.Run.end = end  # type: ignore[method-assign]
         driving.Drive(engine).closed(4, 8, 20, 8)
-        print(json.dumps({"ready": True}), file=replies, flush=True)
+        known = getattr(engine, "cost", None)
+        costs = {} if known is None else asdict(known.coefficients)
+        print(json.dumps({"costs": costs}), file=replies, flush=True)
         config = engine.config
         for line in sys.stdin:
             task = json.loads(line)
@@ -104,7 +108,7 @@ def work(pair: str, tiny: bool) -> None:
             else:
                 engine.config = replace(config, **task["targets"])
             engine.architectures = policies(engine.config, engine.cost or CostModel())
-            engine.architecture = engine.architectures("auto")
+            engine.architecture = engine.architectures(task.get("arch", "auto"))
             arrivals = [Arrival(*each) for each in task["arrivals"]]
             driving.Drive(engine, task["seed"]).arriving(arrivals, cap=task["cap"])
             print(json.dumps(sent["run"]), file=replies, flush=True)
@@ -122,7 +126,7 @@ class Checkout:
             command + ["--tiny"] * args.tiny, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self.answer()
+        self.costs = self.answer()["costs"]
 
     def answer(self) -> dict[str, Any]:
         """The next line it writes."""
@@ -146,11 +150,35 @@ class Checkout:
         self.process.stdout.close()
 
 
-def told(arm: str) -> dict[str, Any]:
-    """The part of a task that says what an arm is."""
-    if arm.startswith("other:"):
-        return {"budget": float(arm.removeprefix("other:"))}
-    return {"targets": {NAMES[name]: float(value) for name, value in (pair.split("=") for pair in arm.split(","))}}
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What is run, and where."""
+
+    name: str
+    rates: frozenset[int] | None = None  # None: all
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """`NAME`, or `NAME@RATE,RATE`."""
+        name, _, rates = text.partition("@")
+        return cls(name, frozenset(map(int, rates.split(","))) if rates else None)
+
+    @property
+    def other(self) -> bool:
+        """Whether it is the other checkout's."""
+        return self.name.startswith("other:")
+
+    def runs(self, rate: int) -> bool:
+        """Whether it runs at a rate."""
+        return self.rates is None or rate in self.rates
+
+    def told(self) -> dict[str, Any]:
+        """The part of a task that says what it is."""
+        if self.other:
+            return {"budget": float(self.name.removeprefix("other:"))}
+        parts = self.name.split(",")
+        targets = {NAMES[name]: float(value) for name, value in (part.split("=") for part in parts if part != "plain")}
+        return {"targets": targets, "arch": "plain" if "plain" in parts else "auto"}
 
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
@@ -169,7 +197,8 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     if args.worker:
         work(args.pair, args.tiny)
         return {}
-    if any(arm.startswith("other:") for arm in args.arms) and args.other is None:
+    arms = [Arm.parse(text) for text in args.arms]
+    if any(arm.other for arm in arms) and args.other is None:
         parser.error("other:BUDGET needs --other, a checkout of an older commit")
 
     from verifypd.bench.figures import Outcome, Record, figures
@@ -177,40 +206,48 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     from verifypd.bench.statistics import compare
     from verifypd.bench.workload import mixed
 
-    references = [arm for arm in args.arms if arm.startswith("other:")] or args.arms[:1]
     rates, seeds = ([int(n) for n in text.split(",")] for text in (args.rates, args.seeds))
     trees = {"ours": Path(__file__).resolve().parents[1]}
     if args.other is not None:
         trees["other"] = args.other.resolve()
-    report: dict[str, Any] = {**provenance(None), "pair": args.pair, "seconds": args.seconds, "cells": []}
+    report: dict[str, Any] = {
+        **provenance(None),
+        "pair": args.pair,
+        "seconds": args.seconds,
+        "seeds": seeds,
+        "cells": [],
+    }
     if args.other is not None:
         found = subprocess.run(["git", "-C", str(trees["other"]), "rev-parse", "HEAD"], capture_output=True, text=True)
         report["other_commit"] = found.stdout.strip()
     workers = {name: Checkout(tree, args) for name, tree in trees.items()}  # one after the other: each times its passes
+    report["costs"] = workers["ours"].costs
     for rate in rates:
-        runs: dict[str, list[Outcome]] = {arm: [] for arm in args.arms}
+        here = [arm for arm in arms if arm.runs(rate)]
+        references = [arm.name for arm in here if arm.other] or [arm.name for arm in here[:1]]
+        runs: dict[str, list[Outcome]] = {arm.name: [] for arm in here}
         for turn, seed in enumerate(seeds):
             workload = mixed(rate, LONG, seed)
             kept = (workload.scaled(60, 8) if args.tiny else workload).arrivals
             arrivals = [(a.at, a.prompt_tokens, a.output_tokens) for a in kept if a.at <= args.seconds]
-            for arm in args.arms[:: -1 if turn % 2 else 1]:
-                task = {"arrivals": arrivals, "seed": seed, "cap": args.seconds + 10.0, **told(arm)}
-                data = workers["other" if "budget" in task else "ours"].run(task)
+            for arm in here[:: -1 if turn % 2 else 1]:
+                task = {"arrivals": arrivals, "seed": seed, "cap": args.seconds + 10.0, **arm.told()}
+                data = workers["other" if arm.other else "ours"].run(task)
                 records = tuple(
                     Record(due, due, tuple(outputs), tokens, 1, finished)
                     for due, outputs, tokens, finished in data["requests"]
                 )
-                runs[arm].append(Outcome(records, data["wanted"], data["seconds"]))
-        for arm, outcomes in runs.items():
+                runs[arm.name].append(Outcome(records, data["wanted"], data["seconds"]))
+        for name, outcomes in runs.items():
             pooled = figures(outcomes)
-            over = {each: compare(outcomes, runs[each]) for each in references if each != arm}
+            over = {each: compare(outcomes, runs[each]) for each in references if each != name}
             ratios = {
-                each: {name: found[name].packed() for name in RATIOS if name in found} for each, found in over.items()
+                each: {key: found[key].packed() for key in RATIOS if key in found} for each, found in over.items()
             }
-            report["cells"].append({"rate": rate, "arm": arm, "figures": pooled, "over": ratios})
-            print(f"{rate:>3}/s {arm:<10} " + "  ".join(f"{name} {pooled[name]:.2f}" for name in FIGURES))
+            report["cells"].append({"rate": rate, "arm": name, "figures": pooled, "over": ratios})
+            print(f"{rate:>3}/s {name:<10} " + "  ".join(f"{key} {pooled[key]:.2f}" for key in FIGURES))
             for each, found in ratios.items():
-                said = [f"{name} {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for name, r in found.items()]
+                said = [f"{key} {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for key, r in found.items()]
                 print(f"{'':>6}/ {each:<10} " + "  ".join(said), flush=True)
         if args.json:
             args.json.write_text(json.dumps(report, indent=1) + "\n")

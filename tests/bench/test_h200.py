@@ -30,7 +30,7 @@ def h200() -> Any:
 
 def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     out = tmp_path / "h200.json"
-    parts = "exact,steps,closed,mixed,burst,auto,invariant,placements"
+    parts = "exact,steps,closed,mixed,record,burst,auto,invariant,placements"
     h200.main(
         ["--tiny", "--parts", parts, "--levels", "1,8", "--rates", "16", "--json", str(out), "--set", "device=cpu"]
     )
@@ -50,6 +50,9 @@ def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     assert set(report["details"]["invariant"]) == {"1x1", "1x5", "4x1", "4x5"}
     assert report["details"]["closed_auto_8"]["unfinished"] == 0
     assert report["details"]["closed_plain_8"]["requests"] == 24
+    record = json.loads((tmp_path / "record-16-seed1.json").read_text())
+    assert record["figures"]["gap_ms_p95"] > 0 and {"verify_rows", "verify_us"} < set(record["columns"])
+    assert len(record["steps"]) > 8 and all(len(step) == len(record["columns"]) for step in record["steps"])
     assert report["tiny"] and report["settings"] == {"device": "cpu"} and report["commit"]
 
 

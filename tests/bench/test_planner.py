@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,33 @@ def planner() -> Any:
     spec = importlib.util.spec_from_file_location("planner", ROOT / "benchmarks" / "planner.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["planner"] = module
     spec.loader.exec_module(module)
     return module
 
 
 def test_arms_take_turns_on_the_same_arrivals(planner: Any, tmp_path: Path) -> None:
     out = tmp_path / "planner.json"
-    given = ["--tiny", "--arms", "gap=30", "ttft=100,tpot=4", "--rates", "16", "--seconds", "1", "--json", str(out)]
+    arms = ["gap=30", "ttft=100,tpot=4", "plain,gap=45@16"]
+    given = ["--tiny", "--arms", *arms, "--rates", "16,24", "--seeds", "1", "--seconds", "1", "--json", str(out)]
     report = planner.main(given)
     assert json.loads(out.read_text()) == report
-    assert [cell["arm"] for cell in report["cells"]] == ["gap=30", "ttft=100,tpot=4"]
-    first, second = (cell["figures"] for cell in report["cells"])
-    assert first["requests"] == second["requests"] > 10 and not first["unfinished"] + second["unfinished"]
+    ran = [(cell["rate"], cell["arm"]) for cell in report["cells"]]
+    assert ran == [(16, "gap=30"), (16, "ttft=100,tpot=4"), (16, "plain,gap=45"), (24, "gap=30"), (24, arms[1])]
+    first, second = (cell["figures"] for cell in report["cells"][:2])
+    assert first["requests"] == second["requests"] > 5 and not first["unfinished"] + second["unfinished"]
     assert set(report["cells"][1]["over"]["gap=30"]) == set(planner.RATIOS)
+    assert report["costs"], "what the engine measured, for whoever simulates the same arrivals"
 
 
 def test_what_an_arm_is_told(planner: Any) -> None:
-    assert planner.told("gap=45,ttft=200") == {"targets": {"slo_gap": 45.0, "slo_ttft": 200.0}}
-    assert planner.told("other:30") == {"budget": 30.0}
+    def told(text: str) -> Any:
+        return planner.Arm.parse(text).told()
+
+    assert told("gap=45,ttft=200") == {"targets": {"slo_gap": 45.0, "slo_ttft": 200.0}, "arch": "auto"}
+    assert told("plain,gap=45@8,16") == {"targets": {"slo_gap": 45.0}, "arch": "plain"}
+    assert told("plain") == {"targets": {}, "arch": "plain"} and told("other:30") == {"budget": 30.0}
+    only = planner.Arm.parse("plain@8,16")
+    assert only.runs(8) and not only.runs(20) and planner.Arm.parse("plain").runs(20)
     with pytest.raises(SystemExit):
         planner.main(["--arms", "other:30"])

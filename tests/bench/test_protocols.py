@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.models.checkpoints import tiny
 from verifypd import cli
 from verifypd.bench.campaign import Folder
 from verifypd.bench.pairs import ALPHA, Pair, pair
-from verifypd.bench.protocols import PROTOCOLS, SIZES, Wanted, wanted
+from verifypd.bench.protocols import PROTOCOLS, SIZES, Wanted, wanted, wanted_mixed
 from verifypd.bench.tuned import POLICIES, Engines, Tuned
+from verifypd.bench.workload import read
+from verifypd.engine.async_llm import AsyncLLM
 from verifypd.errors import ConfigError
 
 FULL = SIZES["full"]
@@ -170,13 +173,47 @@ def test_a_protocol_goes_on_and_its_modes_are_told_again(
 
 
 @pytest.mark.slow
-def test_all_of_them_have_a_page(engine: list[str], tmp_path: Path) -> None:
-    traffic = ["--quick", "--seeds", "1", "--no-control", "--no-png", "--duration", "2", "--num-requests", "2"]
-    arguments = ["all", "--only", "comprehensive,mixed", "--out", tmp_path, *traffic, "--concurrency", "10", *engine]
-    assert bench(*arguments) == 0
+def test_all_of_them_have_a_page_and_share_one_engine(
+    engine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    class Counted(AsyncLLM):
+        def __init__(self, **settings: Any) -> None:
+            loaded.append(settings)
+            super().__init__(**settings)
+
+    monkeypatch.setattr("verifypd.engine.async_llm.AsyncLLM", Counted)
+    traffic = ["--quick", "--seeds", "1", "--no-control", "--no-png", "--duration", "2", "--concurrency", "4"]
+    arms = ["--arm", "plain", "--arm", "pdv"]
+    assert bench("all", "--only", "comprehensive,sweep,mixed:2", "--out", tmp_path, *traffic, *arms, *engine) == 0
+    assert len(loaded) == 1, "every protocol runs on the same loaded pair"
     page = (tmp_path / "index.html").read_text()
-    assert "comprehensive/report.html" in page and "mixed/report.html" in page
-    assert json.loads((tmp_path / "comprehensive" / "results.json").read_text())["complete"]
+    found = {}
+    for name in ("comprehensive", "sweep", "mixed"):
+        assert f"{name}/report.html" in page
+        found[name] = json.loads((tmp_path / name / "results.json").read_text())
+        assert found[name]["complete"] and not sum(
+            own["figures"]["unfinished"] for each in found[name]["scenarios"].values() for own in each["arms"].values()
+        )
+    assert list(found["sweep"]["scenarios"]) == ["A C=4"] and list(found["comprehensive"]["scenarios"]) == ["D C=10"]
+    assert found["mixed"]["seeds"] == [0, 1] and found["sweep"]["seeds"] == [0]
+    assert "requests arrive for 2 s" in found["sweep"]["note"], "a shorter sweep says so"
+    assert "lengths / 32" in found["mixed"]["note"] and found["mixed"]["protocol"]["letter"] == "E"
+
+
+def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
+    made = wanted_mixed(FULL, [Pair("a:b", "b", "a", dummy=True)], (), 60.0)
+    assert made.rates == (8, 16) and made.scale == 1 and made.longest > 4500
+    eight, sixteen = made.scenarios([1])
+    file = read(Path(__file__).resolve().parents[2] / "benchmarks" / "workloads" / "long-8-seed1.json")
+    assert eight.workloads[0].arrivals == file.arrivals and sixteen.level == "16/s"
+    first = wanted_mixed(FULL, made.pairs, (8,), 5.0).scenarios([1])[0].workloads[0].arrivals
+    assert first == tuple(a for a in file.arrivals if a.at <= 5.0), "a shorter run is the beginning of a longer one"
+    few = wanted_mixed(SIZES["quick"], made.pairs)
+    assert few.rates == (2,) and "lengths / 32" in few.note and few.longest < 200
+    with pytest.raises(ConfigError, match="raise --duration"):
+        wanted_mixed(FULL, made.pairs, (0.01,), 1.0).scenarios([1])
 
 
 @pytest.mark.parametrize(
@@ -191,6 +228,9 @@ def test_all_of_them_have_a_page(engine: list[str], tmp_path: Path) -> None:
         (["simulate", "sweep", "--gpu", "abacus"], "h200"),
         (["simulate", "sweep", "--alpha", "2"], "--alpha"),
         (["all", "--only", "nothing"], "--only"),
+        (["all", "--only", "mixed:many"], "--only"),
+        (["mixed", "--pair", "built-in", "--scale", "2"], "no --scale"),
+        (["mixed", "--pair", "built-in", "--batch-size", "2"], "--batch-size is an arm's own"),
     ],
 )
 def test_bad_input_is_refused_in_words(
@@ -214,5 +254,23 @@ def test_a_policy_needs_no_more_than_was_loaded(engine: list[str], tmp_path: Pat
                 await arm.prepare({"pair": "tiny", "batch": 4, "requests": 4})
         finally:
             await arm.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_is_gone_before_the_next_one_is_loaded(engine: list[str], tmp_path: Path) -> None:
+    pairs = [Pair(name, engine[1], engine[3]) for name in ("one", "two")]
+    shared = {"dtype": "float32", "kv_memory": "32MB", "measure_costs": False}
+    engines = Engines(pairs, tmp_path, shared, slots=3, max_draft=2)
+    first, second = (Tuned(name, POLICIES[name], engines) for name in ("plain", "pdv"))
+
+    async def run() -> None:
+        settings = {"batch": 2, "requests": 2}
+        for arm in (first, second):
+            await arm.prepare({"pair": "one", **settings})
+        held = weakref.ref(await engines.get("one")), weakref.ref(first._inner)
+        await first.prepare({"pair": "two", **settings})
+        assert [each() for each in held] == [None, None], "two pairs need not fit at once"
+        await engines.close()
 
     asyncio.run(run())

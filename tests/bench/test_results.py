@@ -18,7 +18,7 @@ HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
     "allocator", "attention-flashinfer-h200", "attention-splits-h200", "beside-vllm-closed",
-    "cpu-drift", "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
+    "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
     "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200", "h200",
     "h200-again", "h200-placements",
     "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "host-waiting", "kernels-neoverse-n1",

@@ -16,7 +16,7 @@ from verifypd.models.builtin import descriptions, find
 OWN = "built-in"  # SmolLM2-135M and the draft that comes with this package
 ALPHA = 0.68  # chance of a draft token where weights are random: of four, 42 % stand, as the original reports
 SHRINK = 8  # of random weights on a CPU
-DUMMY_LENGTH = 1024  # prompt and output, tokens
+DUMMY_LENGTH = 1024  # prompt and output, tokens, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,11 @@ class Pair:
         """What tells it from another."""
         return {"pair": self.name, "dummy": self.dummy, "shrink": self.shrink}
 
-    def settings(self, folder: Path) -> dict[str, Any]:
-        """What an engine is loaded with. Shapes of random weights are written under `folder`."""
+    def settings(self, folder: Path, longest: int = 0) -> dict[str, Any]:
+        """What an engine is loaded with. Shapes of random weights are written under `folder`.
+
+        longest: tokens of prompt and output that these must at least hold.
+        """
         if not self.dummy:
             return {"model": self.model, "draft": self.draft}
         small = {"dtype": "float32"} if self.shrink > 1 else {}
@@ -60,7 +63,7 @@ class Pair:
             "model": dummy_model(self.model, folder, divisor=self.shrink),
             "draft": dummy_model(self.draft, folder, divisor=self.shrink),
             "load_format": "dummy", "synthetic_acceptance": ALPHA, "prefix_cache": False,
-            "max_model_len": DUMMY_LENGTH, **small,
+            "max_model_len": max(DUMMY_LENGTH, longest), **small,
         }  # fmt: skip
 
 

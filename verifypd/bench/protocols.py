@@ -142,23 +142,12 @@ PROTOCOLS = {
 }  # fmt: skip
 MIXED = Protocol(
     "E", "mixed", "mixed traffic: chat-like lengths, Poisson arrivals, bursts of long prompts",
-    ("plain", "pd", "pdv", "auto"), "plain", (LLAMA,), (), 0, _a, (), {},
+    ("plain", "pd", "pdv", "auto"), "plain", (LLAMA,), (8, 16), 0, _a, (2,), {},
 )  # fmt: skip
 MIXED_BATCH = 64
-
-
-def mixed_scenarios(
-    pairs: Sequence[Pair], rates: Sequence[float], seconds: float, seeds: Sequence[int]
-) -> list[Scenario]:
-    """Mixed traffic on each pair at each rate."""
-    found = []
-    for pair in pairs:
-        settings = {**pair.packed(), "batch": MIXED_BATCH, "requests": MIXED_BATCH}
-        for rate in rates:
-            made = tuple(mixed(rate, seconds, seed) for seed in seeds)
-            name = f"E {rate:g}/s, {pair.label}"
-            found.append(Scenario(name, made, None, settings, pair.label, f"{rate:g}/s", pair.name))
-    return found
+MIXED_SECONDS, FEW_SECONDS = 20.0, 6.0  # in which requests arrive, at full size and at the others
+MIXED_SCALE = 32  # lengths are divided by this at the other sizes
+MIXED_LONGEST = 4000 + 512  # prompt and output, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +173,19 @@ class Wanted:
     @property
     def note(self) -> str:
         """What stands in every table and plot."""
-        parts = [f"protocol {self.protocol.letter}", *dict.fromkeys(pair.note for pair in self.pairs), self.size.note]
-        return "; ".join(part for part in parts if part)
+        own = [load.seconds for load in self.points() if load.seconds]
+        shorter = f"requests arrive for {self.duration:g} s" if self.duration and own else ""
+        return note_of(self.protocol, self.pairs, self.size.note, shorter)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return self.protocol.packed() | {"size": self.size.name, "output_tokens": self.tokens}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt of random tokens and its output."""
+        return PROMPT + self.tokens
 
     def points(self) -> list[Load]:
         """Its loads."""
@@ -211,6 +211,61 @@ class Wanted:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Protocol E on pairs of models."""
+
+    size: Size
+    pairs: tuple[Pair, ...]
+    rates: tuple[float, ...]
+    seconds: float
+    protocol: Protocol = MIXED
+
+    @property
+    def scale(self) -> int:
+        """All lengths are divided by it."""
+        return 1 if self.size.factor == 1 else MIXED_SCALE
+
+    @property
+    def note(self) -> str:
+        """What stands in every table and plot."""
+        return note_of(self.protocol, self.pairs, f"scaled: lengths / {self.scale}" if self.scale > 1 else "")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return self.protocol.packed() | {"size": self.size.name, "seconds": self.seconds}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its output."""
+        return MIXED_LONGEST // self.scale + 2
+
+    def most(self) -> int:
+        """Requests that hold a slot at once at most."""
+        return -(-6 * MIXED_BATCH // 5)
+
+    def scenarios(self, seeds: Sequence[int]) -> list[Scenario]:
+        """One for each pair and rate."""
+        found = []
+        scaled = "" if self.scale == 1 else f", lengths / {self.scale}"
+        for pair in self.pairs:
+            settings = {**pair.packed(), "batch": MIXED_BATCH, "requests": MIXED_BATCH}
+            for rate in self.rates:
+                made = tuple(mixed(rate, self.seconds, seed).scaled(self.scale) for seed in seeds)
+                if not all(workload.arrivals for workload in made):
+                    raise ConfigError("no request arrives in that time: raise --duration or --rate")
+                name = f"E {rate:g}/s{scaled}, {pair.label}"
+                found.append(Scenario(name, made, None, settings, pair.label, f"{rate:g}/s", pair.name))
+        return found
+
+
+def note_of(protocol: Protocol, pairs: Sequence[Pair], *more: str) -> str:
+    """What stands in every table and plot of a protocol on some pairs."""
+    parts = [f"protocol {protocol.letter}", *dict.fromkeys(pair.note for pair in pairs), *more]
+    return "; ".join(part for part in parts if part)
+
+
 def _workload(prompts: Source, load: Load, seed: int) -> Workload:
     """A load's requests from a seed; where none would arrive in time, the first comes at the end of it."""
     try:
@@ -226,3 +281,10 @@ def wanted(protocol: Protocol, size: Size, pairs: Sequence[Pair], loads: Sequenc
     """A protocol at a size; loads: other than its own."""
     own = protocol.loads if size.name == "full" else tuple(sorted(protocol.few[: size.loads]))
     return Wanted(protocol, size, tuple(pairs), tuple(loads) or own, **more)
+
+
+def wanted_mixed(size: Size, pairs: Sequence[Pair], rates: Sequence[float] = (), seconds: float | None = None) -> Mixed:
+    """Protocol E at a size; rates and seconds: other than its own."""
+    own = MIXED.loads if size.name == "full" else MIXED.few
+    full = MIXED_SECONDS if size.name == "full" else FEW_SECONDS
+    return Mixed(size, tuple(pairs), tuple(rates) or own, seconds or full)

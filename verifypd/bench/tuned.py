@@ -7,8 +7,9 @@ arms differ in nothing but what is compared.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,10 +61,24 @@ POLICIES = {
 class Engines:
     """The engine of the pair that runs now."""
 
-    def __init__(self, pairs: list[Pair], folder: Path, shared: dict[str, Any], slots: int, max_draft: int) -> None:
-        """shared: settings of every engine. slots: requests of its batch at most."""
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        folder: Path,
+        shared: dict[str, Any],
+        slots: int,
+        max_draft: int,
+        longest: int = 0,
+        kept: bool = False,
+    ) -> None:
+        """shared: settings of every engine. slots: requests of its batch at most. longest: prompt and output, tokens.
+
+        kept: the engine stays loaded when an arm has ended, for the next campaign; whoever made this closes it.
+        """
         self.pairs = {each.name: each for each in pairs}
         self.folder, self.shared, self.slots, self.max_draft = folder, shared, slots, max_draft
+        self.longest, self.kept = longest, kept
+        self.arms: list[Tuned] = []
         self._name: str | None = None
         self._llm: AsyncLLM | None = None
 
@@ -74,7 +89,7 @@ class Engines:
         if self._llm is None or self._name != name:
             await self.close()
             settings = {
-                **self.pairs[name].settings(self.folder), "arch": "auto", "controller": "throughput",
+                **self.pairs[name].settings(self.folder, self.longest), "arch": "auto", "controller": "throughput",
                 "batch_size": self.slots, "queue_factor": 1.0, "max_draft": self.max_draft,
                 "prefix_cache": False,  # arms get the same prompts: the second would find them read
                 **self.shared,
@@ -84,10 +99,23 @@ class Engines:
         return self._llm
 
     async def close(self) -> None:
-        """Free the models; a second call does nothing."""
+        """Free the models, for the next pair may need all of the memory; a second call does nothing."""
         llm, self._llm, self._name = self._llm, None, None
+        for arm in self.arms:
+            arm.let_go()
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+            del llm
+            free_memory()
+
+
+def free_memory() -> None:
+    """Give back what nobody holds any more; a CUDA device's too."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Tuned(InProcess):
@@ -97,6 +125,7 @@ class Tuned(InProcess):
         super().__init__(name, {}, None)
         self.policy = policy
         self.engines = engines
+        engines.arms.append(self)
         self._learnt: dict[tuple[str, int], Callable[[str], Architecture]] = {}  # by pair and batch
 
     @property
@@ -132,7 +161,12 @@ class Tuned(InProcess):
             self.vocab = await self._llm.between_steps(lambda llm: llm.engine.sampling.vocab)
         return {"settings": wanted}
 
+    def let_go(self) -> None:
+        """Hold no engine."""
+        self._llm = self._inner = None
+
     async def close(self) -> None:
         """Whoever comes last finds nothing to free."""
-        self._llm = self._inner = None
-        await self.engines.close()
+        self.let_go()
+        if not self.engines.kept:
+            await self.engines.close()

@@ -57,13 +57,14 @@ def register(command: Command) -> None:
                 "[[NAME=]URL …] [--arm ARM …] --out DIR [OPTION …]")  # fmt: skip
     mixed.add_argument("urls", nargs="*", metavar="[NAME=]URL", help="servers; without any, engines in this process")
     _add_arm_flag(mixed)
-    mixed.add_argument("--rate", default="4", metavar="R,R", help="requests/s, one scenario each (default: 4)")
+    protocols.add_pair_flag(mixed)
+    mixed.add_argument("--rate", metavar="R,R", help="requests/s, one scenario each (default: 4; with --pair 8,16)")
     mixed.add_argument("--scale", type=int, metavar="N", help="divide all lengths by N (default: 1; --quick: 32)")
     _add_http_flags(mixed)
     add_run_flags(mixed)
     add_engine_flags(mixed)
 
-    protocols.register(sub, run_mixed)
+    protocols.register(sub)
     report = sub("report", "write the report of a run again", run_report, "DIR [--reference ARM]")
     report.add_argument("folder", metavar="DIR", help="what --out was")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
@@ -139,6 +140,12 @@ def run_mixed(args: argparse.Namespace) -> int:
     from verifypd.bench.protocols import MIXED
     from verifypd.bench.workload import mixed
 
+    if args.pairs:
+        if args.urls or args.scale:
+            raise ConfigError(
+                "--pair is of engines in this process, at a size of --quick's or its own: no URL, no --scale"
+            )
+        return protocols.run_mixed(args)
     if args.urls and args.arms:
         raise ConfigError("give URLs or --arm: engines in this process would share the machine with the servers")
     seconds = args.duration or (QUICK_SECONDS if args.quick else OPEN_SECONDS)
@@ -152,7 +159,7 @@ def run_mixed(args: argparse.Namespace) -> int:
             tuple(mixed(rate, seconds, seed).scaled(scale) for seed in chosen_seeds(args)),
             args.cut_off,
         )
-        for rate in numbers(args.rate, "--rate")
+        for rate in numbers(args.rate or "4", "--rate")
     ]
     if any(not workload.arrivals for each in scenarios for workload in each.workloads):
         raise ConfigError("no request arrives in that time: raise --duration or --rate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from verifypd.cli.campaign import add_run_flags, chosen_seeds, numbers, run_campaign
 from verifypd.cli.flags import Parser, add_engine_flags, engine_settings
 from verifypd.cli.terminal import INTERRUPTED, emit, say
+from verifypd.config import flag
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
     from verifypd.bench.pairs import Pair
-    from verifypd.bench.protocols import Protocol, Size, Wanted
+    from verifypd.bench.protocols import Mixed, Protocol, Size, Wanted
+    from verifypd.bench.tuned import Engines
 
 COMMANDS = {
     "sweep": "protocol A: Poisson arrivals at 0.05 C/s, batch C, 20 new tokens, for each concurrency C",
@@ -28,8 +31,8 @@ NOT_ARM = ("arch", "controller", "batch_size", "max_draft", "verify_batch", "wor
 Sub = Callable[[str, str, Callable[[argparse.Namespace], int], str], Parser]
 
 
-def register(sub: Sub, run_mixed: Callable[[argparse.Namespace], int]) -> None:
-    """Add the commands. run_mixed: protocol E, which has a command of its own."""
+def register(sub: Sub) -> None:
+    """Add the commands."""
     for name, text in COMMANDS.items():
         parser = sub(name, text, run_protocol, "--out DIR [OPTION …]")
         _add_flags(parser)
@@ -50,9 +53,8 @@ def register(sub: Sub, run_mixed: Callable[[argparse.Namespace], int]) -> None:
     add_run_flags(simulate)
     every = sub("all", "all protocols on the built-in pair, or on another, one after the other", run_all,
                 "--out DIR [OPTION …]")  # fmt: skip
-    every.set_defaults(run_mixed=run_mixed)
-    every.add_argument("--only", default="sweep,three-way,models,comprehensive,mixed", metavar="NAME,NAME",
-                       help="leave out the others")  # fmt: skip
+    every.add_argument("--only", default="sweep,three-way,models,comprehensive,mixed", metavar="NAME[:SEEDS],NAME",
+                       help="these, in this order, and over how many seeds if not --seeds")  # fmt: skip
     _add_flags(every)
     add_run_flags(every)
     add_engine_flags(every, without=NOT_ARM)
@@ -62,14 +64,13 @@ def register(sub: Sub, run_mixed: Callable[[argparse.Namespace], int]) -> None:
 
 def _add_flags(parser: Parser) -> None:
     group = parser.add_argument_group("protocol")
-    group.add_argument("--pair", action="append", dest="pairs", metavar="DRAFT:VERIFIER",
-                       help="models of `verifypd models`, or built-in; may be repeated (default: the original's on a"
-                       " GPU, else the built-in pair)")  # fmt: skip
+    add_pair_flag(group)
     group.add_argument("--arm", action="append", dest="arms", metavar="NAME",
                        help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined', 'pdv batch 32' or auto; may be"
                        " repeated (default: the protocol's)")  # fmt: skip
-    group.add_argument("--concurrency", metavar="N,N", help="sweep, comprehensive: C of each point")
-    group.add_argument("--num-requests", metavar="N,N", help="three-way, models: n of each point; else of every point")
+    group.add_argument("--concurrency", metavar="N,N", help="sweep, comprehensive: C of each point; all: the sweep's")
+    group.add_argument("--num-requests", metavar="N,N",
+                       help="three-way, models: n of each point; all: three-way's; else of every point")  # fmt: skip
     group.add_argument("--source", default="prompts", metavar="NAME",
                        help="prompts of models with real weights, as in bench run (default: prompts)")  # fmt: skip
     group.add_argument("--output-tokens", type=int, metavar="N", help="tokens of every output")
@@ -77,38 +78,56 @@ def _add_flags(parser: Parser) -> None:
                        help="how much of the protocol (default: full on a GPU, else short; or --quick)")  # fmt: skip
 
 
+def add_pair_flag(parser: argparse._ArgumentGroup | Parser) -> None:
+    """--pair."""
+    parser.add_argument("--pair", action="append", dest="pairs", metavar="DRAFT:VERIFIER",
+                        help="models of `verifypd models`, or built-in; may be repeated (default: the original's on a"
+                        " GPU, else the built-in pair)")  # fmt: skip
+
+
 def run_protocol(args: argparse.Namespace) -> int:
     """`verifypd bench sweep` and its like."""
     from verifypd.bench.protocols import PROTOCOLS
 
-    return _measure(args, PROTOCOLS[args.bench_command])
+    chosen, seeds = _wanted(args, PROTOCOLS[args.bench_command], _cuda(args))
+    return _measure(args, chosen, seeds, _engines(args, [chosen]))
 
 
-def _measure(args: argparse.Namespace, protocol: Protocol) -> int:
-    """A protocol on engines in this process."""
+def run_mixed(args: argparse.Namespace) -> int:
+    """`verifypd bench mixed --pair`: protocol E, all arms on one engine a pair."""
+    chosen, seeds = _wanted_mixed(args, _cuda(args))
+    return _measure(args, chosen, seeds, _engines(args, [chosen]))
+
+
+def _engines(args: argparse.Namespace, chosen: Sequence[Wanted | Mixed], kept: bool = False) -> Engines:
+    """Engines that hold every arm of some protocols."""
     from verifypd.bench.protocols import DRAFTS
-    from verifypd.bench.tuned import POLICIES, Engines, Tuned
+    from verifypd.bench.tuned import POLICIES, Engines
 
-    chosen, seeds = _wanted(args, protocol, _cuda(args))
     shared = {name: value for name, value in engine_settings(args).items() if name not in ("model", "draft")}
-    names = _arms(args, protocol)
-    slots = max(chosen.most(), *(2 * (POLICIES[name].batch or 0) for name in names))
-    engines = Engines(list(chosen.pairs), args.out / "models", shared, slots, DRAFTS)
-    arms = [Tuned(name, POLICIES[name], engines) for name in names]
+    if own := [name for name in NOT_ARM if name in shared]:
+        raise ConfigError(f"{flag(own[0])} is an arm's own: choose arms with --arm")
+    names = {name for each in chosen for name in _arms(args, each.protocol)}
+    slots = max(*(each.most() for each in chosen), *(2 * (POLICIES[name].batch or 0) for name in names))
+    pairs = {pair.name: pair for each in chosen for pair in each.pairs}
+    longest = max(each.longest for each in chosen)
+    return Engines(list(pairs.values()), args.out / "models", shared, slots, DRAFTS, longest, kept)
+
+
+def _measure(args: argparse.Namespace, chosen: Wanted | Mixed, seeds: Sequence[int], engines: Engines) -> int:
+    """A protocol on engines in this process."""
+    from verifypd.bench.tuned import POLICIES, Tuned
+
+    arms = [Tuned(name, POLICIES[name], engines) for name in _arms(args, chosen.protocol)]
     return _run(args, chosen, arms, seeds, chosen.note)
 
 
-def _run(args: argparse.Namespace, chosen: Wanted, arms: Sequence[Any], seeds: Sequence[int], note: str) -> int:
+def _run(args: argparse.Namespace, chosen: Wanted | Mixed, arms: Sequence[Any], seeds: Sequence[int], note: str) -> int:
     protocol = chosen.protocol
-    names = [arm.name for arm in arms]
-    about = {
-        "note": note,
-        "protocol": protocol.packed() | {"size": chosen.size.name, "output_tokens": chosen.tokens},
-    }  # fmt: skip
     say(f"protocol {protocol.letter}, {protocol.title} ({note})")
-    return run_campaign(
-        args, arms, chosen.scenarios(seeds), reference=_reference(protocol, names), about=about, seeds=seeds
-    )
+    about = {"note": note, "protocol": chosen.about}
+    reference = _reference(protocol, [arm.name for arm in arms])
+    return run_campaign(args, arms, chosen.scenarios(seeds), reference=reference, about=about, seeds=seeds)
 
 
 def _reference(protocol: Protocol, names: Sequence[str]) -> str:
@@ -117,11 +136,11 @@ def _reference(protocol: Protocol, names: Sequence[str]) -> str:
 
 
 def _wanted(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> tuple[Wanted, list[int]]:
-    from verifypd.bench.protocols import SIZES, wanted
+    from verifypd.bench.protocols import wanted
 
     if args.workload or args.vocab:
         raise ConfigError("a protocol has workloads of its own: leave out --workload and --vocab, or use bench run")
-    size: Size = SIZES[args.size or ("quick" if args.quick else "full" if cuda else "short")]
+    size = _size(args, cuda)
     by_number = protocol.letter in "BC"
     counts = [int(each) for each in numbers(args.num_requests or "", "--num-requests")]
     levels = [int(each) for each in numbers(args.concurrency or "", "--concurrency")]
@@ -134,6 +153,23 @@ def _wanted(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> tuple[W
     loads = counts if by_number else levels
     made = wanted(protocol, size, _pairs(args, protocol, cuda), loads, duration=args.duration, **more)
     return made, chosen_seeds(argparse.Namespace(**{**vars(args), "num_requests": None}), size.seeds)
+
+
+def _wanted_mixed(args: argparse.Namespace, cuda: bool) -> tuple[Mixed, list[int]]:
+    from verifypd.bench.protocols import MIXED, wanted_mixed
+
+    if args.workload or args.vocab:
+        raise ConfigError("with --pair the traffic is the protocol's: leave out --workload and --vocab")
+    size, rates = _size(args, cuda), numbers(getattr(args, "rate", None) or "", "--rate")
+    made = wanted_mixed(size, _pairs(args, MIXED, cuda), rates, args.duration)
+    return made, chosen_seeds(argparse.Namespace(**{**vars(args), "num_requests": None}), size.seeds)
+
+
+def _size(args: argparse.Namespace, cuda: bool) -> Size:
+    from verifypd.bench.protocols import SIZES
+
+    wanted = getattr(args, "size", None) or ("quick" if args.quick else "full" if cuda else "short")
+    return SIZES[wanted]
 
 
 def _pairs(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> list[Pair]:
@@ -166,7 +202,7 @@ def _cuda(args: argparse.Namespace) -> bool:
 def run_simulated(args: argparse.Namespace) -> int:
     """`verifypd bench simulate`."""
     from verifypd.bench.pairs import ALPHA, Pair
-    from verifypd.bench.protocols import DRAFTS, LLAMA, MIXED, PROTOCOLS, mixed_scenarios
+    from verifypd.bench.protocols import DRAFTS, LLAMA, MIXED, PROTOCOLS
     from verifypd.bench.simulated import Simulated, device_costs, pair_costs, read_costs
     from verifypd.bench.tuned import POLICIES
 
@@ -185,16 +221,11 @@ def run_simulated(args: argparse.Namespace) -> int:
 
     arms = [arm(name) for name in _arms(args, protocol)]
     args.size = args.size or ("quick" if args.quick else "full")
-    chosen, seeds = _wanted(args, protocol, cuda=True)
+    mixed = args.protocol == "mixed"
+    chosen, seeds = _wanted_mixed(args, True) if mixed else _wanted(args, protocol, cuda=True)
     pairs = tuple(Pair(each.name, each.model, each.draft, dummy=True, simulated=True) for each in chosen.pairs)
     chosen = replace(chosen, pairs=pairs)
-    if args.protocol != "mixed":
-        return _run(args, chosen, arms, seeds, f"{note}; protocol {protocol.letter}; {chosen.size.note}".rstrip("; "))
-    rates = numbers(args.rate, "--rate")
-    scenarios = mixed_scenarios(pairs, rates, args.duration or 20.0, seeds)
-    about = {"note": note, "protocol": protocol.packed()}
-    reference = _reference(protocol, [each.name for each in arms])
-    return run_campaign(args, arms, scenarios, reference=reference, about=about, seeds=seeds)
+    return _run(args, chosen, arms, seeds, f"{note}; {chosen.note}")
 
 
 def run_all(args: argparse.Namespace) -> int:
@@ -202,27 +233,36 @@ def run_all(args: argparse.Namespace) -> int:
     from verifypd.bench.protocols import PROTOCOLS
     from verifypd.bench.report import write_index
 
-    names = [name.strip() for name in args.only.split(",") if name.strip()]
-    for name in names:
+    cuda = _cuda(args)
+    each = dict(_own(args, part) for part in args.only.split(",") if part.strip())
+    for name in each:
         if name not in (*PROTOCOLS, "mixed"):
             raise ConfigError(f"--only {name!r} is none of {', '.join(PROTOCOLS)}, mixed")
+    chosen = {name: _wanted_mixed(own, cuda) if name == "mixed" else _wanted(own, PROTOCOLS[name], cuda)
+              for name, own in each.items()}  # fmt: skip
+    engines = _engines(args, [wanted for wanted, _ in chosen.values()], kept=True)
     codes = []
     try:
-        for name in names:
-            own = copy(args)
-            own.out = args.out / name
-            if name == "mixed":
-                own.urls, own.arms, own.rate, own.scale, own.num_requests = [], None, "2", None, None
-                own.quick, own.seeds = args.quick or not _cuda(args), args.seeds or 2
-                codes.append(args.run_mixed(own))
-            else:
-                codes.append(_measure(own, PROTOCOLS[name]))
+        for name, (wanted, seeds) in chosen.items():
+            codes.append(_measure(each[name], wanted, seeds, engines))
             if codes[-1] == INTERRUPTED:
                 break
     finally:
-        page = write_index(args.out, [args.out / name for name in names if (args.out / name / "results.json").exists()])
+        asyncio.run(engines.close())
+        page = write_index(args.out, [args.out / name for name in each if (args.out / name / "results.json").exists()])
         emit(f"all reports: {page}\n")
     return max(codes, default=0)
+
+
+def _own(args: argparse.Namespace, part: str) -> tuple[str, argparse.Namespace]:
+    """The name and flags of one protocol of all: a folder and seeds of its own, and loads that are meant for it."""
+    name, _, seeds = part.strip().partition(":")
+    own = copy(args)
+    own.seeds = int(numbers(seeds, "--only, seeds")[0]) if seeds else args.seeds
+    own.out = args.out / name
+    own.concurrency = args.concurrency if name == "sweep" else None
+    own.num_requests = args.num_requests if name == "three-way" else None
+    return name, own
 
 
 def run_modes(args: argparse.Namespace) -> int:

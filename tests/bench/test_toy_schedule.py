@@ -1,0 +1,59 @@
+"""The toy of the schedule: its times on cases that can be told by hand, and beside a planner's run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifypd.bench.workload import Arrival
+from verifypd.control.cost import Coefficients, CostModel
+
+ROOT = Path(__file__).resolve().parents[2]
+COSTS = Coefficients(base=10e-3, row=0.0, steep=0.1e-3, knee=0.0, context=0.0, chunk_context=0.0, draft_step=1e-3,
+                     draft_context=0.0, draft_row=0.0)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def toy() -> Any:
+    spec = importlib.util.spec_from_file_location("toy_schedule", ROOT / "benchmarks" / "toy_schedule.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["toy_schedule"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_request_takes_its_prompt_and_then_a_step_a_token(toy: Any) -> None:
+    outcome = toy.play([Arrival(0.5, 100, 4)], CostModel(COSTS), 0.03, 0, seed=0)
+    [record] = outcome.records
+    prompt, token = 10e-3 + 100 * 0.1e-3, 10e-3 + 0.1e-3
+    assert record.outputs == pytest.approx([0.5 + prompt + i * token for i in range(4)])
+    assert record.tokens == 4
+
+
+def test_a_prompt_beside_others_keeps_to_the_gap_and_the_shortest_goes_first(toy: Any) -> None:
+    early, long, short = Arrival(0.0, 10, 200), Arrival(0.1, 1000, 2), Arrival(0.1, 50, 2)
+    outcome = toy.play([early, long, short], CostModel(COSTS), 0.03, 0, seed=0)
+    running, later, sooner = outcome.records
+    gaps = [two - one for one, two in zip(running.outputs, running.outputs[1:], strict=False)]
+    assert max(gaps) <= 0.03 + 1e-9
+    assert sooner.outputs[0] < later.outputs[0]
+
+
+def test_it_stands_beside_the_arms_of_a_planner_that_have_a_gap(toy: Any, tmp_path: Path) -> None:
+    cell = {"rate": 16, "figures": dict.fromkeys(toy.SHOWN, 100.0)}
+    arms = ["ttft=500", "gap=45,ttft=200", "plain,gap=45"]
+    run = {"commit": "x", "seconds": 1.0, "costs": asdict(COSTS), "cells": [{**cell, "arm": arm} for arm in arms]}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    report = toy.main([str(tmp_path / "run.json"), "--json", str(tmp_path / "toy.json")])
+    assert [each["arm"] for each in report["cells"]] == arms[1:]
+    drafting, plain = report["cells"]
+    assert drafting["toy"]["tpot_ms_p95"] < plain["toy"]["tpot_ms_p95"]
+    assert plain["over"]["ttft_ms_p95"] == pytest.approx(100.0 / plain["toy"]["ttft_ms_p95"])
+    assert json.loads((tmp_path / "toy.json").read_text())["of"]["file"] == "run.json"
