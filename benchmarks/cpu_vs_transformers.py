@@ -3,23 +3,22 @@
     python benchmarks/cpu_vs_transformers.py --json benchmarks/results/cpu_vs_transformers.json
 
 Every round runs every arm on the same prompts, so that a slow moment of the machine hits all of them; ratios are of
-medians over rounds. The floor is what reading the weights once takes at the measured memory bandwidth.
+medians over rounds. The floor is what reading the weights once takes at the measured memory bandwidth. `--quick` leaves
+out the copying arms and the error of the weights: about a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import verifypd  # before torch, whose allocator it sets
+import verifypd  # noqa: F401, before torch, whose allocator it sets
 
 # isort: split
 import torch
@@ -27,6 +26,7 @@ import transformers
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.assisted import built_in
+from verifypd.bench.provenance import provenance
 
 PROSE = [
     "Once upon a time, in a village by the sea,",
@@ -132,10 +132,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--quick", action="store_true", help="no copying arms, no error of the weights")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
+    made = provenance(None)
 
     speed = bandwidth()
     arms: dict[str, LLM] = {
@@ -160,6 +162,8 @@ def main() -> None:
         "plain, copying, 1 request": (len(copying), lambda: [run(arms["plain"], [p], args.tokens) for p in copying]),
         "ngram, copying, 1 request": (len(copying), lambda: [run(arms["ngram"], [p], args.tokens) for p in copying]),
     }
+    if args.quick:
+        cases = {name: case for name, case in cases.items() if "copying" not in name}
     rates: dict[str, list[float]] = {name: [] for name in cases}
     for round_index in range(args.rounds + 1):
         for name, (requests, work) in cases.items():
@@ -178,7 +182,6 @@ def main() -> None:
         "single_fp32_over_transformers": medians["plain fp32, 1 request"] / base,
         "batch16_over_transformers": medians["plain, 16 concurrent"] / base,
         "batch16_fp32_over_transformers": medians["plain fp32, 16 concurrent"] / base,
-        "ngram_over_plain": medians["ngram, copying, 1 request"] / medians["plain, copying, 1 request"],
         "bandwidth_gb_s": speed / 1e9,
         **{
             f"floor_ms_{name.replace(' ', '_')}": weights[name] / speed * 1e3
@@ -189,16 +192,12 @@ def main() -> None:
             for name in ("plain", "plain fp32", "plain int8")
         },
     }
+    if not args.quick:
+        figures["ngram_over_plain"] = medians["ngram, copying, 1 request"] / medians["plain, copying, 1 request"]
     report: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "cpu": cpu_name(),
+        **made,
         "threads": args.threads,
-        "versions": {
-            "verifypd": verifypd.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "transformers": transformers.__version__,
         "dtype": {name: str(llm.engine.verify.runner.model.dtype) for name, llm in arms.items()},
         "tokens": args.tokens,
         "tokens_per_second": rates,
@@ -208,19 +207,12 @@ def main() -> None:
     for llm in arms.values():
         llm.shutdown()
     arms.clear()
-    report["weight_error"] = errors(prose[:2] + copying[:1], 32)
+    report["weight_error"] = {} if args.quick else errors(prose[:2] + copying[:1], 32)
     for name, values in report["weight_error"].items():
         print(f"{name} weights: KL to fp32 {values['mean_kl']:.5f}, argmax agrees {values['argmax_agreement']:.4f}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def cpu_name() -> str:
-    """Model and instruction set."""
-    found = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
-    lines = [line.split(":", 1)[1].strip() for line in found.splitlines() if line.startswith("Model name")]
-    return f"{lines[0] if lines else platform.processor()} ({platform.machine()})"
 
 
 def print_table(medians: dict[str, float], base: float, figures: dict[str, float]) -> None:

@@ -66,13 +66,20 @@ ENDING = 512  # tokens of an answer at most, where answers end by themselves
 QUIET = 0.02  # of the processor's time, that other processes may take during a run
 
 
+def cores() -> set[int]:
+    """Those that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def elsewhere() -> float:
-    """CPU seconds that went to other processes since the machine started; 0 where that is not known."""
+    """CPU seconds of our cores that went to other processes since the machine started; 0 where that is not known."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    user, nice, system, _, _, irq, soft, steal, *_ = (int(part) for part in stat.read_text().split()[1:11])
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    ours = {f"cpu{core}" for core in cores()}
+    lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+    busy = sum(sum(map(int, line[1:4] + line[6:9])) for line in lines if line[0] in ours)  # all but idle and waiting
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def run_one(
@@ -105,7 +112,7 @@ def compare(
             for name in names if (number + disturbed) % 2 == 0 else names[::-1]:
                 others = elsewhere()
                 runs[name] = run_one(llms[name], job, tokens, ends)
-                quiet = quiet and elsewhere() - others <= QUIET * (os.cpu_count() or 1) * runs[name][0]
+                quiet = quiet and elsewhere() - others <= QUIET * len(cores()) * runs[name][0]
             if quiet or disturbed >= most:
                 break
             disturbed += 1

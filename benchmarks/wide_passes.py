@@ -1,9 +1,11 @@
 """Passes of 1 to 16 rows of smollm2 on this CPU: checked against float32, then timed against the pass of one row.
 
-    python benchmarks/wide_passes.py --json wide.json     # under a minute
+    python benchmarks/wide_passes.py --prompts 24 --json wide.json     # some two minutes
 
 Equality first: a matrix product of each kind of weights against float64, and the same bits in every company of rows.
-Then passes with the output head, arms by turns, medians; `torch` is the product that torch makes of bfloat16 itself.
+Then how far each kind of weights moves the distribution: KL against float32 and how often the likeliest token is the
+same, at every position of prompts that no draft was trained on. Then passes with the output head, arms by turns,
+medians; `torch` is the product that torch makes of bfloat16 itself. `--repeats 0` times nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import torch
 
 from verifypd.attention import PassLayout, backend
 from verifypd.bench.provenance import provenance
+from verifypd.distil.prompts import evaluation_prompts, spread
+from verifypd.engine.build import read_tokenizer
 from verifypd.engine.costs import device_name
 from verifypd.kernels import Int8Weight, select
 from verifypd.kernels.native import NativeKernels
@@ -52,11 +56,47 @@ def check(kernels: NativeKernels) -> dict[str, float]:
     return found
 
 
+def moved(models: dict[str, Model], prompts: int) -> dict[str, dict[str, float]]:
+    """By kind of weights, over the positions of so many held-out prompts: mean KL from float32, agreement of argmax."""
+    source = resolve("smollm2")
+    tokenizer = read_tokenizer(source)
+    assert tokenizer is not None
+    kl: dict[str, list[torch.Tensor]] = {name: [] for name in models if name != "float32"}
+    same: dict[str, list[torch.Tensor]] = {name: [] for name in kl}
+    for prompt in spread(evaluation_prompts(), prompts):
+        ids = torch.tensor(tokenizer.encode(prompt.text)[:256])
+        laws = {}
+        for name, model in models.items():
+            hidden = model.forward(ids, layout_of(len(ids), 0), backend("native"), new_cache())
+            laws[name] = model.logits(hidden).double().log_softmax(-1)
+        base = laws["float32"]
+        for name in kl:
+            kl[name].append((base.exp() * (base - laws[name])).sum(-1))
+            same[name].append(laws[name].argmax(-1) == base.argmax(-1))
+    return {
+        name: {
+            "positions": sum(map(len, parts)),
+            "mean_kl": float(torch.cat(parts).mean()),
+            "argmax_agreement": float(torch.cat(same[name]).double().mean()),
+        }
+        for name, parts in kl.items()
+    }
+
+
+def new_cache() -> KVCache:
+    """Of one request of 512 tokens."""
+    return KVCache(30, 33, 16, 3, 64, torch.float32, "cpu")
+
+
+def layout_of(rows: int, context: int) -> PassLayout:
+    """A pass of so many rows of one request behind so many tokens."""
+    table = torch.arange(1, 33, dtype=torch.int32).view(1, 32)
+    return PassLayout.build([rows], [context + rows], torch.tensor([0]), torch.tensor([context]), table, 16)
+
+
 def one_pass(model: Model, rows: int, cache: KVCache) -> float:
     """Seconds of a pass of one request with its output head (of 16 rows at most)."""
-    table = torch.arange(1, 33, dtype=torch.int32).view(1, 32)
-    starts, slots = torch.tensor([CONTEXT]), torch.tensor([0])
-    layout = PassLayout.build([rows], [CONTEXT + rows], slots, starts, table, 16)
+    layout = layout_of(rows, CONTEXT)
     ids = torch.randint(0, 40000, (rows,))
     begun = time.perf_counter()
     hidden = model.forward(ids, layout, backend("native"), cache)
@@ -68,6 +108,7 @@ def main() -> None:
     """Check, time, print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--prompts", type=int, default=0, help="held-out prompts for the KL (default: none)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -100,11 +141,14 @@ def main() -> None:
         models[name] = load_model(
             resolve("smollm2"), dtype=dtype, device="cpu", kernels=own, int8=int8, max_model_len=512
         )
-    cache = KVCache(30, 33, 16, 3, 64, torch.float32, "cpu")
+    if args.prompts:
+        report["moved"] = moved(models, args.prompts)
+        print(json.dumps(report["moved"]), flush=True)
+    cache = new_cache()
     report["passes"] = []
     print("rows", *(f"{name:>8} ms  of one" for name in models))
     one: dict[str, float] = {}
-    for rows in ROWS:
+    for rows in ROWS if args.repeats else ():
         times: dict[str, list[float]] = {name: [] for name in models}
         for turn in range((args.repeats if rows <= 16 else 3) + 1):
             for name, model in models.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
-from verifypd.engine import costs
+from verifypd.engine import costs, dtypes
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
@@ -25,7 +25,7 @@ from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
 from verifypd.models.base import Model
-from verifypd.models.config import ModelSource
+from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.head import DraftHead
 from verifypd.models.head_loader import DUMMIES, dummy_head, fit_head, make_head
 from verifypd.models.hub import resolve
@@ -82,7 +82,7 @@ def build(config: EngineConfig) -> Built:
         )
     sampler = pick_sampler(config.sampler, device)
     replayed = pick_graphs(config, device, attends)
-    dtype = pick_dtype(config.dtype, device, kernels)
+    dtype = pick_dtype(config, source.config, device, kernels)
     aside = 0
     if attends == "flashinfer":
         if head:
@@ -306,11 +306,14 @@ def check_flashinfer(config: EngineConfig, dtype: torch.dtype, sources: list[Mod
     return flashinfer.STREAM_BYTES * (1 + sum(where != "fused" for where in config.placements.values()))
 
 
-def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype:
-    """auto: bfloat16 where it is fast (a GPU, our own CPU kernels, a CPU with bf16 instructions), else float32."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
+def pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device, kernels: Kernels) -> torch.dtype:
+    """auto: bfloat16 on a GPU and where the CPU has instructions for it, the faster by a timing with our own CPU
+    kernels, else float32."""
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
         return dtype
+    if kernels.name == "native" and config.quantization is None:
+        return dtypes.fastest(shape, kernels, drafts=config.arch != "plain" and config.draft is not None)
     if device.type == "cuda" or kernels.name == "native" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32

@@ -150,7 +150,7 @@ def _number(value: Any) -> Any:
 
 
 def write(path: Path, setup: dict[str, Any], measured: Measured) -> None:
-    """Keep what was measured. A cache that cannot be written costs a measurement at the next start, and no more."""
+    """Keep what was measured."""
     data = {
         "format": FORMAT,
         "setup": setup,
@@ -159,6 +159,11 @@ def write(path: Path, setup: dict[str, Any], measured: Measured) -> None:
         "skipped": measured.skipped,
         "timings": [asdict(timing) for timing in measured.timings],
     }
+    keep(path, data)
+
+
+def keep(path: Path, data: dict[str, Any]) -> None:
+    """Write a file whole. A cache that cannot be written costs a measurement at the next start, and no more."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
