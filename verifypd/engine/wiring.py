@@ -31,6 +31,7 @@ from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
+from verifypd.parallel.ranks import ParallelRunner, Ranks
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
@@ -57,6 +58,7 @@ class Parts:
     capacity: int  # tokens a slot holds
     sampler: str
     replayed: str  # when passes are captured: off, lazy or start
+    ranks: Ranks | None = None  # who hold the rest of the model
 
 
 def may_draft(config: EngineConfig) -> bool:
@@ -99,6 +101,8 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
     runner, pool = _paged(parts, parts.model, attention)
+    if parts.ranks is not None:
+        runner = ParallelRunner(parts.ranks, runner)
     spans, widest = _captured(config)
     graphs = Graphs(device) if parts.replayed != "off" else None
     shape = (slots, widest, chunk_rows(config) + spans * widest)

@@ -66,10 +66,10 @@ class Llama(Model):
             softcap=config.attention_softcap,
             rotary=rotary,
         )
-        return kernels.linear(mixed.reshape(rows, -1), layer.output, layer.output_bias)
+        return self.reduced(kernels.linear(mixed.reshape(rows, -1), layer.output, layer.output_bias))
 
     def mlp(self, layer: DecoderLayer, x: Tensor) -> Tensor:
         """Gated MLP, [N, H] -> [N, H]."""
         kernels = self.kernels
         gate_up = kernels.linear(x, layer.gate_up, layer.gate_up_bias)
-        return kernels.linear(kernels.gated(gate_up, self.config.activation), layer.down, layer.down_bias)
+        return self.reduced(kernels.linear(kernels.gated(gate_up, self.config.activation), layer.down, layer.down_bias))

@@ -47,6 +47,9 @@ class ModelRunner:
         """Logits [M, vocab] in fp32."""
         return self.model.logits(hidden)
 
+    def close(self) -> None:
+        """Free what is not this process's own, which of a model in one place is nothing."""
+
 
 class HeadRunner:
     """Runs passes of a draft head over its paged cache, and reads its features from the same blocks.
