@@ -41,9 +41,9 @@ class Ranks:
         self.group = Group(job.shard, job.device)
         self._folder = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
         self._lines: list[Connection] = []
-        self._processes: list[Process] = []
+        self.processes: list[Process] = []
         threads = torch.get_num_threads()
-        self.close = weakref.finalize(self, _end, self._lines, self._processes, self._folder, threads)
+        self.close = weakref.finalize(self, _end, self._lines, self.processes, self._folder, threads)
         share = max(1, threads // job.shard.size)
         if job.device.type == "cpu":
             torch.set_num_threads(share)
@@ -62,7 +62,7 @@ class Ranks:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self._lines.append(ours)
-        self._processes.append(process)
+        self.processes.append(process)
         ours.send(job)
 
     def await_weights(self) -> None:
@@ -106,7 +106,7 @@ class Ranks:
 
     def _ended(self) -> str:
         """Which rank is gone, in words."""
-        for rank, process in enumerate(self._processes, 1):
+        for rank, process in enumerate(self.processes, 1):
             with suppress(subprocess.TimeoutExpired):
                 return f"tensor-parallel rank {rank} has ended with status {process.wait(NOTICE)}"
         return "a pass of the tensor-parallel ranks broke off"
