@@ -19,7 +19,8 @@ from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.shards import Shard
 from verifypd.parallel.group import Group, Job, Pass, send_layout
-from verifypd.parallel.worker import follow, load, make_cache
+from verifypd.parallel.worker import follow, load
+from verifypd.runtime.runner import cache_of
 
 
 def job_of(source: ModelSource, shard: Shard, folder: Path, **options: Any) -> Job:
@@ -65,7 +66,7 @@ def take_part(job: Job, receive: Callable[[], Any]) -> None:
     """The life of another rank with one model; the first message is the number of blocks."""
     group = Group(job.shard, job.device)
     model = load(job, group)
-    cache = make_cache(model, receive(), job.block_size)
+    cache = cache_of(model, receive(), job.block_size)
     group.join(job.folder)
     follow(model, TorchAttention(), cache, group, receive)
 

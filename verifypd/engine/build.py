@@ -145,8 +145,7 @@ def build(config: EngineConfig) -> Built:
     cost = CostModel()
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
-        eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed,
-        ranks=ranks,
+        eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
@@ -226,6 +225,7 @@ def make_budget(
     verifier_block = _block_bytes(model, config.block_size)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
+    share = available_bytes() // config.tensor_parallel_size  # ranks on a CPU are in one memory
     if config.kv_memory is not None:
         kv_bytes = parse_bytes(config.kv_memory, "kv_memory")
     elif model.device.type == "cuda":
@@ -233,11 +233,10 @@ def make_budget(
         kv_bytes = int(free - (1 - GPU_SHARE) * total - sum(size for name, size in parts if "weights" not in name))
     else:
         kv_bytes = max(DEFAULT_CPU_KV, request_blocks * (verifier_block + draft_block))
-        kv_bytes = min(kv_bytes, available_bytes() // 2 // config.tensor_parallel_size)
-    free = available_bytes() // config.tensor_parallel_size
-    if model.device.type == "cpu" and kv_bytes > free:
+        kv_bytes = min(kv_bytes, share // 2)
+    if model.device.type == "cpu" and kv_bytes > share:
         raise MemoryBudgetError(
-            f"--kv-memory {show(kv_bytes)} is more than the {show(free)} that are free here: ask for less"
+            f"--kv-memory {show(kv_bytes)} is more than the {show(share)} that are free here: ask for less"
         )
     return plan_budget(
         parts=tuple(parts),

@@ -25,7 +25,7 @@ from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.inflight import CAUGHT_UP
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget
-from verifypd.kv.pool import FeatureCache, KVCache
+from verifypd.kv.pool import FeatureCache
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
@@ -36,7 +36,7 @@ from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import reachable
-from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.runtime.runner import HeadRunner, ModelRunner, cache_of
 from verifypd.sampling.state import SamplingState
 
 CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
@@ -163,16 +163,8 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
 def _paged(
     parts: Parts, model: Model, attention: AttentionBackend, first: int | None = None
 ) -> tuple[ModelRunner, PagedPool]:
-    config, shape = parts.config, model.config
-    cache = KVCache(
-        shape.layers,
-        parts.budget.blocks,
-        config.block_size,
-        shape.kv_heads,
-        shape.head_dim,
-        model.activation_dtype,
-        model.device,
-    )
+    config = parts.config
+    cache = cache_of(model, parts.budget.blocks, config.block_size)
     tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device, first)
     blocks = BlockPool(parts.budget.blocks, config.block_size, config.prefix_cache)
     return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)

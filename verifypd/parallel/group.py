@@ -72,7 +72,7 @@ class Group:
     def join(self, folder: str) -> None:
         """Meet the others in `folder`, which this user alone can enter."""
         patience = timedelta(seconds=PATIENCE)
-        store = dist.FileStore(str(Path(folder) / "ranks"), self.shard.size)
+        store = dist.FileStore(str(Path(folder) / "ranks"), self.shard.size)  # type: ignore[attr-defined]  # not listed
         store.set_timeout(patience)
         kind: Any = dist.ProcessGroupNCCL if self.device.type == "cuda" else dist.ProcessGroupGloo
         options = kind.Options() if self.device.type == "cuda" else kind._Options()

@@ -72,16 +72,20 @@ class Ranks:
     def begin(self, blocks: int) -> None:
         """Have every rank make room for so many KV blocks, and meet them."""
         for line in self._lines:
-            line.send(blocks)
+            with suppress(OSError):  # who is gone does not answer either
+                line.send(blocks)
         self._await_all("its KV blocks")
-        self.group.join(self._folder)
+        try:
+            self.group.join(self._folder)
+        except RuntimeError as error:
+            raise EngineError(f"{self._ended()}, before the ranks had met ({_short(error)})") from error
 
     def _await_all(self, what: str) -> None:
         for rank, line in enumerate(self._lines, 1):
             try:
                 problem = line.recv()
             except (EOFError, OSError):
-                raise EngineError(f"{self._ended()}, before it had {what}: see its messages above") from None
+                raise EngineError(f"{self._ended()}, before rank {rank} had {what}: see its messages") from None
             if problem is not None:
                 raise ModelError(f"tensor-parallel rank {rank}: {problem}")
 
@@ -102,14 +106,19 @@ class Ranks:
             self.close()
             if not isinstance(error, Exception):
                 raise
-            raise EngineError(f"{ended}, the engine cannot go on ({' '.join(str(error).split())[:200]})") from error
+            raise EngineError(f"{ended}, the engine cannot go on ({_short(error)})") from error
 
     def _ended(self) -> str:
-        """Which rank is gone, in words."""
+        """Which ranks are gone, in words: one that ends takes others along."""
+        gone = []
         for rank, process in enumerate(self.processes, 1):
             with suppress(subprocess.TimeoutExpired):
-                return f"tensor-parallel rank {rank} has ended with status {process.wait(NOTICE)}"
-        return "a pass of the tensor-parallel ranks broke off"
+                gone.append(f"rank {rank} has ended with status {process.wait(NOTICE)}")
+        return f"tensor-parallel {', '.join(gone)}" if gone else "a pass of the tensor-parallel ranks broke off"
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _end(lines: list[Connection], processes: list[Process], folder: str, threads: int) -> None:

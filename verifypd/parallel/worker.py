@@ -26,6 +26,7 @@ from verifypd.models.base import Model
 from verifypd.models.loader import load_model
 from verifypd.parallel.group import Group, Job, Pass, receive_layout
 from verifypd.runtime.faults import out_of_memory
+from verifypd.runtime.runner import cache_of
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,6 @@ def load(job: Job, group: Group) -> Model:
         max_model_len=job.max_model_len,
         shard=job.shard,
         reduce=group.sum,
-    )
-
-
-def make_cache(model: Model, blocks: int, block_size: int) -> KVCache:
-    """Keys and values of the heads held here, in as many blocks as every rank has."""
-    shape = model.config
-    return KVCache(
-        shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, model.device
     )
 
 
@@ -83,7 +76,7 @@ def run(line: Connection) -> None:
         model = load(job, group)
         attention = backend(job.attention, job.device, batch_invariant=job.batch_invariant)
         line.send(None)
-        cache = make_cache(model, line.recv(), job.block_size)
+        cache = cache_of(model, line.recv(), job.block_size)
         line.send(None)
     except (VerifyPDError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, VerifyPDError) or out_of_memory(error)):
