@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.engine.arms import make, prompts, texts
+from tests.models.checkpoints import PagedRun, layout_for, load
 from tests.models.sharded import job_of, source_of
 from verifypd import LLM, SamplingParams
 from verifypd.errors import ConfigError, EngineError
@@ -21,6 +22,8 @@ from verifypd.models.shards import Shard
 from verifypd.parallel import group, ranks
 from verifypd.parallel.ranks import ParallelRunner, Ranks
 from verifypd.parallel.worker import run
+from verifypd.runtime.inputs import BlockTables
+from verifypd.runtime.runner import ModelRunner
 
 pytestmark = [pytest.mark.xdist_group("tensor-parallel"), pytest.mark.slow]
 
@@ -99,6 +102,32 @@ def test_a_rank_ends_with_its_line_whatever_it_waits_for(pair: Pair, tmp_path: P
     del alone  # nobody holds it any more
     assert process.poll() == 1
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("breaks", "becomes"), [(torch.OutOfMemoryError("no room"), EngineError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_what_breaks_a_pass_off_ends_all_ranks(
+    breaks: BaseException, becomes: type[BaseException], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may go on with half a pass, as an engine of one rank does that has run out of memory."""
+    alone = Ranks(job_of(source_of(pair[0]), Shard(), tmp_path))
+    alone.begin(1)
+    paged = PagedRun(load(pair[0]))
+    tables = BlockTables(4, 64, paged.cache.block_size, torch.device("cpu"))
+    runner = ParallelRunner(alone, ModelRunner(paged.model, paged.attention, paged.cache, tables))
+    layout = layout_for([(0, 0, 3)], paged.block_table, paged.cache.block_size)
+    ids = torch.tensor([5, 6, 7])
+    assert torch.equal(runner.forward(ids, layout), paged.hidden([(0, 0, [5, 6, 7])]))
+
+    def broken(*_: object) -> None:
+        raise breaks
+
+    monkeypatch.setattr(paged.model, "through_layers", broken)
+    with pytest.raises(becomes):
+        runner.forward(ids, layout)
+    with pytest.raises(EngineError, match="have ended: start it again"):
+        runner.forward(ids, layout)
 
 
 @pytest.mark.parametrize(("blocks", "model"), [(1 << 40, True), (1, False)])

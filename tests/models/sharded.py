@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tests.models.checkpoints import PagedRun, layout_for
-from verifypd.attention.torch import TorchAttention
+from verifypd.attention import AttentionBackend
+from verifypd.attention.choose import backend
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.shards import Shard
@@ -45,8 +46,8 @@ def source_of(folder: Path) -> ModelSource:
 class Divided(PagedRun):
     """A PagedRun of rank 0 that takes the other ranks along."""
 
-    def __init__(self, model: Model, group: Group, tell: Callable[[Pass], object]) -> None:
-        super().__init__(model)
+    def __init__(self, model: Model, group: Group, tell: Callable[[Pass], object], attention: AttentionBackend) -> None:
+        super().__init__(model, attention=attention)
         self.group = group
         self.tell = tell
 
@@ -68,7 +69,7 @@ def take_part(job: Job, receive: Callable[[], Any]) -> None:
     model = load(job, group)
     cache = cache_of(model, receive(), job.block_size)
     group.join(job.folder)
-    follow(model, TorchAttention(), cache, group, receive)
+    follow(model, backend(job.attention), cache, group, receive)
 
 
 def serve_ranks(line: Connection) -> None:
@@ -100,7 +101,7 @@ def in_threads(source: ModelSource, size: int, folder: Path, **options: Any) -> 
 
 def _rank_0(job: Job, tell: Callable[[Any], object]) -> Iterator[Divided]:
     group = Group(job.shard, job.device)
-    run = Divided(load(job, group), group, tell)
+    run = Divided(load(job, group), group, tell, backend(job.attention))
     tell(run.cache.blocks)
     group.join(job.folder)
     try:

@@ -14,6 +14,7 @@ import torch
 from tests.models.checkpoints import FAMILIES, PagedRun, load, random_ids, tiny
 from tests.models.sharded import Divided, in_process, in_threads, job_of, serve_ranks, source_of
 from tests.models.test_gguf import load_gguf, write_gguf
+from verifypd.attention.choose import available_backends
 from verifypd.errors import ConfigError
 from verifypd.kernels.base import Int8Weight
 from verifypd.kernels.choose import select
@@ -22,6 +23,8 @@ from verifypd.models.gguf import gguf_config
 from verifypd.models.shards import Shard
 from verifypd.parallel.group import Group
 from verifypd.parallel.worker import load as load_rank
+
+pytestmark = pytest.mark.xdist_group("shards")  # one second rank for all
 
 Checkpoint = Callable[[str], Path]
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -103,6 +106,16 @@ def test_weights_in_the_form_of_the_device(checkpoint: Checkpoint, tmp_path: Pat
     whole = load(folder, kernels=kernels, dtype=torch.bfloat16)
     with in_threads(source_of(folder), 2, tmp_path, kernels=kernels.name, dtype=torch.bfloat16) as divided:
         same(divided, PagedRun(whole), 0.05)
+
+
+@pytest.mark.skipif("native" not in available_backends("cpu"), reason="no C compiler")
+def test_rows_of_two_ranks_do_not_feel_their_neighbours(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    native = {"kernels": "native", "attention": "native", "batch_invariant": True, "dtype": torch.bfloat16}
+    ids = random_ids(30)
+    with in_threads(source_of(checkpoint("llama")), 2, tmp_path, **native) as divided:
+        alone = divided.logits([(0, 0, ids[:5])])
+        beside = divided.logits([(1, 0, ids), (0, 0, ids[:5]), (2, 0, ids[7:])])
+    assert torch.equal(beside[30:35], alone)
 
 
 def test_a_rank_holds_its_share_and_rank_0_the_vocabulary(checkpoint: Checkpoint, tmp_path: Path) -> None:
