@@ -91,6 +91,10 @@ def cut(outputs, depth, gated=False):
     return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
         "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
 
+def reads_nothing_before_it_waits(done):
+    before = done.asm["ptx"].split("griddepcontrol.wait")[0]
+    return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
+
 skinny = {**rows, "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
 known = ["x", "weight", "squares", "x_row", "squares_row"]
 apart = {"residual": "*bf16", "norm": "*bf16", "stream": "*bf16", "new_squares": "*fp32"}
@@ -99,10 +103,13 @@ for outputs, depth, gated in ((11008, 4096, True), (2048, 5632, False)):
         "GATED": gated, "SILU": True, "ADDED": not gated, "UNIT": False}, [*known, "out", *apart], num_warps=4)
     assert ("wgmma" if outputs > 4000 else "mma.sync") in done.asm["ptx"] and in_registers(done), (outputs, depth)
     assert done.asm["ptx"].count("griddepcontrol") == 2 and "cp.async" in done.asm["ptx"]
+    assert reads_nothing_before_it_waits(done)
 done = build(products.skinny_qkv, {**skinny, "q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "cos": "*fp32",
     "sin": "*fp32", "write_index": "*i64", "positions": "*i64"}, {**cut(12288, 4096), "Q_HEADS": 32, "KV_HEADS": 32,
     "WIDTH": 128}, [*known, "q", "cache_k", "cache_v", "cos", "sin"], num_warps=4)
-assert "wgmma" in done.asm["ptx"] and in_registers(done)
+assert "wgmma" in done.asm["ptx"] and in_registers(done) and reads_nothing_before_it_waits(done)
+build(layer.divide_rows, {**rows, "squares": "*fp32", "squares_row": "i32"},
+    {"WIDTH": 4096, "BLOCK": 4096, "SQUARES": 64, "SQUARES_PADDED": 64}, num_warps=8)
 
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 

@@ -9,7 +9,9 @@ from torch.testing import assert_close
 
 pytest.importorskip("triton")
 
+from verifypd.kernels import triton as module
 from verifypd.kernels.base import Normed, whole
+from verifypd.kernels.launch import shared_memory
 from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS, skinny_tile
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton import TritonKernels
@@ -18,6 +20,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter gets bfloat16 wrong
 ERROR = {torch.bfloat16: 6e-3, torch.float32: 3e-6}[DTYPE]  # of a result, against the norm of all
 SHAPES = [(48, 512), (32, 768), (4112, 192)]  # outputs, depth: a part for each warp, a depth of other parts, wide tiles
+WIDTHS = [(512, 512), (4352, 64)]  # the same, of streams
+fits = shared_memory(torch.device(DEVICE)) >= SKINNY_MEMORY
+here = pytest.mark.skipif(not fits, reason="the device has not the shared memory of a Hopper")
 reference = TorchKernels()
 kernels = TritonKernels()
 
@@ -38,6 +43,7 @@ def wide(x: Tensor) -> Tensor:
     return x.double()
 
 
+@here
 @pytest.mark.parametrize(("rows", "bias"), [(1, True), (5, False), (17, True), (32, False)])
 @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
 def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
@@ -49,11 +55,12 @@ def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
         assert torch.equal(kernels.linear(random(rows, 3 * depth)[:, depth : 2 * depth].copy_(x), weight, b), found)
 
 
-@pytest.mark.parametrize("unit_offset", [False, True])
-@pytest.mark.parametrize(("outputs", "depth"), SHAPES)
-def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, unit_offset: bool) -> None:
-    """Residual and norm behind a product, and products that read what was normed so."""
-    rows, eps = 5, 1e-5
+@here
+@pytest.mark.parametrize(("rows", "unit_offset"), [(5, False), (17, True)])
+@pytest.mark.parametrize(("outputs", "depth"), WIDTHS)
+def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, rows: int, unit_offset: bool) -> None:
+    """Residual and norm behind a product, and products of ours that read what was normed so."""
+    eps = 1e-5
     x, weight, bias = random(rows, depth), random(outputs, depth) / depth**0.5, random(outputs, seed=1)
     residual, norm = random(rows, outputs, seed=2), random(outputs, seed=3)
     normed, stream = kernels.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
@@ -61,13 +68,33 @@ def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, unit_offset: bool) 
     expected = wide(x) @ wide(weight).T + wide(bias) + wide(residual)
     close(stream, expected)
     expected = expected / (expected.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (wide(norm) + unit_offset)
+    close(kernels.whole(normed), expected)
     close(whole(normed), expected)
     behind = random(64, outputs, seed=4) / outputs**0.5
-    close(kernels.linear(normed, behind), expected @ wide(behind).T)  # by torch where no tile fits
-    if outputs % 256 == 0:
-        assert kernels._tile(normed, behind) is not None
+    assert kernels._tile(normed, behind) is not None
+    close(kernels.linear(normed, behind), expected @ wide(behind).T)
+    close(reference.linear(normed, behind), expected @ wide(behind).T)
 
 
+@pytest.mark.parametrize("outputs", [576, 896])
+def test_a_stream_that_no_tile_reads_is_normed_at_once(outputs: int) -> None:
+    """Else whoever reads it would norm it by itself."""
+    x, weight, residual = random(2, 512), random(outputs, 512), random(2, outputs, seed=1)
+    normed, _ = kernels.linear_add_norm(x, weight, None, residual, random(outputs, seed=2), 1e-5)
+    assert isinstance(normed, Tensor)
+
+
+def test_float16_streams_are_normed_at_once() -> None:
+    """Three thousand times a norm of thirty is more than float16 holds, until it is divided."""
+    x, weight = torch.ones(1, 512, device=DEVICE).half(), torch.zeros(512, 512, device=DEVICE).half()
+    residual, norm = torch.ones(1, 512, device=DEVICE).half(), torch.full((512,), 30.0, device=DEVICE).half()
+    residual[0, 0] = 3000
+    normed, _ = kernels.linear_add_norm(x, weight, None, residual, norm, 1e-5)
+    assert isinstance(normed, Tensor)
+    assert normed.isfinite().all()
+
+
+@here
 @pytest.mark.parametrize(("activation", "bias"), [("silu", False), ("gelu_tanh", True)])
 @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
 def test_gate(outputs: int, depth: int, activation: str, bias: bool) -> None:
@@ -82,14 +109,16 @@ def test_gate(outputs: int, depth: int, activation: str, bias: bool) -> None:
     close(found, reference.gated(both, activation))  # type: ignore[arg-type]
 
 
+@here
 def test_a_normed_product_of_ours_reads_squares() -> None:
     rows, depth = 4, 512
     normed = Normed(random(rows, depth), random(9, 16, seed=1).float().square() + 1, 1e-5)
     weight = random(32, depth, seed=2) / depth**0.5
     assert kernels._tile(normed, weight) is not None
-    close(kernels.linear(normed, weight), wide(normed.whole()) @ wide(weight).T)
+    close(kernels.linear(normed, weight), wide(whole(normed)) @ wide(weight).T)
 
 
+@here
 def test_what_is_not_ours() -> None:
     """Many rows, odd shapes and another dtype go to torch; with batch_invariant all do."""
     x, weight = random(SKINNY_ROWS, 512), random(32, 512)
@@ -99,6 +128,14 @@ def test_what_is_not_ours() -> None:
     assert kernels._tile(x.to(torch.float16), weight) is None
     assert TritonKernels(batch_invariant=True)._tile(x, weight) is None
     assert_close(kernels.linear(x[:0], weight), x.new_empty(0, 32))
+
+
+def test_without_the_shared_memory_all_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "shared_memory", lambda device: SKINNY_MEMORY - 1)
+    x, weight = random(4, 512), random(512, 512) / 512**0.5
+    normed, stream = kernels.linear_add_norm(x, weight, None, x, x[0], 1e-5)
+    assert isinstance(normed, Tensor)
+    close(stream, wide(x) @ wide(weight).T + wide(x))
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -117,6 +154,7 @@ def test_tiles_fit(outputs: int, depth: int, gated: bool) -> None:
     assert 2 * columns * tile.depth * tile.parts * under_way <= SKINNY_MEMORY
 
 
+@here
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "depth"), [(3, 1, 32, 512), (30, 1, 128, 64)])
 def test_queries_keys_and_values(heads: int, kv_heads: int, width: int, depth: int, bias: bool) -> None:

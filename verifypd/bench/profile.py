@@ -22,10 +22,10 @@ TFLOP_S = 790.0  # bf16 products on random numbers
 KINDS = (  # the first pattern that is found in a kernel's name
     ("attention", r"attend_tile|plan_pairs|flash|fmha"),
     ("cache write", r"write"),
-    ("norm", r"norm_rows"),
+    ("norm", r"norm_rows|divide_rows"),
     ("gate", r"gate_rows"),
     ("verdict", r"judge_|propose_|cut_rows"),
-    ("product", r"gemm|gemv|cutlass|cublas|nvjet|splitK|product_tile|skinny_product"),
+    ("product", r"gemm|gemv|cutlass|cublas|nvjet|splitK|product_tile|skinny_"),
     ("copy", r"Memcpy|Memset|copy_kernel"),
 )
 

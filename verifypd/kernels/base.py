@@ -128,19 +128,17 @@ class Normed:
         """[N, H]."""
         return self.values.shape
 
-    def whole(self) -> Tensor:
-        """The rows as a tensor."""
-        rows, width = self.values.shape
-        factor = torch.rsqrt(self.squares[:, :rows].sum(0) / width + self.eps)
-        return (self.values * factor[:, None]).to(self.values.dtype)
-
 
 Rows = Tensor | Normed
 
 
 def whole(x: Rows) -> Tensor:
-    """Rows as a tensor."""
-    return x if isinstance(x, Tensor) else x.whole()
+    """Rows as a tensor: the reference of Kernels.whole."""
+    if isinstance(x, Tensor):
+        return x
+    rows, width = x.shape
+    factor = torch.rsqrt(x.squares[:, :rows].sum(0) / width + x.eps)
+    return (x.values * factor[:, None]).to(x.values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +176,10 @@ class Kernels(Protocol):
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
+        ...
+
+    def whole(self, x: Rows) -> Tensor:
+        """Rows as a tensor."""
         ...
 
     def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -248,7 +250,22 @@ class Kernels(Protocol):
 class Composed:
     """What is made of several operations, one after the other."""
 
-    def linear_qkv(self, *operands: object) -> Tensor | None:
+    def whole(self, x: Rows) -> Tensor:
+        """See Kernels.whole."""
+        return whole(x)
+
+    def linear_qkv(
+        self,
+        x: Rows,
+        weight: Weight,
+        bias: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cache_k: Tensor,
+        cache_v: Tensor,
+        write_index: Tensor,
+    ) -> Tensor | None:
         """See Kernels.linear_qkv."""
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+H200 = 132  # multiprocessors of what tiles were timed on
 SKINNY_ROWS = 32  # most rows of a skinny product; from 33 on cuBLAS is as fast with its norms and gates apart
 
 SKINNY_MEMORY = 210 * 1024  # bytes of shared memory that its largest tile takes
@@ -35,8 +36,8 @@ def skinny_tile(outputs: int, depth: int, gated: bool) -> SkinnyTile | None:
             return None
         if gated:
             return SkinnyTile(64, 64 if depth <= 2048 else 128, 5, 1)
-        two_waves = 132 < -(-outputs // 64) <= 264
-        return SkinnyTile(64, 128, 3 if two_waves else 7, 1)
+        tiles = -(-outputs // 64)
+        return SkinnyTile(64, 128, 3 if H200 < tiles <= 2 * H200 else 7, 1)
     if outputs % 16 or depth % 256:
         return None
     return SkinnyTile(16, 128, 5, 4) if depth % 512 == 0 and not gated else SkinnyTile(16, 64, 5 if gated else 7, 4)

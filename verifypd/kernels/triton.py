@@ -2,7 +2,8 @@
 
 Products of few rows are ours, with the norms, sums and gates around them; others are torch's, unless a row may not feel
 its neighbours (`batch_invariant`): then they are tiles of one size whose sums have one order. Same results as the torch
-kernels up to the order of a sum and where it is rounded. Rotation belongs to attention.
+kernels up to the order of a sum and where it is rounded. Rotation apart from
+a product belongs to attention.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight, whole
+from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight
 from verifypd.kernels.launch import dependent, shared_memory
 from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS, SkinnyTile, power_of_two, skinny_tile
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kernels.triton_kernels import add_norm_rows, gate_rows, move_rows, norm_rows, product_tile
+from verifypd.kernels.triton_kernels import add_norm_rows, divide_rows, gate_rows, move_rows, norm_rows, product_tile
 from verifypd.kernels.triton_products import skinny_product, skinny_qkv
 
 GATE_ELEMENTS = 1024  # of a program
@@ -45,13 +46,33 @@ class TritonKernels(TorchKernels):
         tile = self._tile(x, weight)
         if tile is not None:
             return _skinny(x, weight, bias, tile)
-        x = whole(x)
+        x = self.whole(x)
         if not self.batch_invariant:
             return super().linear(x, weight, bias)
         if isinstance(weight, Int8Weight):
             scaled = self._product(x, weight.values.to(x.dtype), None) * weight.scale.to(x.dtype)
             return scaled if bias is None else scaled + bias
         return self._product(x, weight.to(x.dtype), bias)
+
+    def whole(self, x: Rows) -> Tensor:
+        """See Kernels.whole."""
+        if isinstance(x, Tensor):
+            return x
+        rows, width = x.shape
+        out = torch.empty_like(x.values)
+        divide_rows[(rows,)](
+            x.values,
+            x.squares,
+            out,
+            x.squares.stride(0),
+            x.eps,
+            WIDTH=width,
+            BLOCK=power_of_two(width),
+            SQUARES=len(x.squares),
+            SQUARES_PADDED=power_of_two(len(x.squares)),
+            num_warps=_warps(width),
+        )
+        return out
 
     def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
         """See Kernels.linear_gated."""
@@ -70,9 +91,13 @@ class TritonKernels(TorchKernels):
         eps: float,
         unit_offset: bool = False,
     ) -> tuple[Rows, Tensor]:
-        """See Kernels.linear_add_norm. Programs write parts of a row: its norm is left to who reads it."""
+        """See Kernels.linear_add_norm. Programs write parts of a row: its norm is left to who reads it.
+
+        Where a width is none that `skinny_tile` takes for sure, nobody would read it so. In float16 a stream times its
+        norm may be too large before it is divided.
+        """
         tile = self._tile(x, weight)
-        if tile is None:
+        if tile is None or weight.shape[0] % 256 or x.dtype == torch.float16:
             return super().linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
         residual = residual.contiguous()
         stream = torch.empty_like(residual)
@@ -81,7 +106,7 @@ class TritonKernels(TorchKernels):
         out = _skinny(x, weight, bias, tile, added=(residual, norm, stream, squares), unit_offset=unit_offset)
         return Normed(out, squares, eps), stream
 
-    def linear_qkv(  # type: ignore[override]
+    def linear_qkv(
         self,
         x: Rows,
         weight: Weight,

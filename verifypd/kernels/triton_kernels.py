@@ -92,6 +92,28 @@ def add_norm_rows(
 
 
 @triton.jit
+def divide_rows(
+    x,  # [N, WIDTH], contiguous
+    squares,  # float32 [SQUARES, squares_row]: sums of squares of parts of the stream x was made of
+    out,  # [N, WIDTH]
+    squares_row,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SQUARES: tl.constexpr,
+    SQUARES_PADDED: tl.constexpr,
+):
+    """Rows of a `Normed` as they are meant. Grid: rows."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, SQUARES_PADDED)
+    total = tl.sum(tl.load(squares + part * squares_row + row, mask=part < SQUARES, other=0.0), 0)
+    column = tl.arange(0, BLOCK)
+    wide = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    result = wide * tl.rsqrt(total / WIDTH + eps)
+    tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=column < WIDTH)
+
+
+@triton.jit
 def gate_rows(
     gate_up,  # [N, 2 WIDTH], contiguous
     out,  # [N, WIDTH], contiguous

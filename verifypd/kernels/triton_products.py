@@ -1,4 +1,4 @@
-"""The Triton kernel of products with few rows. Knows pointers, strides and tiles; nothing of who launches it.
+"""The Triton kernels of products with few rows. Know pointers, strides and tiles; nothing of who launches them.
 
 A pass of few rows is bound by reading weights. So a program streams some rows of the weight matrix through shared
 memory, with many loads under way, against all rows of the input; what stands before and behind a product is done on

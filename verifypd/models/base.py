@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import Kernels, Rows, Weight, whole
+from verifypd.kernels.base import Kernels, Rows, Weight
 from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache, LayerCache
 from verifypd.models.config import ModelConfig
@@ -62,9 +62,7 @@ class Model:
     @classmethod
     def _all_compiled(cls) -> bool:
         """A class that computes some of a layer in its own way must say that C does so too."""
-        owners = [
-            next((c for c in cls.__mro__ if part in vars(c)), Model) for part in ("layer", "attend", "mix", "mlp")
-        ]
+        owners = [next((c for c in cls.__mro__ if part in vars(c)), Model) for part in ("layer", "mix")]
         return all(vars(owner).get("compiled") for owner in owners)
 
     @classmethod
@@ -154,7 +152,7 @@ class Model:
                 rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
                 if index in capture:
                     captured.append(residual)
-            x = whole(rows)
+            x = self.kernels.whole(rows)
         if reader is not None:
             reader.keep((*captured, x) if reader.output else captured, layout)
         return x, residual, tuple(captured)
@@ -169,7 +167,7 @@ class Model:
         prepared: Any,
         cache: LayerCache,
     ) -> tuple[Rows, Tensor]:
-        """x: normed input [N, H]. Returns the input of the next layer (normed) and the residual stream."""
+        """x: normed input [N, H]. Returns the input of the next layer, normed likewise, and the residual stream."""
         raise NotImplementedError
 
     def reduced(self, part: Tensor) -> Tensor:

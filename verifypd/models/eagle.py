@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Kernels, Rows, Weight, whole
+from verifypd.kernels.base import Kernels, Rows, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
@@ -77,7 +77,7 @@ class EagleHead(EagleBase):
 
     @staticmethod
     def _completed(weights: dict[str, Weight], config: ModelConfig) -> dict[str, Weight]:
-        """With the norms that this layer has not and nobody reads."""
+        """With the norms that this layer has not: what they give is read by nobody."""
         one = torch.ones(config.hidden_size, device=weights["fc"].device)
         return {**weights, "layers.0.input_norm": one, "norm": one}
 
@@ -188,7 +188,7 @@ class Eagle3Head(EagleBase):
         rows: Rows = torch.cat([norm(self.embed(ids), first.input_norm, eps), feature], -1)
         for index, layer in enumerate(self.layers):
             rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
-        x = whole(rows)
+        x = self.kernels.whole(rows)
         return x, x if self._eagle.norm_output else residual
 
 

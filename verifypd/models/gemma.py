@@ -42,11 +42,14 @@ class Gemma2(Llama):
         kernels, eps, unit = self.kernels, self._eps, self._unit
         assert layer.post_attention_norm is not None
         assert layer.post_mlp_norm is not None
-        mixed = self.attend(layer, x, layout, attention, prepared, cache)
-        mixed = kernels.rms_norm(mixed, layer.post_attention_norm, eps, unit)
-        normed, residual = kernels.add_rms_norm(mixed, residual, layer.mlp_norm, eps, unit)
-        normed = kernels.rms_norm(self.mlp(layer, normed), layer.post_mlp_norm, eps, unit)
-        return kernels.add_rms_norm(normed, residual, layer.next_norm, eps, unit)
+        mixed = self.mix(layer, x, layout, attention, prepared, cache)
+        added = self.reduced(kernels.linear(mixed, layer.output, layer.output_bias))
+        added = kernels.rms_norm(added, layer.post_attention_norm, eps, unit)
+        normed, residual = kernels.add_rms_norm(added, residual, layer.mlp_norm, eps, unit)
+        acted = kernels.linear_gated(normed, layer.gate_up, layer.gate_up_bias, self.config.activation)
+        added = self.reduced(kernels.linear(acted, layer.down, layer.down_bias))
+        added = kernels.rms_norm(added, layer.post_mlp_norm, eps, unit)
+        return kernels.add_rms_norm(added, residual, layer.next_norm, eps, unit)
 
 
 class Gemma3(Gemma2):

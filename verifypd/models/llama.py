@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Rows
+from verifypd.kernels.base import Rows, Weight
 from verifypd.kv.pool import LayerCache
 from verifypd.models.base import Model
 from verifypd.models.layers import DecoderLayer
@@ -30,30 +30,19 @@ class Llama(Model):
         cache: LayerCache,
     ) -> tuple[Rows, Tensor]:
         """See Model.layer."""
-        kernels, eps, unit = self.kernels, self._eps, self._unit
-        if self.reduce is not None:  # sums over ranks stand between products and norms
-            x = self.attend(layer, x, layout, attention, prepared, cache)
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps, unit)
-            return kernels.add_rms_norm(self.mlp(layer, x), residual, layer.next_norm, eps, unit)
         mixed = self.mix(layer, x, layout, attention, prepared, cache)
-        x, residual = kernels.linear_add_norm(
-            mixed, layer.output, layer.output_bias, residual, layer.mlp_norm, eps, unit
-        )
-        acted = kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
-        return kernels.linear_add_norm(acted, layer.down, layer.down_bias, residual, layer.next_norm, eps, unit)
+        x, residual = self._added(mixed, layer.output, layer.output_bias, residual, layer.mlp_norm)
+        acted = self.kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
+        return self._added(acted, layer.down, layer.down_bias, residual, layer.next_norm)
 
-    def attend(
-        self,
-        layer: DecoderLayer,
-        x: Rows,
-        layout: PassLayout,
-        attention: AttentionBackend,
-        prepared: Any,
-        cache: LayerCache,
-    ) -> Tensor:
-        """Attention of a layer with its projections, [N, H] -> [N, H]."""
-        mixed = self.mix(layer, x, layout, attention, prepared, cache)
-        return self.reduced(self.kernels.linear(mixed, layer.output, layer.output_bias))
+    def _added(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm: Tensor
+    ) -> tuple[Rows, Tensor]:
+        """A product onto the residual stream: the stream, and before it, normed."""
+        kernels, eps, unit = self.kernels, self._eps, self._unit
+        if self.reduce is None:
+            return kernels.linear_add_norm(x, weight, bias, residual, norm, eps, unit)
+        return kernels.add_rms_norm(self.reduce(kernels.linear(x, weight, bias)), residual, norm, eps, unit)
 
     def mix(
         self,
@@ -98,8 +87,3 @@ class Llama(Model):
             rotary=rotary,
         )
         return mixed.reshape(rows, -1)
-
-    def mlp(self, layer: DecoderLayer, x: Rows) -> Tensor:
-        """Gated MLP, [N, H] -> [N, H]."""
-        acted = self.kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
-        return self.reduced(self.kernels.linear(acted, layer.down, layer.down_bias))
