@@ -486,6 +486,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #include "native_half.h"
 #endif
 #if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define TILES
 #include "native_amx.h"
 #endif
 
@@ -500,7 +501,7 @@ EXPORT int vpd_takes_half(void) {
 
 /* Whether bfloat16 and int8 weights are multiplied by tiles. */
 EXPORT int vpd_takes_tiles(void) {
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#ifdef TILES
     return amx_allowed();
 #else
     return 0;
@@ -545,7 +546,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #ifdef __ARM_FEATURE_DOTPROD
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#ifdef TILES
     if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
         if (product_amx(&a, type, (chunk + 15) / 16 * 16, threads)) return 1;
         from = out / 16 * 16;
