@@ -548,7 +548,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #endif
 #ifdef TILES
     if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
-        if (product_amx(&a, type, (chunk + 15) / 16 * 16, threads)) return 1;
+        if (product_amx(&a, type, (chunk + 31) / 32 * 32, threads)) return 1;
         from = out / 16 * 16;
         if (from == out) return 0;
     }
