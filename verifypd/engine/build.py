@@ -86,17 +86,18 @@ def build(config: EngineConfig) -> Built:
         )
     sampler = pick_sampler(config.sampler, device)
     replayed = pick_graphs(config, device, attends)
+    tokenizer = read_tokenizer(source)
+    vocab_map = None
+    if draft_source is not None and not head:
+        check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
+        vocab_map = read_vocab_map(draft_source, source, device)
+    base = process_bytes()  # what a timing takes for a moment, the weights take over
     dtype = pick_dtype(config, source.config, device, kernels)
     aside = 0
     if attends == "flashinfer":
         if head:
             raise ConfigError("--attention flashinfer cannot draft with a head; use --attention triton")
         aside = check_flashinfer(config, dtype, [each for each in (source, draft_source) if each is not None])
-    tokenizer = read_tokenizer(source)
-    vocab_map = None
-    if draft_source is not None and not head:
-        check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
-        vocab_map = read_vocab_map(draft_source, source, device)
 
     max_len = min(config.max_model_len or DEFAULT_MAX_LEN, source.config.max_position)
     if config.max_model_len and config.max_model_len > source.config.max_position:
@@ -104,7 +105,6 @@ def build(config: EngineConfig) -> Built:
             f"--max-model-len {config.max_model_len} is past the model's {source.config.max_position} tokens"
         )
     capacity = max_len + config.max_draft + 2
-    base = process_bytes()
     int8 = draft_in_int8(config, kernels)
     values = kernels.activation_dtype(dtype)
     check_memory(config, source, draft_source, device, weights=dtype, values=values, draft_int8=int8)

@@ -184,26 +184,35 @@ INLINE float largest(vf v) {
 }
 
 INLINE vf pick(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
 
-/* exp to about 1 ulp; below -87 exactly 0, so -inf drops out. */
-INLINE vf vexp(vf x) {
+#define EXPS 4 /* vectors whose exp is computed by turns: each alone would wait for itself at every step */
+#define EACH UNROLL for (int i = 0; i < N; i++)
+
+/* x becomes exp(x) to about 1 ulp, x <= 88; exactly 0 below -87, so -inf drops out. */
+INLINE void exps(const int N, vf *x) {
     const vf magic = splat(0x1.8p23f);
-    vi low = x < splat(-87.0f);
+    vi low[EXPS], e[EXPS];
+    vf n[EXPS], p[EXPS];
+    EACH low[i] = x[i] < splat(-87.0f);
+    EACH n[i] = fused(x[i], splat(0x1.715476p+0f), magic);
+    EACH { e[i] = (vi)n[i] << 23; n[i] -= magic; }
+    EACH x[i] = fused(n[i], splat(-0x1.62e400p-1f), x[i]);
+    EACH x[i] = fused(n[i], splat(-0x1.7f7d1cp-20f), x[i]);
+    EACH p[i] = fused(splat(1.9875691500e-4f), x[i], splat(1.3981999507e-3f));
+    EACH p[i] = fused(p[i], x[i], splat(8.3334519073e-3f));
+    EACH p[i] = fused(p[i], x[i], splat(4.1665795894e-2f));
+    EACH p[i] = fused(p[i], x[i], splat(1.6666665459e-1f));
+    EACH p[i] = fused(p[i], x[i], splat(5.0000001201e-1f));
+    EACH p[i] *= x[i];
+    EACH p[i] = fused(p[i], x[i], x[i]);
+    EACH x[i] = (vf)(~low[i] & ((vi)(p[i] + splat(1.0f)) + e[i]));
+}
+
+INLINE vf vexp(vf x) {
     x = pick(x > splat(88.0f), splat(88.0f), x);
-    x = pick(low, splat(0.0f), x);
-    vf n = x * splat(0x1.715476p+0f) + magic;
-    vi e = (vi)n << 23;
-    n -= magic;
-    vf r = x - n * splat(0x1.62e400p-1f);
-    r = r - n * splat(0x1.7f7d1cp-20f);
-    vf p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.0f);
-    return pick(low, splat(0.0f), (vf)((vi)p + e));
+    exps(1, &x);
+    return x;
 }
 
 INLINE vf vtanh(vf x) {
@@ -477,6 +486,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #include "native_half.h"
 #endif
 #if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define TILES
 #include "native_amx.h"
 #endif
 
@@ -491,7 +501,7 @@ EXPORT int vpd_takes_half(void) {
 
 /* Whether bfloat16 and int8 weights are multiplied by tiles. */
 EXPORT int vpd_takes_tiles(void) {
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#ifdef TILES
     return amx_allowed();
 #else
     return 0;
@@ -536,9 +546,9 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #ifdef __ARM_FEATURE_DOTPROD
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#ifdef TILES
     if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
-        if (product_amx(&a, type, (chunk + 15) / 16 * 16, threads)) return 1;
+        if (product_amx(&a, type, (chunk + 31) / 32 * 32, threads)) return 1;
         from = out / 16 * 16;
         if (from == out) return 0;
     }
@@ -752,18 +762,21 @@ static float soften(float *p, ptrdiff_t from, ptrdiff_t to, float softcap, float
     }
     for (ptrdiff_t i = 0; i < from; i++) p[i] = -INFINITY;
     for (ptrdiff_t i = to; i < KEYS; i++) p[i] = -INFINITY;
-    vf best = splat(-INFINITY);
-    for (ptrdiff_t i = 0; i < padded; i += VL) { vf v = load_f32(p + i); best = pick(v > best, v, best); }
-    float m = largest(best);
-    if (*top > m) m = *top;
-    vf vm = splat(m), acc = splat(0.0f);
-    for (ptrdiff_t i = 0; i < padded; i += VL) {
-        vf e = vexp(load_f32(p + i) - vm);
-        store_f32(p + i, e);
-        acc += e;
+    vf best[4];
+    UNROLL for (int j = 0; j < 4; j++) best[j] = load_f32(p + j * VL);
+    for (int i = 4 * VL; i < KEYS; i += 4 * VL) {
+        UNROLL for (int j = 0; j < 4; j++) best[j] = larger(load_f32(p + i + j * VL), best[j]);
     }
-    for (ptrdiff_t i = padded; i < KEYS; i += VL) store_f32(p + i, splat(0.0f));
-    float rescale = vexp(splat(*top - m))[0];
+    float m = largest(larger(larger(best[0], best[1]), larger(best[2], best[3])));
+    if (*top > m) m = *top;
+    const float rescale = vexp(splat(*top - m))[0];
+    vf vm = splat(m), acc = splat(0.0f);
+    for (ptrdiff_t i = 0; i < KEYS; i += EXPS * VL) {
+        vf e[EXPS];
+        UNROLL for (int j = 0; j < EXPS; j++) e[j] = load_f32(p + i + j * VL) - vm;
+        exps(EXPS, e);
+        UNROLL for (int j = 0; j < EXPS; j++) { store_f32(p + i + j * VL, e[j]); acc += e[j]; }
+    }
     *total = *total * rescale + sum(acc);
     *top = m;
     return rescale;

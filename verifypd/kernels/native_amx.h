@@ -29,18 +29,22 @@ static void amx_begin(void) {
     _tile_loadconfig(&config);
 }
 
-/* Row x becomes columns `column` and `column` + 8 of the tiles at `to`, one for every 32 entries. */
-static void amx_split_row(const float *x, ptrdiff_t K, int column, uint32_t *to) {
+/* Tile t of x: 32 entries of eight rows, row r in columns r and r + 8, columns of rows that are not there zero. */
+static void amx_split(const linear_args *a, ptrdiff_t t, uint32_t *to) {
     const __m512i places = _mm512_slli_epi32(
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4); /* a row of a tile is 16 words */
-    for (ptrdiff_t k = 0; k < K; k += 32, to += AMX_TILE / 4) {
-        __m512 first = _mm512_loadu_ps(x + k), second = _mm512_loadu_ps(x + k + 16);
-        __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+    const ptrdiff_t steps = a->K / 32, first = t / steps * AMX_ROWS;
+    const ptrdiff_t rows = a->n - first < AMX_ROWS ? a->n - first : AMX_ROWS;
+    if (rows < AMX_ROWS) memset(to, 0, AMX_TILE);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        const float *x = a->x + (first + r) * a->xs + t % steps * 32;
+        __m512 first_half = _mm512_loadu_ps(x), second_half = _mm512_loadu_ps(x + 16);
+        __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second_half, first_half);
         __m512 wide_first = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16);
         __m512 wide_second = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16);
-        __m512i low = (__m512i)_mm512_cvtne2ps_pbh(second - wide_second, first - wide_first);
-        _mm512_i32scatter_epi32(to + column, places, high, 4);
-        _mm512_i32scatter_epi32(to + column + 8, places, low, 4);
+        __m512i low = (__m512i)_mm512_cvtne2ps_pbh(second_half - wide_second, first_half - wide_first);
+        _mm512_i32scatter_epi32(to + r, places, high, 4);
+        _mm512_i32scatter_epi32(to + r + 8, places, low, 4);
     }
 }
 
@@ -130,35 +134,34 @@ static void linear_amx(const linear_args *a, int type, const char *x, bf16 *wide
     _tile_release();
 }
 
-/* All of a product but its last out % 16 outputs; `chunk` outputs, a multiple of 16, at a time to a thread. Returns 1
+/* All of a product but its last out % 16 outputs; `chunk` outputs, a multiple of 32, at a time to a thread. Returns 1
  * where memory is short, and nothing is done then. */
 static int product_amx(const linear_args *a, int type, ptrdiff_t chunk, int threads) {
     const ptrdiff_t n = a->n, K = a->K, out = a->out / 16 * 16, chunks = (out + chunk - 1) / chunk;
-    const ptrdiff_t group = K / 32 * AMX_TILE, groups = (n + AMX_ROWS - 1) / AMX_ROWS;
-    const size_t wide = type == I8 ? 64 * (size_t)K : 0;
-    char *tiles = aligned_alloc(64, (size_t)(groups * group) + wide * (size_t)threads);
-    if (!tiles) return 1;
+    const ptrdiff_t tiles = (n + AMX_ROWS - 1) / AMX_ROWS * (K / 32);
+    const int apart = n <= AMX_ROWS; /* each thread splits few rows for itself: quicker than to fetch them from another */
+    const size_t split = (size_t)tiles * AMX_TILE, wide = type == I8 ? 64 * (size_t)K : 0;
+    char *room = aligned_alloc(64, split * (size_t)(apart ? threads : 1) + wide * (size_t)threads);
+    if (!room) return 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #ifdef _OPENMP
-        bf16 *mine = (bf16 *)(tiles + groups * group + wide * (size_t)omp_get_thread_num());
+        const size_t thread = (size_t)omp_get_thread_num();
 #else
-        bf16 *mine = (bf16 *)(tiles + groups * group);
+        const size_t thread = 0;
 #endif
+        char *mine = room + wide * (size_t)threads + (apart ? split * thread : 0);
+        if (apart) {
+            for (ptrdiff_t t = 0; t < tiles; t++) amx_split(a, t, (uint32_t *)(mine + t * AMX_TILE));
+        } else { /* a tile has one writer: threads that share its lines would wait for one another */
 #pragma omp for schedule(static)
-        for (ptrdiff_t i = 0; i < groups * AMX_ROWS; i++) {
-            char *to = tiles + i / AMX_ROWS * group;
-            const int column = (int)(i % AMX_ROWS);
-            if (i < n) amx_split_row(a->x + i * a->xs, K, column, (uint32_t *)to);
-            else for (ptrdiff_t k = 0; k < K / 2; k++) {
-                ((uint32_t *)to)[16 * k + column] = 0;
-                ((uint32_t *)to)[16 * k + column + 8] = 0;
-            }
+            for (ptrdiff_t t = 0; t < tiles; t++) amx_split(a, t, (uint32_t *)(mine + t * AMX_TILE));
         }
 #pragma omp for schedule(dynamic, 1)
         for (ptrdiff_t c = 0; c < chunks; c++)
-            linear_amx(a, type, tiles, mine, c * chunk, (c + 1) * chunk < out ? (c + 1) * chunk : out);
+            linear_amx(a, type, mine, (bf16 *)(room + wide * thread), c * chunk,
+                       (c + 1) * chunk < out ? (c + 1) * chunk : out);
     }
-    free(tiles);
+    free(room);
     return 0;
 }
