@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from torch import Tensor
 from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
+from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
@@ -59,9 +61,10 @@ def build(config: EngineConfig) -> Built:
         config = replace(config, slo_gap=SLO_GAP[device.type])
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     drafts = drafts_for(config)
-    draft_source = None
+    draft_source, draft_name = None, ""
     for name in drafts:
         if name != "ngram" and config.arch != "plain":
+            draft_name = name
             if config.load_format == "dummy" and name in DUMMIES:
                 draft_source = dummy_head(name, source.config)
             else:
@@ -72,7 +75,9 @@ def build(config: EngineConfig) -> Built:
             draft_source, source.config, load_format=config.load_format, states=config.draft_states,
             verifier_name=source.name,
         )  # fmt: skip
-    check_memory(config, source, draft_source, device)  # before kernels are compiled
+    apart = check_apart(config, draft_source, device)
+    here = None if apart else draft_source  # what is loaded into this process
+    check_memory(config, source, here, device)  # before kernels are compiled
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
@@ -92,7 +97,7 @@ def build(config: EngineConfig) -> Built:
     vocab_map = None
     if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
-        vocab_map = read_vocab_map(draft_source, source, device)
+        vocab_map = read_vocab_map(draft_source, source.config.vocab_size, device)
 
     max_len = min(config.max_model_len or DEFAULT_MAX_LEN, source.config.max_position)
     if config.max_model_len and config.max_model_len > source.config.max_position:
@@ -103,13 +108,13 @@ def build(config: EngineConfig) -> Built:
     base = process_bytes()
     int8 = draft_in_int8(config, kernels)
     values = kernels.activation_dtype(dtype)
-    check_memory(config, source, draft_source, device, weights=dtype, values=values, draft_int8=int8)
+    check_memory(config, source, here, device, weights=dtype, values=values, draft_int8=int8)
     model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8")
     draft: Model | None = None
     if draft_source is not None and head:
         tokens = None if tokenizer is None else tokenizer.vocab_size
         draft = make_head(draft_source, model, load_format=config.load_format, int8=int8, tokens=tokens)
-    elif draft_source is not None:
+    elif draft_source is not None and not apart:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
     log.info(
@@ -129,12 +134,15 @@ def build(config: EngineConfig) -> Built:
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed,
+        draft_process=draft_process(config, draft_name, apart, source.config.vocab_size) if apart else None,
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
         warm_up(engine)
     if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
+    if isinstance(engine.drafter, RemoteDrafter):
+        engine.drafter.patient = False
     return Built(engine, tokenizer, budget)
 
 
@@ -146,6 +154,36 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
         return ("ngram",)
     return (known.draft, "ngram")
+
+
+def check_apart(config: EngineConfig, draft: ModelSource | None, device: torch.device) -> torch.device | None:
+    """The device of a draft model that runs in a process of its own; None: it runs here. Refuses who cannot."""
+    where = config.draft_apart
+    if where is None:
+        return None
+    if draft is None or draft.config.is_head:
+        what = "looks text up" if draft is None else "reads the verifier's states"
+        raise ConfigError(
+            f"--placement decode={where} is for a draft model; {draft.name if draft else 'this drafter'} {what}, in the"
+            " verifier's process: leave it out, or give --draft MODEL"
+        )
+    return device if where == "process" else pick_device(where, "--placement decode=")
+
+
+def draft_process(config: EngineConfig, draft: str, device: torch.device, verifier_vocab: int) -> dict[str, Any]:
+    """What a draft model's own process is told, but for what the engine's wiring adds. On a CPU two processes share the
+    cores: more threads than cores would wait for each other."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and threads > 1:
+        torch.set_num_threads(threads - threads // 2)
+        threads //= 2
+    return {
+        "config": asdict(config),
+        "draft": draft,
+        "device": str(device),
+        "threads": threads,
+        "verifier_vocab": verifier_vocab,
+    }
 
 
 def draft_in_int8(config: EngineConfig, kernels: Kernels) -> bool:
@@ -193,6 +231,7 @@ def make_budget(
         parts.insert(0, ("process", base))
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
+    if draft is not None or config.draft_apart:
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
     rows = spans + chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
@@ -255,8 +294,8 @@ def check_pair(
         raise TokenizerError(f"{draft.name} cannot draft for {verifier.name}: {difference}; use a draft of its family")
 
 
-def read_vocab_map(draft: ModelSource, verifier: ModelSource, device: torch.device) -> Tensor | None:
-    """[rows of the draft's head] -> token ids, from `vocab_map.safetensors`; None: the head covers every id."""
+def read_vocab_map(draft: ModelSource, vocab: int, device: torch.device) -> Tensor | None:
+    """[rows of the draft's head] -> token ids below vocab, from `vocab_map.safetensors`; None: it covers every id."""
     rows = draft.config.draft_vocab_size
     if rows is None:
         return None
@@ -265,12 +304,12 @@ def read_vocab_map(draft: ModelSource, verifier: ModelSource, device: torch.devi
         raise ModelError(f"{draft.name} covers {rows} tokens but has no vocab_map.safetensors that says which")
     ids = load_file(path).get("ids")
     whole = ids is not None and ids.dtype == torch.int64 and tuple(ids.shape) == (rows,)
-    if ids is None or not whole or int(ids.min()) < 0 or int(ids.max()) >= verifier.config.vocab_size:
-        raise ModelError(f"{path}: 'ids' must hold {rows} int64 token ids below {verifier.config.vocab_size}")
+    if ids is None or not whole or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ModelError(f"{path}: 'ids' must hold {rows} int64 token ids below {vocab}")
     return ids.to(device)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, flag: str = "--device ") -> torch.device:
     """The device to run on."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -279,9 +318,9 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name!r} is not known; use cpu, cuda or cuda:N")
+        raise ConfigError(f"{flag}{name!r} is not known; use cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise ConfigError(f"{flag}{name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use {flag}cpu")
     return device
 
 
@@ -303,7 +342,9 @@ def check_flashinfer(config: EngineConfig, dtype: torch.dtype, sources: list[Mod
 
     for source in sources:
         flashinfer.check_model(dtype, source.config.head_dim)
-    return flashinfer.STREAM_BYTES * (1 + sum(where != "fused" for where in config.placements.values()))
+    return flashinfer.STREAM_BYTES * (
+        1 + sum(where.startswith(("stream", "partition")) for where in config.placements.values())
+    )
 
 
 def pick_dtype(name: str, device: torch.device, kernels: Kernels) -> torch.dtype:

@@ -210,6 +210,9 @@ class Engine:
         admitted = self.residents.admit(unread=not self.verify.keeps)
         if self.synthetic and admitted:
             self._set_alpha(admitted)
+        for drafter in self.decode.drafters.values() if admitted else ():
+            for request in admitted:
+                drafter.admitted(request)
         self._price()
         plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
@@ -460,6 +463,8 @@ class Engine:
             self.finish(request)
         self.drain()
         self.check()
+        for drafter in self.decode.drafters.values():
+            drafter.close()
         if self.recorder:
             self.tell()
             self.recorder.close()

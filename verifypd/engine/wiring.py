@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
+from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.inflight import CAUGHT_UP
@@ -35,9 +37,11 @@ from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import reachable
+from verifypd.runtime.peer import Peer
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.state import SamplingState
 
+DRAFT_PROCESS = "verifypd.engine.draft_process"  # the module that it runs
 CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
 
 
@@ -57,6 +61,7 @@ class Parts:
     capacity: int  # tokens a slot holds
     sampler: str
     replayed: str  # when passes are captured: off, lazy or start
+    draft_process: dict[str, Any] | None = None  # of a draft model that runs apart; None: it does not
 
 
 def may_draft(config: EngineConfig) -> bool:
@@ -95,7 +100,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     """The engine, with every graph it may replay at hand."""
     config, device = parts.config, parts.model.device
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
-    draws = may_draft(config) and parts.draft is not None
+    draws = may_draft(config) and (parts.draft is not None or parts.draft_process is not None)
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
     runner, pool = _paged(parts, parts.model, attention)
@@ -121,8 +126,10 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if passes is not None:
         reader = next((drafter.reader for drafter in drafters.values()), None)
         work = [*passes.work(spans, chunk_rows(config), reader), *work]
+    if may_draft(config) and parts.draft_process is not None:
+        drafters["model"] = _apart(parts, parts.draft_process, slots)
     if may_draft(config) and parts.lookup:
-        always = config.alphas is not None and parts.draft is None
+        always = config.alphas is not None and not drafters
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
     cost.padded = passes is not None
     cost.one_pass = bool(drafters) and next(iter(drafters.values())).one_pass
@@ -146,6 +153,18 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
         choice=choice,
         cost=cost,
     )
+
+
+def _apart(parts: Parts, process: dict[str, Any], slots: Slots) -> RemoteDrafter:
+    """The drafter of a model in a process of its own, which is up."""
+    settings = {
+        **process, "vocab": parts.vocab, "eos_ids": parts.eos_ids, "max_len": parts.max_len,
+        "capacity": parts.capacity,
+    }  # fmt: skip
+    about = f"{process['draft']} on {process['device']}, {process['threads']} threads"
+    drafter = RemoteDrafter(slots, partial(Peer, DRAFT_PROCESS, settings), parts.config.acceptance, about)
+    drafter.wait_ready()
+    return drafter
 
 
 def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
