@@ -117,9 +117,9 @@ def start(arm: str, pair: tuple[Path, Path], cores: Sequence[int], requests: int
         max_model_len=512,
     )
     drafter = llm.engine.drafter
-    if isinstance(drafter, RemoteDrafter) and drafter.peer is not None:
+    if isinstance(drafter, RemoteDrafter) and drafter.keeper.peer is not None:
         drafter.patient = arm == "apart"
-        os.sched_setaffinity(drafter.peer.process.pid, {cores[1]})
+        os.sched_setaffinity(drafter.keeper.peer.process.pid, {cores[1]})
         os.sched_setaffinity(0, {cores[0]})
     return llm
 

@@ -34,7 +34,7 @@ def apart(pair: tuple[Path, Path]) -> Iterator[LLM]:
     """An engine whose draft model has a process of its own; its answers are always waited for."""
     with make(pair, "pd", placement="decode=process", max_model_len=256) as llm:
         drafter_of(llm).wait = START
-        peer = drafter_of(llm).peer
+        peer = drafter_of(llm).keeper.peer
         yield llm
     assert peer is not None and peer.process.poll() is not None, "the draft process ends with its engine"
 
@@ -102,14 +102,14 @@ def test_rejection_sampling_draws_the_very_tokens_of_one_process(pair: tuple[Pat
 def test_a_long_prompt_is_read_before_it_is_drafted_for(apart: LLM) -> None:
     """Until then it is decoded without drafts."""
     drafter = drafter_of(apart)
-    assert drafter.peer is not None
-    os.kill(drafter.peer.process.pid, signal.SIGSTOP)
+    assert drafter.keeper.peer is not None
+    os.kill(drafter.keeper.peer.process.pid, signal.SIGSTOP)
     long = [3 + (i * i) % 300 for i in range(LEVEL + 50)]
     [job] = apart._submit([long], [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)])
     request = job.texts[0].request
     walk(apart, lambda: request.output_len > 3)
     assert drafter.expected(request) == 0 and not request.metrics.drafted
-    os.kill(drafter.peer.process.pid, signal.SIGCONT)
+    os.kill(drafter.keeper.peer.process.pid, signal.SIGCONT)
     walk(apart, lambda: request.metrics.drafted > 0, pause=0.02)
     finish(apart)
     assert request.output_len == 60
@@ -145,8 +145,8 @@ class Run:
         walk(llm, self.drafted_by_model())
 
     def signal(self, number: int) -> None:
-        assert self.drafter.peer is not None
-        os.kill(self.drafter.peer.process.pid, number)
+        assert self.drafter.keeper.peer is not None
+        os.kill(self.drafter.keeper.peer.process.pid, number)
 
     def drafted_by_model(self, count: int = 5) -> Callable[[], bool]:
         """Whether that many tokens more came from the process."""
@@ -182,17 +182,17 @@ def test_a_pause_of_two_seconds_is_a_time_of_plain_decoding(frail: LLM, lasting:
     assert emitted >= 10 and longest < LONGEST_WAIT + 1.0, "decoding went on"
     assert run.drafter.late == late + 1, "it was waited for once"
     walk(frail, run.drafted_by_model())
-    assert run.texts() == lasting and run.drafter.restarts == 0 and run.drafter.proposed > proposed
+    assert run.texts() == lasting and run.drafter.keeper.restarts == 0 and run.drafter.proposed > proposed
 
 
 @pytest.mark.parametrize("end", ["killed", "silent"])
 def test_a_lost_process_is_started_again_and_catches_up(frail: LLM, lasting: Any, end: str) -> None:
     """The requests that run meanwhile go on without drafts, and with them afterwards."""
     run = Run(frail)
-    restarts, before = run.drafter.restarts, run.stats.emitted
+    restarts, before = run.drafter.keeper.restarts, run.stats.emitted
     run.drafter.silent = 1.0 if end == "silent" else 60.0
     run.signal(signal.SIGSTOP if end == "silent" else signal.SIGKILL)
-    walk(frail, lambda: run.drafter.restarts > restarts, pause=0.02)
+    walk(frail, lambda: run.drafter.keeper.restarts > restarts, pause=0.02)
     run.drafter.silent = 60.0
     walk(frail, lambda: run.stats.emitted >= before + 20)
     assert frail.engine.busy and not run.drafter.listening
@@ -202,7 +202,7 @@ def test_a_lost_process_is_started_again_and_catches_up(frail: LLM, lasting: Any
         assert time.monotonic() < deadline
         time.sleep(0.05)
     walk(frail, run.drafted_by_model())
-    assert run.texts() == lasting and run.drafter.restarts == restarts + 1
+    assert run.texts() == lasting and run.drafter.keeper.restarts == restarts + 1
     frail.engine.check()
 
 

@@ -8,7 +8,6 @@ anew. None of this depends on a drawn token. Knows slots and messages; nothing o
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections import deque
@@ -22,18 +21,14 @@ from torch import Tensor
 from verifypd.attention.base import Reader
 from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.drafters.ahead import LEVEL, facts_of
-from verifypd.errors import ModelError
 from verifypd.request import Request
 from verifypd.runtime.inputs import Slots, host_tensor
-from verifypd.runtime.peer import LOST, Message, Peer
+from verifypd.runtime.peer import LOST, READY, Keeper, Message, Peer
 from verifypd.runtime.streams import HostCopy
-
-log = logging.getLogger(__name__)
 
 LONGEST_WAIT = 0.5  # s that a step waits for drafts at most
 PATIENCE = 4.0  # times what answers usually take: so long a step waits, where that is less
 SILENT = 10.0  # s after which a process that owes an answer is ended and started again
-LONGEST_PAUSE = 60.0  # s between two starts of a process that keeps failing
 
 
 @dataclass(slots=True)
@@ -78,41 +73,27 @@ class RemoteDrafter:
         self.slots = slots
         self.description = description
         self.patient = True  # while passes are timed: every answer is waited for, and nothing is drafted ahead
-        self.restarts = 0
         self.late = 0  # questions that were not answered in time
         self.proposed = 0  # tokens
         self.ahead = 0  # of those that were drafted before they were asked for
         self.silent = SILENT
         self.wait: float | None = None  # s that a step waits for drafts; None: by what answers usually take
-        self._start, self._acceptance, self._clock = start, acceptance, clock
+        self.keeper = Keeper("draft", start, clock)
+        self._acceptance, self._clock = acceptance, clock
         self._told: dict[int, _Told] = {}  # by slot
         self._took: deque[float] = deque(maxlen=16)  # s of the last answers
         self._texts = 0  # begun so far
         self._questions = 0  # asked so far
         self._asked: _Question | None = None
-        self._failures = 0  # since its last answer
-        self._ready = False
-        self._next_start = 0.0  # s
-        self._closed = False
-        self.peer: Peer | None = start()
 
     # -- what the engine asks -----------------------------------------------------------------------------------------
-
-    def wait_ready(self) -> None:
-        """At start: until the process has loaded its model. Raises what it could not."""
-        assert self.peer is not None
-        message = self.peer.inbox.get()
-        if message is None or message.kind == LOST:
-            self.close()
-            raise ModelError(f"the draft process did not start: {message.body if message else 'no word of it'}")
-        self._take(message)
 
     def admitted(self, request: Request) -> None:
         """It reads the prompt while the verifier does."""
         assert request.slot is not None
         self._texts += 1
         self._told[request.slot] = _Told(request, self._texts, len(request.tokens))
-        if self._ready:
+        if self.keeper.ready:
             self._tell(request.slot)
 
     def expected(self, request: Request) -> int:
@@ -126,7 +107,7 @@ class RemoteDrafter:
     @property
     def listening(self) -> bool:
         """Whether it would answer now."""
-        return self._ready and self._asked is None
+        return self.keeper.ready and self._asked is None
 
     @torch.inference_mode()
     def launch(self, batch: DraftBatch) -> None:
@@ -137,14 +118,14 @@ class RemoteDrafter:
         self.slots.draft_lens[host_tensor([span.slot for span in spans], self.slots.device)] = 0
         self._look()
         spans = [span for span in spans if span.slot in self._told]
-        if not spans or not self.listening or self.peer is None:
+        if not spans or not self.listening:
             return
-        self.peer.send(self._question(spans))
+        self.keeper.send(self._question(spans))
         self._questions += 1
         self._asked = asked = _Question(self._questions, self._clock())
         until = asked.at + self._bound()
-        while self._asked is asked and self.peer is not None:
-            message = self.peer.inbox.get(max(0.0, until - self._clock()))
+        while self._asked is asked:
+            message = self.keeper.get(until - self._clock())
             if message is None:
                 self.late += 1
                 return
@@ -160,15 +141,11 @@ class RemoteDrafter:
         """The process may use its memory for others."""
         for slot in [slot for slot, told in self._told.items() if told.request is request]:
             told = self._told.pop(slot)
-            if self._ready and self.peer is not None:
-                self.peer.send(Message("end", [slot, told.number]))
+            self.keeper.send(Message("end", [slot, told.number]))
 
     def close(self) -> None:
         """End the process."""
-        self._closed, self._ready = True, False
-        if self.peer is not None:
-            self.peer.close()
-            self.peer = None
+        self.keeper.close()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -178,8 +155,7 @@ class RemoteDrafter:
         told.known = len(told.request.tokens)
         told.level = told.known <= LEVEL  # others when it says so
         body = {"slot": slot, "number": told.number, "facts": facts_of(told.request, self._acceptance)}
-        assert self.peer is not None
-        self.peer.send(Message("begin", body, [torch.tensor(told.request.tokens)]))
+        self.keeper.send(Message("begin", body, [torch.tensor(told.request.tokens)]))
 
     def _question(self, spans: Sequence[DraftSpan]) -> Message:
         """Which drafts are wanted, and the tokens that the process has not seen: from the device, which knows best."""
@@ -200,33 +176,18 @@ class RemoteDrafter:
 
     def _look(self) -> None:
         """Take in what has arrived, start a process where there is none, and end one that is silent."""
-        while self.peer is not None and (message := self.peer.inbox.get(0)) is not None:
+        while (message := self.keeper.get()) is not None:
             self._take(message)
-        now = self._clock()
-        if self.peer is not None and self._asked is not None and now - self._asked.at > self.silent:
-            self._lose(f"it has been silent for {now - self._asked.at:.0f} s")
-        if self.peer is None and not self._closed and now >= self._next_start:
-            self.restarts += 1
-            self.peer = self._start()
-
-    def _lose(self, why: str) -> None:
-        """The process is of no use any more; the next is started when it is due."""
-        assert self.peer is not None
-        self._failures += 1
-        pause = 0.0 if self._failures == 1 else min(LONGEST_PAUSE, 2.0**self._failures)
-        log.warning(
-            "the draft process was lost (%s): decoding goes on without it, and it is started again in %g s", why, pause
-        )
-        self.peer.close()
-        self.peer, self._ready, self._asked = None, False, None
-        self._next_start = self._clock() + pause
+        if self._asked is not None and self._clock() - self._asked.at > self.silent:
+            self._asked = None
+            self.keeper.lose(f"it has been silent for {self.silent:g} s")
+        self.keeper.revive()
 
     def _take(self, message: Message, write: bool = False) -> None:
         """Act on a message. write: the drafts of an answer are still wanted."""
         if message.kind == LOST:
-            self._lose(str(message.body))
-        elif message.kind == "ready":
-            self._ready = True
+            self._asked = None
+        elif message.kind == READY:
             for slot in self._told:
                 self._tell(slot)
         elif message.kind == "level":
@@ -234,7 +195,8 @@ class RemoteDrafter:
                 self._set_level(slot, number, True)
         elif message.kind == "drafts" and self._asked is not None:
             self._took.append(self._clock() - self._asked.at)
-            self._asked, self._failures = None, 0
+            self._asked = None
+            self.keeper.useful()
             for slot, number, _, _, behind, _ in message.body:
                 if behind:
                     self._set_level(slot, number, False)

@@ -24,7 +24,7 @@ from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import Drawing
-from verifypd.runtime.peer import LOST, Inbox, Link, Message, hello
+from verifypd.runtime.peer import LOST, READY, Inbox, Link, Message, hello
 from verifypd.runtime.runner import ModelRunner
 from verifypd.sampling.choose import pick_sampler
 from verifypd.sampling.state import SamplingState
@@ -113,7 +113,7 @@ def written(offers: list[Offer], vocab: int) -> Message:
 def serve(drafter: AheadDrafter, link: Link) -> None:
     """Answer until the engine is gone; while it asks nothing, draft ahead."""
     inbox = Inbox(lambda: link)
-    link.send(Message("ready"))
+    link.send(Message(READY))
     busy = False
     while True:
         message = inbox.get(0 if busy else None)

@@ -163,7 +163,7 @@ def _apart(parts: Parts, process: dict[str, Any], slots: Slots) -> RemoteDrafter
     }  # fmt: skip
     about = f"{process['draft']} on {process['device']}, {process['threads']} threads"
     drafter = RemoteDrafter(slots, partial(Peer, DRAFT_PROCESS, settings), parts.config.acceptance, about)
-    drafter.wait_ready()
+    drafter.keeper.wait_ready()
     return drafter
 
 

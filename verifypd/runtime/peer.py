@@ -8,11 +8,13 @@ nothing of what the messages mean.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -23,8 +25,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verifypd.errors import ModelError
+
+log = logging.getLogger(__name__)
+
 MEETING = 60.0  # s that two processes which are both up may take to find each other
 FOREVER = timedelta(days=365)  # who is silent is judged by who waits for it, not by the transport
+LONGEST_PAUSE = 60.0  # s between two starts of a process that keeps failing
 DTYPES = {"int64": torch.int64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,6 +43,7 @@ class Message(NamedTuple):
     tensors: Sequence[Tensor] = ()
 
 
+READY = "ready"  # kind of the first message of a process that has loaded what it needs
 LOST = "lost"  # kind of the message that says, with the reason as its body, that no other will come
 
 
@@ -162,6 +170,73 @@ class Peer:
                 self.process.stdin.close()
         self.inbox.thread.join(timeout=1.0)
         self._folder.cleanup()
+
+
+class Keeper:
+    """Keeps a process: one that is lost is started again, at once or, where that does not help, after a pause."""
+
+    def __init__(self, name: str, start: Callable[[], Peer], clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.ready = False
+        self.restarts = 0
+        self._start, self._clock = start, clock
+        self._failures = 0  # since it last was of use
+        self._next_start = 0.0  # s
+        self._closed = False
+        self.peer: Peer | None = start()
+
+    def wait_ready(self) -> None:
+        """At start: until the process has loaded its model. Raises what it could not."""
+        assert self.peer is not None
+        message = self.peer.inbox.get()
+        if message is None or message.kind == LOST:
+            self.close()
+            raise ModelError(f"the {self.name} process did not start: {message.body if message else 'no word of it'}")
+        self.ready = True
+
+    def send(self, message: Message) -> None:
+        """To a process that is ready; else it is not sent."""
+        if self.ready and self.peer is not None:
+            self.peer.send(message)
+
+    def get(self, seconds: float = 0.0) -> Message | None:
+        """The next message, within so many seconds. `ready` and `lost` are messages, too."""
+        message = self.peer.inbox.get(max(0.0, seconds)) if self.peer is not None else None
+        if message is not None and message.kind == LOST:
+            self.lose(str(message.body))
+        elif message is not None and message.kind == READY:
+            self.ready = True
+        return message
+
+    def useful(self) -> None:
+        """It has answered: should it be lost, it is started again at once."""
+        self._failures = 0
+
+    def lose(self, why: str) -> None:
+        """The process is of no use any more; `revive` starts another when it is due."""
+        assert self.peer is not None
+        self._failures += 1
+        pause = 0.0 if self._failures == 1 else min(LONGEST_PAUSE, 2.0**self._failures)
+        log.warning(
+            "the %s process was lost (%s): the engine goes on without it, and it is started again in %g s",
+            self.name, why, pause,
+        )  # fmt: skip
+        self.peer.close()
+        self.peer, self.ready = None, False
+        self._next_start = self._clock() + pause
+
+    def revive(self) -> None:
+        """Start a process where there is none and one is due."""
+        if self.peer is None and not self._closed and self._clock() >= self._next_start:
+            self.restarts += 1
+            self.peer = self._start()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._closed, self.ready = True, False
+        if self.peer is not None:
+            self.peer.close()
+            self.peer = None
 
 
 def hello() -> tuple[dict[str, Any], Callable[[str | None], Link]]:
