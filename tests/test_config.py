@@ -23,6 +23,7 @@ from verifypd.errors import ConfigError
         ({"quantization": "int3"}, "int8"),
         ({"draft_quantization": "int4"}, "--draft-quantization 'int4' is not known; choose from auto, int8, none"),
         ({"kv_memory": "many"}, "2GB"),
+        ({"placement": "prefill=process"}, "use --arch pd or pdv"),
         ({"placement": "prefill=moon"}, "fused"),
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),

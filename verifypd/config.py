@@ -80,7 +80,8 @@ class EngineConfig:
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
         " some multiprocessors only (prefill=partition:48); the draft model in a process of its own, on the same device"
-        " (decode=process) or on another (decode=cuda:1, decode=cpu); pd and pdv have a prefill lane",
+        " (decode=process) or on another (decode=cuda:1, decode=cpu), and so with prompts (prefill=process); pd and pdv"
+        " have a prefill lane",
     )
     measure_costs: bool | None = setting(
         None,
@@ -197,6 +198,8 @@ class EngineConfig:
         self.weights, self.placements, self.draft_states  # noqa: B018  # parsed at birth, so that a bad value is refused at once
         if self.draft_apart and not (self.arch != "plain" and self.max_draft and self.drafts):
             raise ConfigError(f"--placement {self.placement}: nothing is drafted with these settings; leave it out")
+        if self.prefill_apart and self.arch not in ("pd", "pdv"):
+            raise ConfigError(f"--placement prefill={self.prefill_apart} needs a lane of prompts: use --arch pd or pdv")
         if self.graphs in ("lazy", "start") and not self.in_line:  # captured passes share memory
             raise ConfigError(f"--graphs {self.graphs} runs lanes in line; leave out --placement {self.placement}")
         if self.kv_memory is not None:
@@ -223,8 +226,8 @@ class EngineConfig:
             if lane and lane not in LANES:
                 raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
             apart = re.fullmatch(APART, where) is not None
-            if apart and lane != "decode":
-                raise ConfigError(f"--placement: {where!r} is for the draft model alone; use decode={where}")
+            if apart and lane not in ("decode", "prefill"):
+                raise ConfigError(f"--placement: {where!r} is for drafts or for prompts; use decode={where}")
             if not apart and where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
             if where.startswith("partition") and lane not in ("prefill", "decode"):
@@ -243,6 +246,12 @@ class EngineConfig:
     def draft_apart(self) -> str | None:
         """Where the draft model runs in a process of its own: `process`, the verifier's device, or a device's name."""
         where = self.placements["decode"]
+        return where if re.fullmatch(APART, where) else None
+
+    @property
+    def prefill_apart(self) -> str | None:
+        """The same of a process that reads prompts, with weights of its own."""
+        where = self.placements["prefill"]
         return where if re.fullmatch(APART, where) else None
 
     @property

@@ -76,6 +76,9 @@ def build(config: EngineConfig) -> Built:
             verifier_name=source.name,
         )  # fmt: skip
     apart = check_apart(config, draft_source, device)
+    reading = pick_apart(config.prefill_apart, device, "prefill")
+    if reading and head:
+        raise ConfigError("a draft head reads the verifier's states of prompts: leave out --placement prefill=…")
     here = None if apart else draft_source  # what is loaded into this process
     check_memory(config, source, here, device)  # before kernels are compiled
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
@@ -134,7 +137,7 @@ def build(config: EngineConfig) -> Built:
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed,
-        draft_process=draft_process(config, draft_name, apart, source.config.vocab_size) if apart else None,
+        processes=lane_processes(config, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}),
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
@@ -167,22 +170,36 @@ def check_apart(config: EngineConfig, draft: ModelSource | None, device: torch.d
             f"--placement decode={where} is for a draft model; {draft.name if draft else 'this drafter'} {what}, in the"
             " verifier's process: leave it out, or give --draft MODEL"
         )
-    return device if where == "process" else pick_device(where, "--placement decode=")
+    return pick_apart(where, device, "decode")
 
 
-def draft_process(config: EngineConfig, draft: str, device: torch.device, verifier_vocab: int) -> dict[str, Any]:
-    """What a draft model's own process is told, but for what the engine's wiring adds. On a CPU two processes share the
-    cores: more threads than cores would wait for each other."""
+def pick_apart(where: str | None, device: torch.device, lane: str) -> torch.device | None:
+    """The device of a lane's own process; None: it has none."""
+    if where is None:
+        return None
+    return device if where == "process" else pick_device(where, f"--placement {lane}=")
+
+
+def lane_processes(
+    config: EngineConfig, draft: str, verifier_vocab: int, devices: dict[str, torch.device | None]
+) -> dict[str, dict[str, Any]]:
+    """What the processes of lanes are told, by lane, but for what the wiring adds. On a CPU they and this one share the
+    threads: more of them than cores would wait for each other."""
     threads = torch.get_num_threads()
-    if device.type == "cpu" and threads > 1:
-        torch.set_num_threads(threads - threads // 2)
-        threads //= 2
+    chosen = {lane: device for lane, device in devices.items() if device is not None}
+    sharing = sum(device.type == "cpu" for device in chosen.values())
+    each = max(1, threads // (1 + sharing))
+    if sharing:
+        torch.set_num_threads(max(1, threads - sharing * each))
     return {
-        "config": asdict(config),
-        "draft": draft,
-        "device": str(device),
-        "threads": threads,
-        "verifier_vocab": verifier_vocab,
+        lane: {
+            "config": asdict(config),
+            "draft": draft,
+            "device": str(device),
+            "threads": each if device.type == "cpu" else threads,
+            "verifier_vocab": verifier_vocab,
+        }
+        for lane, device in chosen.items()
     }
 
 
