@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -242,6 +243,7 @@ class Keeper:
 def hello() -> tuple[dict[str, Any], Callable[[str | None], Link]]:
     """In the started process: its settings, and what it calls when it is ready, or with what is wrong."""
     birth, store = int(sys.argv[1]), Path(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
     settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
