@@ -36,6 +36,7 @@ def test_messages_arrive_as_they_were_and_a_loss_is_told() -> None:
     keeper = Keeper("test", lambda: Peer("tests.runtime.echo", {}))
     try:
         keeper.wait_ready()
+        assert keeper.peer is not None and not keeper.peer._store.parent.exists(), "nothing is left behind"
         tensors = [torch.arange(5), torch.rand(300, 1000), torch.empty(0, 7), torch.ones(2, 2, dtype=torch.bfloat16)]
         keeper.send(Message("a kind", {"b": [1, None, "ü"]}, tensors))
         message = keeper.get(60.0)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import suppress
 from typing import Any
 
 import torch
 
-from verifypd.attention.choose import backend
 from verifypd.batch import VerifyBatch, VerifySpan
-from verifypd.config import EngineConfig
-from verifypd.engine.build import pick_device, pick_dtype
-from verifypd.engine.draft_process import block_count
-from verifypd.errors import VerifyPDError
-from verifypd.kernels.choose import select
+from verifypd.engine.lane_process import Place, run
 from verifypd.kv.blocks import BlockPool
-from verifypd.kv.pool import KVCache
 from verifypd.lanes.hand_over import pack
 from verifypd.lanes.verify import emitting_rows
 from verifypd.models.hub import resolve
-from verifypd.models.loader import load_model
-from verifypd.runtime.inputs import BlockTables, Slots, verify_ids, verify_layout
-from verifypd.runtime.peer import LOST, READY, Inbox, Link, Message, hello
+from verifypd.runtime.inputs import Slots, verify_ids, verify_layout
+from verifypd.runtime.peer import LOST, READY, Inbox, Link, Message
 from verifypd.runtime.runner import ModelRunner
 
 
@@ -82,26 +73,11 @@ class Prompts:
 
 def make(settings: dict[str, Any]) -> Prompts:
     """The reader that the settings describe."""
-    config = EngineConfig(**settings["config"])
-    torch.set_num_threads(settings["threads"])
-    device = pick_device(settings["device"])
-    kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
+    place = Place.of(settings)
+    config = place.config
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
-    model = load_model(
-        source, dtype=pick_dtype(config.dtype, device, kernels), device=device, kernels=kernels,
-        load_format=config.load_format, int8=config.quantization == "int8", max_model_len=settings["max_len"],
-    )  # fmt: skip
-    shape, capacity = model.config, settings["capacity"]
-    count = block_count(config, model, capacity)
-    cache = KVCache(
-        shape.layers, count, config.block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, device
-    )
-    tables = BlockTables(config.slots, capacity, config.block_size, device)
-    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
-    slots = Slots(config.slots, capacity, 0, device)
-    return Prompts(
-        ModelRunner(model, attention, cache, tables), slots, BlockPool(count, config.block_size, prefix_cache=False)
-    )
+    runner, blocks = place.paged(place.load(source, int8=config.quantization == "int8"))
+    return Prompts(runner, Slots(config.slots, place.capacity, 0, place.device), blocks)
 
 
 def serve(prompts: Prompts, link: Link) -> None:
@@ -112,18 +88,5 @@ def serve(prompts: Prompts, link: Link) -> None:
         link.send(prompts.read(message))
 
 
-def main() -> None:
-    """Started by `Peer`."""
-    logging.basicConfig(level=logging.WARNING)
-    settings, ready = hello()
-    try:
-        prompts = make(settings)
-    except VerifyPDError as error:
-        ready(str(error))
-        return
-    with suppress(ConnectionError):  # the engine is gone
-        serve(prompts, ready(None))
-
-
 if __name__ == "__main__":
-    main()
+    run(make, serve)

@@ -161,6 +161,10 @@ class Peer:
         """Hand a message over to be sent; never waits."""
         self._outbox.put(message)
 
+    def tidy(self) -> None:
+        """Both sides have met: what they found each other by can go. Nothing is left, should this one be killed."""
+        self._folder.cleanup()
+
     def close(self) -> None:
         """End the process, whatever it does."""
         self._outbox.put(None)
@@ -193,7 +197,7 @@ class Keeper:
         if message is None or message.kind == LOST:
             self.close()
             raise ModelError(f"the {self.name} process did not start: {message.body if message else 'no word of it'}")
-        self.ready = True
+        self._up()
 
     def send(self, message: Message) -> None:
         """To a process that is ready; else it is not sent."""
@@ -206,8 +210,13 @@ class Keeper:
         if message is not None and message.kind == LOST:
             self.lose(str(message.body))
         elif message is not None and message.kind == READY:
-            self.ready = True
+            self._up()
         return message
+
+    def _up(self) -> None:
+        self.ready = True
+        if self.peer is not None:
+            self.peer.tidy()
 
     def useful(self) -> None:
         """It has answered: should it be lost, it is started again at once."""
