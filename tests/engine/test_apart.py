@@ -18,6 +18,7 @@ from tests.engine.pairs import preempt_every
 from verifypd import LLM, SamplingParams
 from verifypd.drafters.ahead import LEVEL
 from verifypd.drafters.remote import LONGEST_WAIT, RemoteDrafter
+from verifypd.engine.measure import Point, time_points
 from verifypd.errors import ConfigError, ModelError
 from verifypd.request import Request
 
@@ -113,6 +114,15 @@ def test_a_long_prompt_is_read_before_it_is_drafted_for(apart: LLM) -> None:
     walk(apart, lambda: request.metrics.drafted > 0, pause=0.02)
     finish(apart)
     assert request.output_len == 60
+
+
+def test_times_are_measured_of_whole_drafts(apart: LLM) -> None:
+    """However long a text is, and nothing of it is drafted ahead."""
+    drafter = drafter_of(apart)
+    before = drafter.proposed, drafter.ahead
+    [timing] = time_points(apart.engine, [Point(1, 3, LEVEL + 60)], seconds=1.0)
+    assert timing is not None and timing.draft_seconds > 0
+    assert drafter.proposed >= before[0] + 2 * 3 and drafter.ahead == before[1] and not drafter.patient
 
 
 # -- what may become of the process ------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class RemoteDrafter:
         """start: makes the process; description: of the model in it, for the times that are kept of it."""
         self.slots = slots
         self.description = description
-        self.patient = True  # while passes are timed: every answer is waited for, and nothing is drafted ahead
+        self.patient = False  # while passes are timed: every answer is waited for, and nothing is drafted ahead
         self.late = 0  # questions that were not answered in time
         self.proposed = 0  # tokens
         self.ahead = 0  # of those that were drafted before they were asked for

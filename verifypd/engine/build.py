@@ -14,7 +14,6 @@ from torch import Tensor
 from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
-from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine import costs
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
@@ -144,8 +143,6 @@ def build(config: EngineConfig) -> Built:
         warm_up(engine)
     if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
-    if isinstance(engine.drafter, RemoteDrafter):
-        engine.drafter.patient = False
     return Built(engine, tokenizer, budget)
 
 
