@@ -202,7 +202,6 @@ class Ahead(Simulation):
         """The draft loop takes as many steps as the shortest line lacks; then lines grow while the pass runs."""
         lines, found = self.__dict__.setdefault("_lines", {}), super().timing(plan)
         if not plan.draft:
-            lines.clear()
             return found
         drafting = {span.slot: span.drafts for span in plan.draft.spans if span.drafts}
         missing = max([max(0, count - lines.get(slot, 0)) for slot, count in drafting.items()], default=0)
@@ -210,9 +209,8 @@ class Ahead(Simulation):
         loop = self.model.draft_seconds(missing, found.draft_rows, context) if missing else 0.0
         step = self.model.draft_seconds(2, 0, context) - self.model.draft_seconds(1, 0, context)
         grown = min(max(drafting.values(), default=0) + 1, int(found.verify_seconds / step)) if self.ahead else 0
-        lines.clear()
         for slot, count in drafting.items():
-            request = self.running[slot]
+            lines[slot], request = 0, self.running[slot]
             at = request.device_length - request.arrival.prompt
             stands = request.arrival.stands[at : at + count + 1]  # the draft, and the guess of the next token
             if all(stands) and len(stands) == count + 1:

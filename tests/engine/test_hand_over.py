@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.arms import finish, make, prompts, switch_every, texts
 from tests.engine.pairs import preempt_every
-from tests.engine.test_apart import walk
+from tests.engine.test_apart import START, walk
 from verifypd import LLM, SamplingParams
 from verifypd.errors import ConfigError
 from verifypd.lanes.hand_over import PrefillProcess
@@ -67,12 +67,17 @@ def test_what_the_process_cannot_take_is_read_here(pair: tuple[Path, Path], apar
     assert there.prompt_logprobs == here.prompt_logprobs and there.outputs[0].token_ids == here.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("end", ["paused", "killed"])
+@pytest.mark.parametrize("end", ["paused", "killed", "silent"])
 def test_a_prompt_that_waits_for_its_process_holds_up_nobody(apart: LLM, pair: tuple[Path, Path], end: str) -> None:
     """While the process is stopped others decode. Then it goes on, or the prompt is read here; nothing is lost."""
-    mark = {"paused": 11, "killed": 12}[end]  # a prefix that no cache has
+    mark = {"paused": 11, "killed": 12, "silent": 13}[end]  # a prefix that no cache has
     running, late = [mark, 5, 6, 7], [mark, 9, *prompts(6)[5]]
     reader = reader_of(apart)
+    deadline = time.monotonic() + START
+    while not reader.keeper.ready:
+        reader.look()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     restarts, handed = reader.keeper.restarts, reader.handed_over
     [first] = apart._submit([running], [SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)])
     walk(apart, lambda: first.texts[0].request.output_len > 3)
@@ -87,11 +92,14 @@ def test_a_prompt_that_waits_for_its_process_holds_up_nobody(apart: LLM, pair: t
     if end == "paused":
         walk(apart, lambda: time.monotonic() > began + 2.0, pause=0.1)
         send(apart, signal.SIGCONT)
-    else:
+    elif end == "killed":
         send(apart, signal.SIGKILL)
-    walk(apart, lambda: request.output_len > 0)
+    else:
+        reader.silent = 0.3
+    walk(apart, lambda: request.output_len > 0, pause=0.01)
+    reader.silent = START
     finish(apart)
-    assert reader.keeper.restarts - restarts == (end == "killed")
+    assert reader.keeper.restarts - restarts == (end != "paused")
     with make(pair, "plain", "none") as alone:
         assert request.output_ids == alone.generate([late], GREEDY)[0].outputs[0].token_ids
     apart.engine.check()
