@@ -23,6 +23,7 @@ from verifypd.errors import ConfigError
         ({"quantization": "int3"}, "int8"),
         ({"draft_quantization": "int4"}, "--draft-quantization 'int4' is not known; choose from auto, int8, none"),
         ({"kv_memory": "many"}, "2GB"),
+        ({"placement": "prefill=process"}, "use --arch pd or pdv"),
         ({"placement": "prefill=moon"}, "fused"),
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),
@@ -32,7 +33,10 @@ from verifypd.errors import ConfigError
         ({"arch": "baseline", "workers": 0}, "--workers"),
         ({"arch": "pdv", "lane_weights": "prefill=x"}, "positive numbers"),
         ({"arch": "pdv", "lane_weights": "kitchen=1"}, "prefill=1"),
-        ({"placement": "verify=cuda:1"}, "not there yet"),
+        ({"placement": "verify=cuda:1"}, "use decode=cuda:1"),
+        ({"placement": "process"}, "use decode=process"),
+        ({"placement": "decode=process", "arch": "plain"}, "nothing is drafted"),
+        ({"placement": "decode=cpu", "draft": None}, "nothing is drafted"),
         ({"placement": "partition"}, "for one lane"),
         ({"placement": "prefill=partition:48,decode=partition:32"}, "one lane may have a partition"),
         ({"placement": "verify=partition:48"}, "use prefill=partition:48"),
@@ -89,6 +93,8 @@ def test_slots_hold_the_batch_and_the_queue() -> None:
 
 
 def test_placements_are_given_for_all_lanes_or_by_lane() -> None:
+    apart = EngineConfig(placement="decode=cuda:1,prefill=stream", graphs="start")  # the verifier is replayed
+    assert (apart.draft_apart, apart.in_line, EngineConfig().draft_apart) == ("cuda:1", True, None)
     assert EngineConfig(placement="stream").placements == {"prefill": "stream", "decode": "stream", "verify": "stream"}
     by_lane = EngineConfig(placement="decode=stream, prefill=fused").placements
     assert by_lane == {"prefill": "fused", "decode": "stream", "verify": "fused"}

@@ -15,6 +15,7 @@ ARCHITECTURES = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto")
 CONTROLLERS = ("throughput", "threshold", "fixed")
 LANES = ("prefill", "decode", "verify")
 PLACEMENTS = ("fused", "stream", "partition")
+APART = r"process|cpu|cuda(:\d+)?"  # a process of its own, on the same device or on another
 WAITS = ("block", "spin")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DRAFT_TEMPERATURES = (0.1, 10.0)  # of the drafter, relative to the request's
@@ -78,7 +79,9 @@ class EngineConfig:
     placement: str = setting(
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
-        " some multiprocessors only (prefill=partition:48); pd and pdv have a prefill lane",
+        " some multiprocessors only (prefill=partition:48); the draft model in a process of its own, on the same device"
+        " (decode=process) or on another (decode=cuda:1, decode=cpu), and so with prompts (prefill=process); pd and pdv"
+        " have a prefill lane",
     )
     measure_costs: bool | None = setting(
         None,
@@ -198,6 +201,10 @@ class EngineConfig:
         if self.workers is not None:
             self._check_range("workers", 1, self.slots)
         self.weights, self.placements, self.draft_states  # noqa: B018  # parsed at birth, so that a bad value is refused at once
+        if self.draft_apart and not (self.arch != "plain" and self.max_draft and self.drafts):
+            raise ConfigError(f"--placement {self.placement}: nothing is drafted with these settings; leave it out")
+        if self.prefill_apart and self.arch not in ("pd", "pdv"):
+            raise ConfigError(f"--placement prefill={self.prefill_apart} needs a lane of prompts: use --arch pd or pdv")
         if self.graphs in ("lazy", "start") and not self.in_line:  # captured passes share memory
             raise ConfigError(f"--graphs {self.graphs} runs lanes in line; leave out --placement {self.placement}")
         self._check_range("tensor_parallel_size", 1, 64)
@@ -244,9 +251,10 @@ class EngineConfig:
             lane, _, where = part.strip().rpartition("=")
             if lane and lane not in LANES:
                 raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
-            if re.fullmatch(r"cpu|cuda(:\d+)?", where):
-                raise ConfigError(f"--placement: {where!r} is not there yet; use {' or '.join(PLACEMENTS)}")
-            if where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
+            apart = re.fullmatch(APART, where) is not None
+            if apart and lane not in ("decode", "prefill"):
+                raise ConfigError(f"--placement: {where!r} is for drafts or for prompts; use decode={where}")
+            if not apart and where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
             if where.startswith("partition") and lane not in ("prefill", "decode"):
                 raise ConfigError(f"--placement: {where!r} is for one lane, prompts or drafts; use prefill={where}")
@@ -258,7 +266,19 @@ class EngineConfig:
     @property
     def in_line(self) -> bool:
         """Whether drafting and verifying run one after the other, on one stream."""
-        return {where for lane, where in self.placements.items() if lane != "prefill"} == {"fused"}
+        return {where for lane, where in self.placements.items() if lane != "prefill"} <= {"fused", self.draft_apart}
+
+    @property
+    def draft_apart(self) -> str | None:
+        """Where the draft model runs in a process of its own: `process`, the verifier's device, or a device's name."""
+        where = self.placements["decode"]
+        return where if re.fullmatch(APART, where) else None
+
+    @property
+    def prefill_apart(self) -> str | None:
+        """The same of a process that reads prompts, with weights of its own."""
+        where = self.placements["prefill"]
+        return where if re.fullmatch(APART, where) else None
 
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:

@@ -42,12 +42,16 @@ class AtOnce:
 
     def follow(self, spans: Any) -> None: ...
 
+    def admitted(self, request: Any) -> None: ...
+
     def expected(self, request: Any) -> int:
         return int(self.slots.drafts.shape[1])
 
     def observe(self, request: Any) -> None: ...
 
     def forget(self, request: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def test_texts_follow_the_verifiers_law(pair: tuple[Path, Path]) -> None:  # noqa: F811

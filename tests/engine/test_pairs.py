@@ -162,12 +162,16 @@ class HiddenReader:
         self.engine.slots.drafts[index, 0] = self.guess[index]
         self.engine.slots.draft_lens[index] = 1
 
+    def admitted(self, request: Any) -> None: ...
+
     def expected(self, request: Any) -> int:
         return 1
 
     def observe(self, request: Any) -> None: ...
 
     def forget(self, request: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def test_a_drafter_may_read_hidden_states(pair: tuple[Path, Path]) -> None:

@@ -35,6 +35,10 @@ class Drafter(Protocol):
         """Read prompt chunks whose verifier pass has been launched."""
         ...
 
+    def admitted(self, request: Request) -> None:
+        """The request has a slot; its prompt will be read."""
+        ...
+
     def expected(self, request: Request) -> int:
         """How many tokens it expects to be able to propose for a request next; 0: not worth asking."""
         ...
@@ -45,4 +49,8 @@ class Drafter(Protocol):
 
     def forget(self, request: Request) -> None:
         """The request has left."""
+        ...
+
+    def close(self) -> None:
+        """No more drafts are wanted."""
         ...

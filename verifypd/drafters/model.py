@@ -117,6 +117,9 @@ class ModelDrafter:
         )
         return proposal.tokens
 
+    def admitted(self, request: Request) -> None:
+        """Nothing to note: a launch finds all it needs."""
+
     def expected(self, request: Request) -> int:
         """As many as are asked for."""
         return self.slots.drafts.shape[1]
@@ -126,3 +129,6 @@ class ModelDrafter:
 
     def forget(self, request: Request) -> None:
         """Nothing is kept by request."""
+
+    def close(self) -> None:
+        """Nothing to end."""

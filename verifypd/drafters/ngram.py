@@ -57,6 +57,9 @@ class NgramDrafter:
     def follow(self, spans: Sequence[DraftSpan]) -> None:
         """Nothing to read: there is no cache."""
 
+    def admitted(self, request: Request) -> None:
+        """Nothing to note: a launch finds all it needs."""
+
     def expected(self, request: Request) -> int:
         """Nothing where the suffix is new, else as much as copying has lately been worth: twice the last draft if all
         of it stood, one more than stood if not."""
@@ -80,6 +83,9 @@ class NgramDrafter:
     def forget(self, request: Request) -> None:
         """Drop its index."""
         self._indexes.pop(request.order, None)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class NgramIndex:

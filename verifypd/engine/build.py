@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -62,9 +63,10 @@ def build(config: EngineConfig) -> Built:
         config = replace(config, slo_gap=SLO_GAP[device.type])
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     drafts = drafts_for(config)
-    draft_source = None
+    draft_source, draft_name = None, ""
     for name in drafts:
         if name != "ngram" and config.arch != "plain":
+            draft_name = name
             if config.load_format == "dummy" and name in DUMMIES:
                 draft_source = dummy_head(name, source.config)
             else:
@@ -76,7 +78,12 @@ def build(config: EngineConfig) -> Built:
             verifier_name=source.name,
         )  # fmt: skip
     shard = pick_shard(config, source, device)
-    check_memory(config, source, draft_source, device)  # before kernels are compiled
+    apart = check_apart(config, draft_source, device)
+    reading = pick_apart(config.prefill_apart, device, "prefill")
+    if reading and head:
+        raise ConfigError("a draft head reads the verifier's states of prompts: leave out --placement prefill=…")
+    here = None if apart else draft_source  # what is loaded into this process
+    check_memory(config, source, here, device)  # before kernels are compiled
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
@@ -90,7 +97,7 @@ def build(config: EngineConfig) -> Built:
     vocab_map = None
     if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
-        vocab_map = read_vocab_map(draft_source, source, device)
+        vocab_map = read_vocab_map(draft_source, source.config.vocab_size, device)
     base = process_bytes()  # what a timing takes for a moment, the weights take over
     dtype = pick_dtype(config, source.config, device, kernels)
     aside = 0
@@ -107,7 +114,7 @@ def build(config: EngineConfig) -> Built:
     capacity = max_len + config.max_draft + 2
     int8 = draft_in_int8(config, kernels)
     values = kernels.activation_dtype(dtype)
-    check_memory(config, source, draft_source, device, weights=dtype, values=values, draft_int8=int8)
+    check_memory(config, source, here, device, weights=dtype, values=values, draft_int8=int8)
     ranks = None
     if shard.size > 1:
         ranks = Ranks(
@@ -122,7 +129,7 @@ def build(config: EngineConfig) -> Built:
     if draft_source is not None and head:
         tokens = None if tokenizer is None else tokenizer.vocab_size
         draft = make_head(draft_source, model, load_format=config.load_format, int8=int8, tokens=tokens)
-    elif draft_source is not None:
+    elif draft_source is not None and not apart:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
     if ranks is not None:
         ranks.await_weights()
@@ -146,6 +153,7 @@ def build(config: EngineConfig) -> Built:
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
+        processes=lane_processes(config, dtype, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}),
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
@@ -163,6 +171,54 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
         return ("ngram",)
     return (known.draft, "ngram")
+
+
+def check_apart(config: EngineConfig, draft: ModelSource | None, device: torch.device) -> torch.device | None:
+    """The device of a draft model that runs in a process of its own; None: it runs here. Refuses who cannot."""
+    where = config.draft_apart
+    if where is None:
+        return None
+    if draft is None or draft.config.is_head:
+        what = "looks text up" if draft is None else "reads the verifier's states"
+        raise ConfigError(
+            f"--placement decode={where} is for a draft model; {draft.name if draft else 'this drafter'} {what}, in the"
+            " verifier's process: leave it out, or give --draft MODEL"
+        )
+    return pick_apart(where, device, "decode")
+
+
+def pick_apart(where: str | None, device: torch.device, lane: str) -> torch.device | None:
+    """The device of a lane's own process; None: it has none."""
+    if where is None:
+        return None
+    return device if where == "process" else pick_device(where, f"--placement {lane}=")
+
+
+def lane_processes(
+    config: EngineConfig,
+    dtype: torch.dtype,
+    draft: str,
+    verifier_vocab: int,
+    devices: dict[str, torch.device | None],
+) -> dict[str, dict[str, Any]]:
+    """What the processes of lanes are told, by lane, but for what the wiring adds. On a CPU they and this one share the
+    threads: more of them than cores would wait for each other."""
+    threads = torch.get_num_threads()
+    chosen = {lane: device for lane, device in devices.items() if device is not None}
+    sharing = sum(device.type == "cpu" for device in chosen.values())
+    each = max(1, threads // (1 + sharing))
+    if sharing:
+        torch.set_num_threads(max(1, threads - sharing * each))
+    return {
+        lane: {
+            "config": {**asdict(config), "dtype": str(dtype).removeprefix("torch.")},
+            "draft": draft,
+            "device": str(device),
+            "threads": each if device.type == "cpu" else threads,
+            "verifier_vocab": verifier_vocab,
+        }
+        for lane, device in chosen.items()
+    }
 
 
 def draft_in_int8(config: EngineConfig, kernels: Kernels) -> bool:
@@ -214,6 +270,7 @@ def make_budget(
         parts.insert(0, ("process", base))
     if draft is not None:
         parts.append(("draft weights", draft.weight_bytes))
+    if draft is not None or config.draft_apart:
         parts.append(("draft probabilities", config.slots * config.max_draft * vocab * 4))
     rows = spans + chunk_rows(config)
     width = 8 * model.config.hidden_size + 4 * model.config.mlp_size
@@ -277,8 +334,8 @@ def check_pair(
         raise TokenizerError(f"{draft.name} cannot draft for {verifier.name}: {difference}; use a draft of its family")
 
 
-def read_vocab_map(draft: ModelSource, verifier: ModelSource, device: torch.device) -> Tensor | None:
-    """[rows of the draft's head] -> token ids, from `vocab_map.safetensors`; None: the head covers every id."""
+def read_vocab_map(draft: ModelSource, vocab: int, device: torch.device) -> Tensor | None:
+    """[rows of the draft's head] -> token ids below vocab, from `vocab_map.safetensors`; None: it covers every id."""
     rows = draft.config.draft_vocab_size
     if rows is None:
         return None
@@ -287,12 +344,12 @@ def read_vocab_map(draft: ModelSource, verifier: ModelSource, device: torch.devi
         raise ModelError(f"{draft.name} covers {rows} tokens but has no vocab_map.safetensors that says which")
     ids = load_file(path).get("ids")
     whole = ids is not None and ids.dtype == torch.int64 and tuple(ids.shape) == (rows,)
-    if ids is None or not whole or int(ids.min()) < 0 or int(ids.max()) >= verifier.config.vocab_size:
-        raise ModelError(f"{path}: 'ids' must hold {rows} int64 token ids below {verifier.config.vocab_size}")
+    if ids is None or not whole or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ModelError(f"{path}: 'ids' must hold {rows} int64 token ids below {vocab}")
     return ids.to(device)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, flag: str = "--device ") -> torch.device:
     """The device to run on."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -301,9 +358,9 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name!r} is not known; use cpu, cuda or cuda:N")
+        raise ConfigError(f"{flag}{name!r} is not known; use cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise ConfigError(f"{flag}{name}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use {flag}cpu")
     return device
 
 
@@ -339,7 +396,9 @@ def check_flashinfer(config: EngineConfig, dtype: torch.dtype, sources: list[Mod
 
     for source in sources:
         flashinfer.check_model(dtype, source.config.head_dim)
-    return flashinfer.STREAM_BYTES * (1 + sum(where != "fused" for where in config.placements.values()))
+    return flashinfer.STREAM_BYTES * (
+        1 + sum(where.startswith(("stream", "partition")) for where in config.placements.values())
+    )
 
 
 def pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device, kernels: Kernels) -> torch.dtype:

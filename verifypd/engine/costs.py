@@ -70,7 +70,7 @@ def describe(engine: Engine) -> dict[str, Any]:
         "graphs": engine.verify.padded is not None,
         "model": _model(runner.model),
         "drafter": drafter.name if drafter else None,
-        "draft": _model(draft.model) if draft is not None else None,
+        "draft": _model(draft.model) if draft is not None else getattr(drafter, "description", None),
         "max_model_len": engine.max_model_len,
         **{
             name: getattr(config, name)

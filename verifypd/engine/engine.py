@@ -28,6 +28,7 @@ from verifypd.engine.views import snapshot
 from verifypd.errors import ConfigError, RequestError
 from verifypd.inflight import Draft
 from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.hand_over import PrefillProcess
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
 from verifypd.metrics.stats import EngineStats
@@ -59,6 +60,7 @@ class Engine:
         verifier_bytes: int = 0,
         choice: Choice | None = None,
         cost: CostModel | None = None,
+        prefill: PrefillProcess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -78,6 +80,7 @@ class Engine:
         self.drafter: Drafter | None = next(iter(decode.drafters.values()), None)
         self.choice = choice  # where there are two drafters
         self.cost = cost
+        self.prefill = prefill  # who reads prompts in a process of its own
         self.synthetic = SyntheticAcceptance(config.alphas) if config.alphas is not None else None
         self.first_drafts = FirstDrafts()
         self.recorder = Recorder(config.record) if config.record else None
@@ -210,6 +213,9 @@ class Engine:
         admitted = self.residents.admit(unread=not self.verify.keeps)
         if self.synthetic and admitted:
             self._set_alpha(admitted)
+        for drafter in self.decode.drafters.values() if admitted else ():
+            for request in admitted:
+                drafter.admitted(request)
         self._price()
         plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
@@ -262,6 +268,7 @@ class Engine:
                 timed.timers["verify"] = self._launch_pass("verify", plan.verify, plan)
             if plan.prefill:
                 timed.timers["prefill"] = self._launch_pass("prefill", plan.prefill, plan)
+                timed.beside = timed.beside or (self.prefill is not None and bool(self.inflight.away))
         except BaseException as error:
             batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
             self._fail({span.slot for spans in batches for span in spans}, error)
@@ -293,7 +300,8 @@ class Engine:
         with self.placements.run(lane, [span.slot for span in batch.spans]) as timer:
             if self.verify.keeps:
                 self.heads.begin(requests, batch.spans, self.slots.lengths)
-            ticket = self.verify.launch(batch, replay=not apart)
+            ticket = self._hand_over(batch, requests) if lane == "prefill" else None
+            ticket = ticket or self.verify.launch(batch, replay=not apart)
         ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
         for request, span in zip(requests, batch.spans, strict=True):
             self._note_launch(request, span)
@@ -307,6 +315,12 @@ class Engine:
         if follows and (drafting or not plan.decodes):  # while nobody drafts, a head may lag behind
             self.heads.add(requests, batch.spans)
         return timer
+
+    def _hand_over(self, batch: VerifyBatch, requests: Sequence[Request]) -> Ticket | None:
+        """Prompt chunks to the process that reads them; None: there is none, or it cannot."""
+        if self.prefill is None:
+            return None
+        return self.prefill.launch(batch, [request.order for request in requests])
 
     def _note_drafts(self, batch: DraftBatch) -> float:
         """The draft's cache catches up now; what is drafted waits for the verify lane. Returns the longest wait, s."""
@@ -465,4 +479,8 @@ class Engine:
                 self.tell()
                 self.recorder.close()
         finally:
+            for drafter in self.decode.drafters.values():
+                drafter.close()
+            if self.prefill is not None:
+                self.prefill.close()
             self.verify.runner.close()

@@ -18,6 +18,7 @@ from verifypd.control.controller import FixedController
 from verifypd.control.observe import StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter
+from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine.engine import Engine
 from verifypd.errors import EngineError
 from verifypd.metrics.stats import EngineStats
@@ -203,11 +204,16 @@ def _aside(engine: Engine, probe: _Probe) -> Iterator[None]:
     """The engine under the probe, with books of its own, nothing recorded, and no block found by a real request."""
     kept = engine.architecture, engine.stats, engine.recorder
     engine.architecture, engine.stats, engine.recorder = probe, EngineStats(), None
+    apart = engine.drafter if isinstance(engine.drafter, RemoteDrafter) else None
+    if apart is not None:
+        apart.patient = True
     try:
         with engine.memory.unshared():
             yield
     finally:
         engine.architecture, engine.stats, engine.recorder = kept
+        if apart is not None:
+            apart.patient = False
 
 
 def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[StepTiming]:

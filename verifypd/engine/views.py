@@ -97,10 +97,11 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
     proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if drafting and engine.drafter is not None and limit:
         able = not (request.unread and engine.drafter.reader is not None)
+        proposed = engine.drafter.expected(request) if able else 0
         if engine.choice is None:
-            expected = engine.drafter.expected(request) if able else 0
+            expected = proposed
         else:
-            name, expected, lookups = engine.choice.pick(request, limit, able)
+            name, expected, lookups = engine.choice.pick(request, limit, able=proposed > 0)
             if name != engine.drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
     first, further = targets(request, engine.config, mean)

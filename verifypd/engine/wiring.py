@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from verifypd.drafters.choice import Choice
 from verifypd.drafters.head import HeadDrafter
 from verifypd.drafters.model import ModelDrafter
 from verifypd.drafters.ngram import NgramDrafter
+from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine.engine import Engine
 from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.inflight import CAUGHT_UP
@@ -27,6 +29,7 @@ from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget
 from verifypd.kv.pool import FeatureCache
 from verifypd.lanes.decode import DecodeLane
+from verifypd.lanes.hand_over import PrefillProcess
 from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
@@ -36,9 +39,12 @@ from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import reachable
+from verifypd.runtime.peer import Peer
 from verifypd.runtime.runner import HeadRunner, ModelRunner, cache_of
 from verifypd.sampling.state import SamplingState
 
+DRAFT_PROCESS = "verifypd.engine.draft_process"  # the module that it runs
+PREFILL_PROCESS = "verifypd.engine.prefill_process"
 CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
 
 
@@ -58,6 +64,7 @@ class Parts:
     capacity: int  # tokens a slot holds
     sampler: str
     replayed: str  # when passes are captured: off, lazy or start
+    processes: Mapping[str, dict[str, Any]]  # of lanes that run apart: what each is told
     ranks: Ranks | None = None  # who hold the rest of the model
 
 
@@ -97,7 +104,7 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     """The engine, with every graph it may replay at hand."""
     config, device = parts.config, parts.model.device
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
-    draws = may_draft(config) and parts.draft is not None
+    draws = may_draft(config) and (parts.draft is not None or "decode" in parts.processes)
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
     runner, pool = _paged(parts, parts.model, attention)
@@ -125,8 +132,10 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     if passes is not None:
         reader = next((drafter.reader for drafter in drafters.values()), None)
         work = [*passes.work(spans, chunk_rows(config), reader), *work]
+    if may_draft(config) and "decode" in parts.processes:
+        drafters["model"] = _apart(parts, slots)
     if may_draft(config) and parts.lookup:
-        always = config.alphas is not None and parts.draft is None
+        always = config.alphas is not None and not drafters
         drafters["ngram"] = NgramDrafter(slots, config.ngram_min, config.ngram_max, config.max_draft, always=always)
     cost.padded = passes is not None
     cost.one_pass = bool(drafters) and next(iter(drafters.values())).one_pass
@@ -135,13 +144,15 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     choice = None
     if len(drafters) > 1:
         choice = Choice("ngram", next(iter(drafters)), config.ngram_min, config.ngram_max)
+    verify = VerifyLane(runner, slots, sampling, drafters, config.wait, passes)
     return Engine(
         config,
         architectures=policies(config, cost),
         memory=RequestMemory(pool, draft_pool, parts.capacity, head_origin=origin if draft_pool else None),
         slots=slots,
         sampling=sampling,
-        verify=VerifyLane(runner, slots, sampling, drafters, config.wait, passes),
+        verify=verify,
+        prefill=_reading(parts, verify),
         decode=DecodeLane(drafters, slots),
         placements=Placements(config.placements, device),
         eos_ids=parts.eos_ids,
@@ -150,6 +161,30 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
         choice=choice,
         cost=cost,
     )
+
+
+def _apart(parts: Parts, slots: Slots) -> RemoteDrafter:
+    """The drafter of a model in a process of its own, which is up."""
+    told = parts.processes["decode"]
+    about = f"{told['draft']} on {told['device']}, {told['threads']} threads"
+    drafter = RemoteDrafter(slots, _starter(parts, "decode", DRAFT_PROCESS), parts.config.acceptance, about)
+    drafter.keeper.wait_ready()
+    return drafter
+
+
+def _reading(parts: Parts, lane: VerifyLane) -> PrefillProcess | None:
+    """The process that reads prompts, which is up; None: the verifier does."""
+    if "prefill" not in parts.processes:
+        return None
+    process = PrefillProcess(lane, _starter(parts, "prefill", PREFILL_PROCESS))
+    process.keeper.wait_ready()
+    return process
+
+
+def _starter(parts: Parts, lane: str, module: str) -> Callable[[], Peer]:
+    """What starts the process of a lane, each time anew."""
+    known = {"vocab": parts.vocab, "eos_ids": parts.eos_ids, "max_len": parts.max_len, "capacity": parts.capacity}
+    return partial(Peer, module, {**parts.processes[lane], **known})
 
 
 def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:

@@ -48,6 +48,11 @@ class KVCache:
         return self._layers[index]
 
     @property
+    def rows(self) -> Tensor:
+        """The same, token by token: [layers, keys and values, blocks · block_size, kv_heads, head_dim], as a view."""
+        return self.data.flatten(2, 3)
+
+    @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
         return self.data.numel() * self.data.element_size()

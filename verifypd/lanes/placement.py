@@ -2,8 +2,8 @@
 
 `fused`: on the engine's own stream, one lane after the other. `stream`: on a CUDA stream of the lane's own, ordered by
 the slots that launches share. `partition`: the same, kept to some of the device's multiprocessors by a green context;
-the other lanes may use them too. On a CPU there are no streams, and all are the same. Another device is a placement
-too; the settings refuse it until it is there.
+the other lanes may use them too. On a CPU there are no streams, and all are the same. What has a process of its own is
+asked from the engine's stream: see `drafters/remote.py` and `hand_over.py`.
 """
 
 from __future__ import annotations

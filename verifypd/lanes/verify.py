@@ -67,17 +67,18 @@ class VerifyLane:
         return len(self.padded.graphs) if self.padded is not None else 0
 
     @torch.inference_mode()
-    def launch(self, batch: VerifyBatch, replay: bool = True) -> Ticket:
+    def launch(self, batch: VerifyBatch, replay: bool = True, hidden: Tensor | None = None) -> Ticket:
         """Forward pass, then verdict; both are queued on the device and nothing is waited for.
 
         Except for the drafts of constrained requests: the host reads them, while the forward pass runs, to make masks.
-        Prompt chunks go last, whatever order the batch has them in.
+        Prompt chunks go last, whatever order the batch has them in. hidden: of a pass over chunks that ran elsewhere,
+        right in the rows that emit.
         """
         batch = VerifyBatch(tuple(sorted(batch.spans, key=lambda span: span.start is not None)))
         emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
         spans = [span for _, span in emitting]
         constrained = self._read_constrained(spans)
-        hidden = self.forward(batch, replay)
+        hidden = self.forward(batch, replay) if hidden is None else hidden
         tensors: dict[str, Tensor] = {}
         if emitting:
             logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
@@ -188,6 +189,11 @@ def _first_rows(spans: Sequence[VerifySpan]) -> list[tuple[int, VerifySpan]]:
         placed.append((first, span))
         first += span.rows
     return placed
+
+
+def emitting_rows(batch: VerifyBatch) -> list[int]:
+    """Rows of a pass whose logits a verdict needs."""
+    return _emitting_rows([(first, span) for first, span in _first_rows(batch.spans) if span.emits])
 
 
 def _emitting_rows(emitting: Sequence[tuple[int, VerifySpan]]) -> list[int]:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,12 +50,24 @@ class HostCopy:
         return {name: t.numpy() for name, t in self._host.items()}
 
 
+class Arriving(Protocol):
+    """Arrays on their way to the host."""
+
+    def done(self) -> bool:
+        """Whether they are here; never waits."""
+        ...
+
+    def wait(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays, once they are here."""
+        ...
+
+
 @dataclass(slots=True)
 class Ticket:
     """One launched batch. `read` turns the arrived arrays into whatever the lane promises."""
 
     batch: Any
-    copy: HostCopy
+    copy: Arriving
     read: Callable[[dict[str, np.ndarray[Any, Any]]], Any]
     launched: float = 0.0  # seconds of the engine's clock
     slots: frozenset[int] = frozenset()  # whose state the batch changes
