@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import typing
+from collections.abc import Container
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,15 @@ def register(command: Command) -> None:
     add_engine_flags(parser)
 
 
-def add_cluster_flags(parser: Parser) -> None:
-    """One flag for every field of ClusterConfig."""
+def add_cluster_flags(parser: Parser, without: Container[str] = ()) -> None:
+    """One flag for every field of ClusterConfig, but those that the command has no use for."""
     from verifypd.cluster.config import ClusterConfig
 
     group = parser.add_argument_group("cluster")
     hints = typing.get_type_hints(ClusterConfig)
     for f in fields(ClusterConfig):
+        if f.name in without:
+            continue
         extra: dict[str, Any] = {key: f.metadata[key] for key in ("choices",) if f.metadata.get(key)}
         text = f.metadata["help"]
         add_flag(parser, group, CLUSTER + f.name, hints[f.name], f.default, text, option=flag(f.name), **extra)
