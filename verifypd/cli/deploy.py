@@ -109,7 +109,19 @@ def deploy(chosen: Settings) -> str:
     serve.start(http_options={"host": chosen.server.host, "port": port})
     serve.run(build(chosen), name=NAME, route_prefix="/")
     model = chosen.server.served_model_name or chosen.engine.model
-    return welcome(f"http://{chosen.server.host}:{port}", model, bool(chosen.server.api_key))
+    host, used = _listens() or (chosen.server.host, port)
+    text = welcome(f"http://{host}:{used}", model, bool(chosen.server.api_key))
+    if chosen.server.port and (host, used) != (chosen.server.host, port):
+        text += f"  Ray Serve was running already: it listens there, and not at {chosen.server.host}:{port}\n"
+    return text
+
+
+def _listens() -> tuple[str, int] | None:
+    """Where the running Ray Serve takes requests. One that runs already keeps to what it was started with."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    return None if client is None else (client.http_config.host, client.http_config.port)
 
 
 def free_port(host: str) -> int:
