@@ -72,6 +72,13 @@ def test_a_cluster_is_simulated_and_says_so(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert page.count("<figure>") == page.count("α = 0.68]</figcaption>") == 4, "every picture says so"
     assert "SIMULATED" in (tmp_path / "summary.md").read_text()
+    again = ["--pace", str(tmp_path / "results.json"), "--fail-at", "1", "--rate-each", "5", "--replicas", "4"]
+    more = [*again, "--duration", "6", "--texts", "20", "--out", str(tmp_path / "again")]
+    assert cli.main(["bench", "simulate", "cluster", *more]) == 0
+    second = json.loads((tmp_path / "again" / "results.json").read_text())
+    assert second["pace"] == found["pace"] and second["note"] == found["note"]
+    [run] = second["runs"]
+    assert run["rate"] == 20 and run["figures"]["deaths"] == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.campaign import TARGET_MS, chosen_seeds, command_line, numbers
@@ -35,15 +36,19 @@ def add_flags(parser: Parser) -> None:
     add("--replicas", default="2", metavar="N,N", help="engines, one run each (default: 2)")
     add("--routing", default="prefix", metavar="NAME,NAME",
         help="prefix, load or round-robin, one run each (default: prefix)")  # fmt: skip
+    add("--rate-each", metavar="R,R", help=f"requests/s for each replica, in place of --rate (default: {EACH:g})")
+    add("--pace", type=Path, metavar="FILE",
+        help="results.json of another run, whose replicas these are like: nothing is learnt anew")  # fmt: skip
     add("--batch-size", type=int, default=BATCH, metavar="N", help=f"requests that decode at once (default: {BATCH})")
     add("--cache-tokens", type=int, default=200_000, metavar="N", help="KV memory of a replica (default: 200000)")
     add("--shared", type=float, default=0.5, metavar="X",
         help="share of the prompts that begin with one of --texts texts (default: 0.5)")  # fmt: skip
-    add("--texts", default="1000", metavar="N", type=int, help="texts that prompts begin with (default: 1000)")
+    add("--texts", default=1000, metavar="N", type=int, help="texts that prompts begin with (default: 1000)")
     add("--text-tokens", default=1000, metavar="N", type=int, help="of each (default: 1000)")
     add("--surge", type=float, default=1.0, metavar="X",
         help="the rate is X times as high in the middle third (default: 1)")  # fmt: skip
     add("--fail-every", type=float, metavar="S", help="mean s between two deaths of replicas (default: none dies)")
+    add("--fail-at", type=float, metavar="S", help="one replica dies then")
     add("--notice", type=float, default=1.0, metavar="S",
         help="s until calls of a dead replica are sent again (default: 1)")  # fmt: skip
     add("--start", type=float, default=60.0, metavar="S", help="s that a new replica takes (default: 60)")
@@ -65,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = [int(each) for each in numbers(args.replicas, "--replicas")]
     routings = [each.strip() for each in args.routing.split(",")]
     rates = numbers(args.rate or "", "--rate")
+    each = numbers(args.rate_each or str(EACH), "--rate-each")
     given = {name.removeprefix(CLUSTER): value for name, value in vars(args).items() if name.startswith(CLUSTER)}
     seeds = chosen_seeds(args, 1)
     seconds = args.duration or (QUICK_SECONDS if args.quick else SECONDS)
@@ -72,11 +78,10 @@ def run(args: argparse.Namespace) -> int:
     plan = [
         (ClusterConfig(**{**given, "replicas": size, "routing": routing}), rate, seed)
         for size, routing in product(sizes, routings)
-        for rate in rates or [EACH * size]
+        for rate in rates or [every * size for every in each]
         for seed in seeds
     ]
-    pace, where = _pace(args, traffic)
-    note = f"SIMULATED replicas with the costs of {where}"
+    pace, note = _read_pace(args.pace) if args.pace else _learn_pace(args, traffic)
     runs: list[dict[str, Any]] = []
     for config, rate, seed in plan:
         world, own = _world(args, pace, seed), replace(traffic, rate=rate, seed=seed)
@@ -114,11 +119,23 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("cache_tokens", "notice", "start", "ingress_ms", "line_ms"):
         if not getattr(args, name) >= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be below 0")
-    if args.fail_every is not None and not args.fail_every > 0:
-        raise ConfigError("--fail-every must be above 0")
+    for name in ("fail_every", "fail_at"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0")
 
 
-def _pace(args: argparse.Namespace, traffic: Traffic) -> tuple[Pace, str]:
+def _read_pace(path: Path) -> tuple[Pace, str]:
+    """As another run had it."""
+    from verifypd.simulate.pace import unpacked
+
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return unpacked(found["pace"]), str(found["note"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--pace {path}: give the results.json of a simulated cluster ({error!r})") from None
+
+
+def _learn_pace(args: argparse.Namespace, traffic: Traffic) -> tuple[Pace, str]:
     """How fast one replica goes, learnt from the simulator of one engine, and whose costs it has."""
     from verifypd.bench import cluster
     from verifypd.bench.pairs import ALPHA
@@ -141,7 +158,8 @@ def _pace(args: argparse.Namespace, traffic: Traffic) -> tuple[Pace, str]:
     each = cluster.QUICK_EACH if args.quick else cluster.EACH
     say(f"learning the pace of one replica ({name}, batch {args.batch_size}) from {each * cluster.PHASES} requests")
     pace = cluster.learn(lambda: one.world(args.batch_size), costs, alpha, traffic, each)
-    return pace, f"{where}, {pair}, {name}, batch {args.batch_size}, α = {alpha:g}"
+    who = f"{where}, {pair}, {name}, batch {args.batch_size}, α = {alpha:g}"
+    return pace, f"SIMULATED replicas with the costs of {who}"
 
 
 def _world(args: argparse.Namespace, pace: Pace, seed: int) -> World:
@@ -149,6 +167,6 @@ def _world(args: argparse.Namespace, pace: Pace, seed: int) -> World:
 
     return World(
         pace, args.cache_tokens, args.ingress_ms / 1e3, args.line_ms / 1e3, args.notice, args.start,
-        math.inf if args.fail_every is None else args.fail_every, seed=seed,
+        args.fail_every or math.inf, args.fail_at or math.inf, seed=seed,
         slo_ttft=TARGET_MS["slo_ttft"], slo_tpot=TARGET_MS["slo_tpot"],
     )  # fmt: skip

@@ -59,6 +59,7 @@ class World:
     notice_seconds: float = 1.0  # from the death of a replica until its calls are sent again
     start_seconds: float = 60.0  # that a new replica takes to be up
     fail_every: float = math.inf  # mean s between two deaths, of all replicas
+    fail_at: float = math.inf  # s, when one dies in any case
     retries: int = 2
     slo_ttft: float = 500.0  # ms
     slo_tpot: float = 15.0  # ms
@@ -169,11 +170,12 @@ class Replica:
         """Requests that hold a slot."""
         return len(self.reading) + len(self.decoding) + len(self.leaving)
 
-    def step(self, now: float, end: Callable[[Stream], None]) -> float | None:
+    def step(self, now: float, end: Callable[[Replica, Stream], None]) -> float | None:
         """One step; returns when the next is due, None: there is nothing to do. `end` is told who has all tokens."""
         while self.leaving and self.leaving[0][0] <= now:
-            end(self.leaving.popleft()[1])
-        self._admit(now)
+            end(self, self.leaving.popleft()[1])
+        if self.waiting:
+            self._admit(now)
         if not self.decoding and not self.reading:
             return self.leaving[0][0] if self.leaving else None
         pace = self.world.pace
@@ -365,6 +367,8 @@ class Cluster:
             self._start(replica, replica.life)
         if self.world.fail_every < math.inf:
             self.at(self._rng.expovariate(1 / self.world.fail_every), self._fail)
+        if self.world.fail_at < math.inf:
+            self.at(self.world.fail_at, self._kill)
         if self.config.most > self.config.replicas:
             self.at(TICK, self._scale)
         streams: list[Stream] = []
@@ -412,7 +416,7 @@ class Cluster:
         if life != replica.life:
             return
         self.steps += 1
-        due = replica.step(self.now, lambda stream: self._end(replica, stream))
+        due = replica.step(self.now, self._end)
         if due is None:
             replica.stepping = False
             if replica.draining:
@@ -455,9 +459,13 @@ class Cluster:
         replica.life += 1
 
     def _fail(self) -> None:
-        """A replica dies. Its calls go on elsewhere once that is noticed, and another is started in its place."""
+        """A replica dies, and at some time another."""
         if self.open or self.coming:
             self.at(self.now + self._rng.expovariate(1 / self.world.fail_every), self._fail)
+        self._kill()
+
+    def _kill(self) -> None:
+        """A replica dies. Its calls go on elsewhere once that is noticed, and another is started in its place."""
         alive = [each for each in self.replicas if each.up]
         if not alive:
             return

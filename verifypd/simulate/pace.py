@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,12 +54,18 @@ class Pace:
         low, high = self.places[upper - 1], self.places[upper]
         part = min(1.0, (unread - low) / (high - low))
         below, above = kinds[upper - 1], kinds[upper]
-        seconds, written, read = (a + (b - a) * part for a, b in zip(below, above, strict=True))
-        return Step(seconds, written, min(read, unread))
+        read = below[2] + (above[2] - below[2]) * part
+        return Step(below[0] + (above[0] - below[0]) * part, below[1] + (above[1] - below[1]) * part, min(read, unread))
 
     def luck(self, tokens: int, noise: float) -> float:
         """Tokens that the mean request writes while one writes so many; `noise` has deviation 1."""
         return max(0.5 * tokens, tokens + noise * math.sqrt(self.spread * tokens))
+
+
+def unpacked(data: Mapping[str, Any]) -> Pace:
+    """What `asdict` made of one, read from JSON."""
+    steps = tuple(tuple(Step(*step) for step in row) for row in data["steps"])
+    return Pace(**{**data, "places": tuple(data["places"]), "steps": steps})
 
 
 def even_pace(seconds: float, slots: int) -> Pace:
