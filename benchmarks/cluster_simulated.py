@@ -98,7 +98,7 @@ def calibrate(port: int, probes: int, pace: float) -> tuple[float, float]:
     short = [Asked((place + 0.5) * apart, 8, SHORT) for place in range(probes)]
     seen = uvloop.run(play(port, [*long, *short]))
     step = mean((each.last - each.first) / (each.tokens - 1) for each in seen[:REPLICAS])
-    way = float(np.median([each.first for each in seen[REPLICAS:]])) - 1.5 * step
+    way = mean(each.first for each in seen[REPLICAS:]) - 1.5 * step
     return step, max(0.0, way)
 
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=5, help="of each replica")
     parser.add_argument("--load", default="0.5,0.85", help="shares of what all slots can do")
     parser.add_argument("--seconds", type=float, default=100.0)
-    parser.add_argument("--probes", type=int, default=15)
+    parser.add_argument("--probes", type=int, default=25)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     flags = ("--model", args.model, "--batch-size", str(args.batch_size), *FLAGS)
