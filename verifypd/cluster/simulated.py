@@ -193,7 +193,7 @@ class Replica:
 
     def _admit(self, now: float) -> None:
         while self.waiting and self.running < self.world.pace.slots:
-            stream = self.waiting[0] if len(self.waiting) == 1 else min(self.waiting, key=lambda s: self._key(s, now))
+            stream = min(self.waiting, key=lambda stream: self._key(stream, now))
             self.waiting.remove(stream)
             stream.here = math.inf
             stream.cached = self.cache.find(stream.asked.beginnings)
@@ -206,9 +206,7 @@ class Replica:
 
     def _read(self, now: float, tokens: int) -> None:
         """Prompts in the engine's own order; who is read whole has its first token when the step ends."""
-        for stream in (
-            sorted(self.reading, key=lambda s: self._key(s, now)) if len(self.reading) > 1 else [*self.reading]
-        ):
+        for stream in sorted(self.reading, key=lambda stream: self._key(stream, now)):
             part = min(tokens, stream.unread)
             tokens -= part
             stream.unread -= part
@@ -351,8 +349,8 @@ class Cluster:
         self.deaths = self.steps = self.open = 0
         self.coming = True  # whether there are requests that have not come yet
         self.sizes: list[tuple[float, int]] = []
-        self._due = 0.0  # s, since when another number was wanted
-        self._wanted = config.replicas
+        self._direction = 0  # whether more or fewer are wanted
+        self._due = 0.0  # s, since when
         self._rng = random.Random(f"cluster/{world.seed}")
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
@@ -494,13 +492,11 @@ class Cluster:
             self.at(self.now + TICK, self._scale)
         config = self.config
         number = min(config.most, max(config.replicas, wanted(self._loads(), config.goodput_goal)))
-        if (number > self.target) != (self._wanted > self.target) or (number < self.target) != (
-            self._wanted < self.target
-        ):
-            self._due = self.now
-        self._wanted = number
-        delay = config.upscale_delay if number > self.target else config.downscale_delay
-        if number != self.target and self.now - self._due >= delay:
+        direction = (number > self.target) - (number < self.target)
+        if direction != self._direction:
+            self._direction, self._due = direction, self.now
+        delay = config.upscale_delay if direction > 0 else config.downscale_delay
+        if direction and self.now - self._due >= delay:
             self._resize(number)
 
     def _loads(self) -> list[ReplicaLoad]:
@@ -533,4 +529,4 @@ class Cluster:
                 self._close(replica)
                 if not replica.stepping:
                     self._retire(replica)
-        self.target, self._due = number, self.now
+        self.target, self._direction = number, 0
