@@ -137,12 +137,13 @@ def figures(result: Result, world: World, traffic: Traffic) -> dict[str, Any]:
         found |= {f"{name}_ms_p{q}": round(1e3 * float(np.percentile(values or [0.0], q)), 2) for q in SHARES}
         found[f"{name}_ms_mean"] = round(1e3 * float(np.mean(values or [0.0])), 2)
     window = traffic.seconds - begun
+    last = max((each.ended or 0.0 for each in ended), default=0.0)
     met = sum(each.met(world) for each in counted)
     asked = sum(each.asked.prompt for each in counted)
     sizes = [*result.sizes, (result.seconds, 0)]
     busy = sum(number * (after[0] - at) for (at, number), after in zip(sizes, sizes[1:], strict=False))
     return found | {
-        "tok_s": round(sum(each.asked.output for each in ended) / window, 1),
+        "tok_s": round(sum(each.asked.output for each in ended) / max(window, last - begun), 1),
         "goodput": round(met / window, 3),
         "attainment": round(met / max(1, len(counted)), 4),
         "cached": round(sum(each.cached for each in counted) / max(1, asked), 4),
