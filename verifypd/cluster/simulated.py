@@ -253,7 +253,7 @@ class _Held(Counter[int]):
         self.array[replica] = value
         super().__setitem__(replica, value)
 
-    def __delitem__(self, replica: object) -> None:
+    def __delitem__(self, replica: Any) -> None:
         self.array[replica] = 0
         super().__delitem__(replica)
 
