@@ -54,11 +54,12 @@ class Deployed(Server):
         """Begin to deploy it with other settings."""
         return self._start("--address", self.ray, **flags)
 
-    def changed(self, **flags: Any) -> None:
-        """Deploy it with other settings."""
+    def changed(self, **flags: Any) -> str:
+        """Deploy it with other settings; returns what that printed."""
         process = self.change(**flags)
-        process.communicate(timeout=START)
+        said, _ = process.communicate(timeout=START)
         assert process.returncode == 0, self.log.read_text()[-3000:]
+        return said
 
     def replicas(self) -> list[int]:
         """Process ids of the engines."""

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from verifypd.cli import build_parser
-from verifypd.cli.deploy import config_file, settings
+from verifypd.cli.deploy import announced, config_file, settings
 from verifypd.cluster.config import ClusterConfig, read
 from verifypd.errors import ConfigError
 
@@ -40,6 +40,15 @@ def test_one_value_alone_is_not_its_letters(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen.api_key == ("mykey",) and chosen.cors_origin == ("https://a.example",)
     monkeypatch.setenv("VERIFYPD_API_KEY", "secret")
     assert read({"api_key": "mykey"}).server.api_key == ("mykey", "secret")
+
+
+def test_a_second_deploy_names_the_address_that_is_served() -> None:
+    """Ray Serve keeps to that of the first, whatever the second asks for."""
+    chosen = given("--port", "9001")
+    moved = announced(chosen, 9001, "127.0.0.1", 8000)
+    assert "at http://127.0.0.1:8000\n" in moved and "not at 127.0.0.1:9001" in moved
+    assert "not at" not in announced(chosen, 9001, "127.0.0.1", 9001)
+    assert "not at" not in announced(given("--port", "0"), 40123, "127.0.0.1", 8000), "any would do"
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,47 @@ def test_an_ingress_that_takes_nothing_is_given_up(
         engine.close()
 
 
+def test_calls_of_an_ingress_that_is_gone_end(
+    folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line breaks in mid-call: after a while the engine drops the call, and that of another ingress goes on."""
+    monkeypatch.setattr("verifypd.cluster.host.GONE", 0.2)
+    engine = host(folders)
+    step = engine._loop.engine.step
+
+    def slow() -> Any:
+        time.sleep(0.01)
+        return step()
+
+    engine._loop.engine.step = slow  # type: ignore[method-assign]
+    context = zmq.Context()
+    inbox, address = listen(context, HERE)
+    fields = {"max_tokens": 380, "ignore_eos": True, "temperature": 0.0}
+    message = Submit(3, 1, "r", [PROMPT], 1, fields, [0], 0.0, 0, [], model=engine._loop.model)
+
+    async def run() -> None:
+        async with ingress(tokenizer, [engine]) as bridge:
+            other = await bridge.open("other", ask(max_tokens=380), time.monotonic())
+            call = asyncio.ensure_future(engine.run(address, encode(message)))
+            while not inbox.poll(0):
+                await asyncio.sleep(0.01)
+            context.destroy(linger=0)
+            before = other.choices[0].tokens
+            await call
+            assert 0 < other.choices[0].tokens - before < 300, "not when the call had run to its end"
+            assert set(engine._lines) == {bridge.worker} and list(engine._presence) == [bridge.worker]
+            before = other.choices[0].tokens
+            while other.choices[0].tokens < before + 5:
+                await asyncio.sleep(0.01)
+            bridge.close(other)
+
+    try:
+        play(run())
+    finally:
+        context.destroy(linger=0)
+        engine.close()
+
+
 @pytest.mark.parametrize(("interval", "silent"), [(0.5, 10.0), (20.0, 60.0)])
 def test_a_replica_that_was_silent_counts_once_and_is_heard(
     monkeypatch: pytest.MonkeyPatch, interval: float, silent: float

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
-from verifypd.cluster.lines import connect, listen
+from verifypd.cluster.lines import Presence, connect, listen
 
 
 @pytest.fixture
@@ -42,3 +43,19 @@ def test_who_has_not_the_key_is_not_heard(context: zmq.Context) -> None:
     for each in (plain, wrong, right):
         each.close(linger=0)
     receiver.close()
+
+
+def test_a_peer_that_leaves_is_missed(context: zmq.Context) -> None:
+    there = zmq.Context()
+    receiver, address = listen(there, "127.0.0.1")
+    line = connect(context, address)
+    presence = Presence(line)
+    line.send(b"hello")
+    assert receiver.recv() == b"hello"
+    while presence.gone():
+        time.sleep(0.01)
+    there.destroy(linger=0)
+    while presence.gone() < 0.05:
+        time.sleep(0.01)
+    presence.close()
+    line.close(linger=0)

@@ -101,9 +101,13 @@ def test_a_rolling_update_drops_nothing_and_prompts_find_their_cache(cluster: De
 
 
 def test_there_are_as_many_replicas_as_there_is_to_do_for(cluster: Deployed, eight: Eight) -> None:
-    """From one to two under load, and back to one when it is over; the streams see nothing of it."""
+    """From one to two under load, and back to one when it is over; the streams see nothing of it.
+
+    The deploy that makes it so names another port, and says that it is served at the old one all the same.
+    """
     scaling = {"max-replicas": 2, "upscale-delay": 0.5, "downscale-delay": 1, "look-back": 2, "cpus-per-replica": 0.5}
-    cluster.changed(replicas=1, **scaling)
+    said = cluster.changed(replicas=1, port=cluster.port + 1, **scaling)
+    assert f"at {cluster.address}\n" in said and f"not at 127.0.0.1:{cluster.port + 1}" in said
     until(lambda: len(cluster.replicas()) == 1, 60, "not one replica to begin with")
     over = threading.Event()
     failures: list[object] = []

@@ -176,6 +176,28 @@ def test_a_call_under_which_too_many_engines_die_ends_and_others_go_on(tokenizer
     asyncio.run(run())
 
 
+def test_deaths_of_long_ago_are_not_held_against_a_call(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine dies under it every hour, five times; then three die within a minute, which is too often."""
+    now = [1000.0]
+    monkeypatch.setattr("verifypd.server.bridge.time.monotonic", lambda: now[0])
+
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        call = await opened(bridge, heard, Ask([[5, 6]], SamplingParams(max_tokens=20), [0]))
+        for epoch in range(1, 9):
+            assert not call.done
+            now[0] += 3600 if epoch < 6 else 10
+            bridge.take(Outputs(epoch, [output(call, 0, [70])]))
+            bridge.take(Down(epoch, "killed"))
+            bridge.take(Up(epoch + 1, "there", INFO))
+            assert bool(call.error) == (epoch == 7), "the fifth, and two that came soon after it"
+            if call.error is not None:
+                break
+        assert call.error is not None and call.error.code == "engine_lost" and call.tries == 7
+
+    asyncio.run(run())
+
+
 def test_a_call_that_was_never_let_in_is_asked_anew(tokenizer: Tokenizer) -> None:
     async def run() -> None:
         bridge, heard = connected(tokenizer)

@@ -162,7 +162,7 @@ class Simulated:
         """The workload on the manual clock."""
         if workload.clients is not None:
             raise ConfigError("a closed loop cannot be simulated: its arrivals depend on answers")
-        architecture, settings = self._world()
+        architecture, settings = self.world(self._settings["batch"], self._settings["requests"])
         requests = [(each.at, each.prompt_tokens or TEXT, each.output_tokens) for each in workload.arrivals]
         arrivals = replay(requests, self.alpha, seed=workload.seed)
         costs = TrueCosts(self.costs(self._settings["pair"]), noise=NOISE)
@@ -180,8 +180,8 @@ class Simulated:
                 records.append(Record(arrival.at, arrival.at, outputs, own.tokens, min(1, own.tokens), own.finished))
         return Outcome(tuple(records), len(workload.arrivals), report.seconds)
 
-    def _world(self) -> tuple[Architecture, Settings]:
-        batch, requests = self._settings["batch"], self._settings["requests"]
+    def world(self, batch: int, requests: int = 0) -> tuple[Architecture, Settings]:
+        """Policy and settings of an engine, nothing learnt yet. requests: of the whole workload."""
         given = self.policy.settings(batch, self.max_draft)
         batch = given["batch_size"]
         slots = math.ceil(given["queue_factor"] * batch)
@@ -191,7 +191,7 @@ class Simulated:
             verify_batch=given.get("verify_batch", max(1, batch // 4)),
             spare_slots=max(0, requests - slots) if self.policy.admit_all else 0,
         )  # fmt: skip
-        cost = CostModel(self.costs(self._settings["pair"]))
+        cost = CostModel(self.costs(self._settings.get("pair", "")))
         controller = make_controller(self.policy.controller, self.max_draft, cost)
         architecture = make_architecture(self.policy.arch, controller, cost)
         told = architecture.observe

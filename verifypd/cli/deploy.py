@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import typing
+from collections.abc import Container
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 CLUSTER = "cluster_"  # prefix of the cluster's settings in the namespace
 NAME = "verifypd"  # of the application
+# Of Ray's processes on one machine, unless the environment says otherwise: one event loop in each where there would be
+# three, and a log that is written now and then.
+QUICKER = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
 STORE = 128 << 20  # bytes of Ray's object store on one machine: calls and tokens do not go through it
 
 
@@ -38,13 +47,15 @@ def register(command: Command) -> None:
     add_engine_flags(parser)
 
 
-def add_cluster_flags(parser: Parser) -> None:
-    """One flag for every field of ClusterConfig."""
+def add_cluster_flags(parser: Parser, without: Container[str] = ()) -> None:
+    """One flag for every field of ClusterConfig, but those that the command has no use for."""
     from verifypd.cluster.config import ClusterConfig
 
     group = parser.add_argument_group("cluster")
     hints = typing.get_type_hints(ClusterConfig)
     for f in fields(ClusterConfig):
+        if f.name in without:
+            continue
         extra: dict[str, Any] = {key: f.metadata[key] for key in ("choices",) if f.metadata.get(key)}
         text = f.metadata["help"]
         add_flag(parser, group, CLUSTER + f.name, hints[f.name], f.default, text, option=flag(f.name), **extra)
@@ -65,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         emit(config_file(chosen))
         return 0
+    for name, value in QUICKER.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(f"deploy needs {error.name}: pip install 'verifypd[server,ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not args.local:
         try:
             ray.init(address=args.address, logging_level="warning")
@@ -99,14 +111,24 @@ def run(args: argparse.Namespace) -> int:
 def deploy(chosen: Settings) -> str:
     """Have the connected Ray serve with these settings; returns what to tell the user when it does."""
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     from verifypd.cluster.application import build
 
     port = chosen.server.port or free_port(chosen.server.host)
     serve.start(http_options={"host": chosen.server.host, "port": port})
     serve.run(build(chosen), name=NAME, route_prefix="/")
+    options = _get_global_client().http_config
+    return announced(chosen, port, options.host, options.port)
+
+
+def announced(chosen: Settings, port: int, host: str, listens: int) -> str:
+    """What to tell the user. A Ray Serve that runs already keeps to the address it was started with."""
     model = chosen.server.served_model_name or chosen.engine.model
-    return welcome(f"http://{chosen.server.host}:{port}", model, bool(chosen.server.api_key))
+    text = welcome(f"http://{host}:{listens}", model, bool(chosen.server.api_key))
+    if chosen.server.port and (host, listens) != (chosen.server.host, port):
+        text += f"  Ray Serve was running already: it listens there, and not at {chosen.server.host}:{port}\n"
+    return text
 
 
 def free_port(host: str) -> int:

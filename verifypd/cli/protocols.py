@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verifypd.cli import simulated_cluster
 from verifypd.cli.campaign import add_run_flags, chosen_seeds, numbers, run_campaign
 from verifypd.cli.flags import Parser, add_engine_flags, engine_settings
 from verifypd.cli.terminal import INTERRUPTED, emit, say
@@ -42,14 +43,16 @@ def register(sub: Sub) -> None:
         "simulate", "a protocol on the simulator: another GPU, more requests than this machine holds", run_simulated,
         "PROTOCOL --gpu NAME --out DIR [OPTION …]",
     )  # fmt: skip
-    simulate.add_argument("protocol", choices=[*COMMANDS, "mixed"], help="what is simulated")
+    simulate.add_argument("protocol", choices=[*COMMANDS, "mixed", "cluster"], help="what is simulated")
     where = simulate.add_mutually_exclusive_group()
     where.add_argument("--gpu", default="h200", metavar="NAME",
                        help="costs: h200 (measured), or h100, a100, l40s, rtx4090 (scaled from it)")  # fmt: skip
     where.add_argument("--costs", type=Path, metavar="FILE", help="costs: what `verifypd costs --json` wrote")
     simulate.add_argument("--alpha", type=float, default=None, metavar="X", help="chance that a draft token stands")
-    simulate.add_argument("--rate", default="4,8,16", metavar="R,R", help="mixed: requests/s (default: 4,8,16)")
+    simulate.add_argument("--rate", metavar="R,R", help="mixed: requests/s (default: 4,8,16); cluster: of all replicas"
+                          f" together (default: {simulated_cluster.EACH:g} for each)")  # fmt: skip
     _add_flags(simulate)
+    simulated_cluster.add_flags(simulate)
     add_run_flags(simulate)
     every = sub("all", "all protocols on the built-in pair, or on another, one after the other", run_all,
                 "--out DIR [OPTION …]")  # fmt: skip
@@ -201,6 +204,8 @@ def _cuda(args: argparse.Namespace) -> bool:
 
 def run_simulated(args: argparse.Namespace) -> int:
     """`verifypd bench simulate`."""
+    if args.protocol == "cluster":
+        return simulated_cluster.run(args)
     from verifypd.bench.pairs import ALPHA, Pair
     from verifypd.bench.protocols import DRAFTS, LLAMA, MIXED, PROTOCOLS
     from verifypd.bench.simulated import Simulated, device_costs, pair_costs, read_costs

@@ -105,7 +105,7 @@ class ClusterBridge(Bridge):
 
     def _take_up(self, call: Call, reason: str) -> None:
         """Send a call to another replica, under another number: what the first still sends is nobody's."""
-        if call.tries > self.retries:
+        if call.died() > self.retries:
             call.fail(engine_lost(reason))
             return
         del self.calls[call.number]

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from verifypd.cluster.config import tokens_of
-from verifypd.cluster.lines import connect, listen
+from verifypd.cluster.lines import Presence, connect, listen
 from verifypd.cluster.scaling import ReplicaLoad
 from verifypd.config import EngineConfig
 from verifypd.errors import EngineError
@@ -33,6 +33,7 @@ from verifypd.server.totals import Targets
 log = logging.getLogger(__name__)
 
 DECODER = msgspec.msgpack.Decoder(Submit)
+GONE = 10.0  # s without a line to a process, after which its calls end here
 LATELY = 60.0  # s, of requests that count for the goodput
 ENDED_WELL = ("stop", "length")
 Key = tuple[int, int]  # worker, call
@@ -85,6 +86,7 @@ class EngineHost:
         self._calls.connect("inproc://calls")
         self._addresses: dict[int, str] = {}  # worker -> its line
         self._lines: dict[int, zmq.Socket] = {}  # the thread's
+        self._presence: dict[int, Presence] = {}  # of those they lead to
         self._open: dict[Key, Open] = {}
         self._pulse = [0.0]
         self._failure: str | None = None
@@ -181,8 +183,8 @@ class EngineHost:
             self._failure = self._failure or "it was told to"
             if self._compiler is not None:
                 self._compiler.close()
-            for line in self._lines.values():
-                line.close()
+            for worker in list(self._lines):
+                self._close_line(worker)
             self._receiver.close()
             self._give_up(broken)
 
@@ -213,17 +215,25 @@ class EngineHost:
         line = self._lines.get(worker)
         if line is None:
             line = self._lines[worker] = connect(self._context, address)
+            self._presence[worker] = Presence(line)
             line.send(encode(Up(self.name, self.address, self.info)), zmq.NOBLOCK)
             self._loop.workers = tuple(self._lines)
+        if isinstance(message, Stats) and self._presence[worker].gone() > GONE:  # these come at intervals
+            self._drop(worker)
+            return
         try:
             line.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self._drop(worker)
 
+    def _close_line(self, worker: int, linger: int | None = None) -> None:
+        self._presence.pop(worker).close()
+        self._lines.pop(worker).close(linger)
+
     def _drop(self, worker: int) -> None:
         """Nobody takes a worker's tokens: forget it, and have the loop end its calls when it next looks."""
-        log.warning("a process that waits for tokens takes none: its calls end")
-        self._lines.pop(worker).close(linger=0)
+        log.warning("a process that waited for tokens is gone, or takes none: its calls end")
+        self._close_line(worker, linger=0)
         self._loop.workers = tuple(self._lines)
         del self._addresses[worker]
         note = self._context.socket(zmq.PUSH)

@@ -30,19 +30,18 @@ class PrefixMap(Generic[Replica]):
 
     def sent(self, prefix: Sequence[bytes], replica: Replica) -> None:
         """A prompt went to a replica."""
+        homes, lost = self._homes, []
         for digest in reversed(prefix):  # the longest are forgotten first
-            before = self._homes.pop(digest, None)
+            before = homes.pop(digest, None)
+            homes[digest] = replica
             if before is not None:
-                self._lose(before)
-            self._homes[digest] = replica
-            self.held[replica] += 1
-        while len(self._homes) > self._most:
-            self._lose(self._homes.popitem(last=False)[1])
-
-    def _lose(self, replica: Replica) -> None:
-        self.held[replica] -= 1
-        if not self.held[replica]:
-            del self.held[replica]
+                lost.append(before)
+        lost += [homes.popitem(last=False)[1] for _ in range(len(homes) - self._most)]
+        self.held[replica] += len(prefix)
+        for each, number in Counter(lost).items():
+            self.held[each] -= number
+            if not self.held[each]:
+                del self.held[each]
 
     def home(self, prefix: Sequence[bytes], alive: Mapping[Replica, object]) -> Replica | None:
         """The replica that has the longest beginning of this prompt."""
@@ -53,16 +52,21 @@ class PrefixMap(Generic[Replica]):
         return None
 
 
+def goes_home(load: int, least: int, slack: int) -> bool:
+    """Whether a call goes to the replica that has its prompt: it has no more than `slack` calls over the idlest."""
+    return load - least <= slack
+
+
 def choose(
     home: Replica | None, loads: Mapping[Replica, int], held: Mapping[Replica, int], slack: int
 ) -> list[Replica]:
     """Replicas in the order in which they are to be tried.
 
-    Home comes first, unless it has over `slack` calls more to do than the idlest. Then come those with least to do,
-    and among these the ones that hold least.
+    Home comes first, where the call goes there. Then come those with least to do, and among these the ones that hold
+    least.
     """
     order = sorted(loads, key=lambda replica: (loads[replica], held.get(replica, 0)))
-    if home is not None and home in loads and loads[home] - loads[order[0]] <= slack:
+    if home is not None and home in loads and goes_home(loads[home], loads[order[0]], slack):
         order.remove(home)
         order.insert(0, home)
     return order

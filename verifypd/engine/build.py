@@ -153,7 +153,9 @@ def build(config: EngineConfig) -> Built:
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
-        processes=lane_processes(config, dtype, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}),
+        processes=lane_processes(
+            config, dtype, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}
+        ),
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":

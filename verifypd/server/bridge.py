@@ -152,6 +152,7 @@ class Bridge:
     def _submit(self, call: Call) -> None:
         """Hand a call to the engine; one that was let in before goes on where it stands."""
         call.tries += 1
+        call.sent = time.monotonic()
         self._tell(self._message(call))
 
     def _message(self, call: Call) -> Submit:
@@ -267,7 +268,7 @@ class Bridge:
         for call in list(self.calls.values()):
             if call.done or (call in self._parked and not message.final):
                 continue
-            if call.tries > self.retries or message.final:
+            if call.died() > self.retries or message.final:
                 call.fail(engine_lost(message.reason))
             else:
                 self._parked.append(call)

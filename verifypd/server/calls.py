@@ -19,6 +19,7 @@ from verifypd.server.tools import ToolStream
 from verifypd.server.totals import GAP_BUCKETS, Spread
 from verifypd.tokenizer import Tokenizer
 
+HEALTHY = 60.0  # s for which a call writes in one engine, after which the deaths of those before are forgotten
 CACHED = 4  # place of the cached tokens in `Output.spec`
 
 
@@ -182,7 +183,9 @@ class Call:
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.gaps = Spread(GAP_BUCKETS)  # between two arrivals of tokens of a choice
-        self.tries = 0
+        self.tries = 0  # engines it was given to
+        self.sent = 0.0  # s, when it was given to the last
+        self._deaths = 0  # of engines, since one had it for long
         self.error: CallError | None = None
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.choices = [Choice(ask, i, tokenizer) for i in range(ask.choices)]
@@ -203,6 +206,13 @@ class Call:
         for choice in still:
             choice.spec_before = choice.spec
         return [Begun(choice.index, choice.request.output_ids) for choice in still]
+
+    def died(self) -> int:
+        """Its engine was lost; returns how many were in a row. One that it wrote in for long begins a new row."""
+        if self.last_token is not None and self.last_token - self.sent >= HEALTHY:
+            self._deaths = 0
+        self._deaths += 1
+        return self._deaths
 
     def wake(self) -> None:
         """There is something new: for whoever waits, unless the sink takes it."""

@@ -41,7 +41,9 @@ class ServerConfig:
     send_timeout: float = setting(60.0, "s a client may leave its stream unread before it is dropped")
     header_timeout: float = setting(30.0, "s a client may take to send a request")
     retries: int = setting(
-        2, "times a request goes on where it stood after the engine died under it; after that it ends with an error"
+        2,
+        "times in a row a request goes on where it stood after the engine died under it; then it ends with an error. A"
+        " minute of output begins a new row",
     )
     max_restarts: int = setting(
         5, "times in a row a dead engine is started again, unless it was up for 30 s; then the server gives up"

@@ -186,7 +186,8 @@ class Simulation:
             unread.append(request)
             request.slot = self.free_slots.popleft()
             reads = self.settings.drafter_has_cache and not self.settings.head  # a head reads behind the verifier
-            request.admitted(0, draft_lag=request.confirmed if reads else 0)
+            cached = request.arrival.cached
+            request.admitted(cached, draft_lag=request.confirmed - cached if reads else 0)
             request.entered = self.now
             self.running[request.slot] = request
 

@@ -20,6 +20,7 @@ class Arrival:
     priority: int = 0
     slo_tpot: float | None = None  # ms; None: the server's
     max_tokens: int | None = None  # output tokens it asks for at most; None: what the settings say
+    cached: int = 0  # prompt tokens that are read already when it gets a slot
 
 
 @dataclass(frozen=True, slots=True)
