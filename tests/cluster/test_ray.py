@@ -26,11 +26,15 @@ pytestmark = [
 ]
 
 
+SHARE = {"cpus-per-replica": 0.5}
+CHANGED = {**SHARE, "routing": "round-robin", "max-queue": 99, "max-choices": 99}  # for other replicas and ingress
+
+
 @pytest.fixture(scope="module")
 def cluster(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """Two replicas."""
     log = tmp_path_factory.mktemp("log") / "deploy.log"
-    with Deployed(folders, log, free_port("127.0.0.1"), replicas=2, **{"cpus-per-replica": 0.5}) as running:
+    with Deployed(folders, log, free_port("127.0.0.1"), replicas=2, **SHARE) as running:
         yield running
 
 
@@ -83,9 +87,7 @@ def test_a_rolling_update_drops_nothing_and_prompts_find_their_cache(cluster: De
 
     asking = [threading.Thread(target=ask) for _ in range(2)]
     streams = eight.start(cluster)
-    update = cluster.change(
-        replicas=2, routing="round-robin", **{"cpus-per-replica": 0.5, "max-queue": 99, "max-choices": 99}
-    )
+    update = cluster.change(replicas=2, **CHANGED)
     for thread in asking:
         thread.start()
     update.communicate(timeout=120)
@@ -101,10 +103,15 @@ def test_a_rolling_update_drops_nothing_and_prompts_find_their_cache(cluster: De
 
 
 def test_there_are_as_many_replicas_as_there_is_to_do_for(cluster: Deployed, eight: Eight) -> None:
-    """From one to two under load, and back to one when it is over; the streams see nothing of it."""
-    scaling = {"max-replicas": 2, "upscale-delay": 0.5, "downscale-delay": 1, "look-back": 2, "cpus-per-replica": 0.5}
-    cluster.changed(replicas=1, **scaling)
+    """From one to two under load, and back to one when it is over; the streams see nothing of it.
+
+    Nothing else is changed, so that no replica is replaced.
+    """
+    scaling = {"max-replicas": 2, "upscale-delay": 0.2, "downscale-delay": 0.5, "look-back": 1}
+    before = set(cluster.replicas())
+    cluster.changed(replicas=1, **CHANGED, **scaling)
     until(lambda: len(cluster.replicas()) == 1, 60, "not one replica to begin with")
+    assert set(cluster.replicas()) < before
     over = threading.Event()
     failures: list[object] = []
 
