@@ -11,10 +11,12 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # an interrupted set-up may have left an environment without pip
 MEND   := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 
-# Test processes, each with one compute thread: more would only take turns on the same cores.
+# Test processes, each with one compute thread. One more than there are cores, up to five: tests of servers often wait.
 CORES   := $(shell nproc 2>/dev/null || echo 2)
-WORKERS ?= $(if $(filter 1,$(CORES)),1,$(if $(filter 2 3,$(CORES)),2,4))
-PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 5)))
+# Servers that tests start find the package compiled, whatever the environment says.
+ENV     := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
+PYTEST  := $(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 PORT        ?= 8000
 SERVE_MODEL ?= smollm2
@@ -48,7 +50,7 @@ $(CORE): pyproject.toml | $(BIN)/python
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@$(MEND)
-	$(PIP) -e '.[test,server]'
+	$(PIP) -e '.[test,server,ray]'
 	@touch $@ $(CORE) $(SERVER)
 
 $(SERVER): pyproject.toml | $(BIN)/python
@@ -75,7 +77,7 @@ format: $(STAMP) ## ruff: apply fixes and format
 	$(BIN)/python -m ruff format .
 
 types: $(STAMP) ## mypy
-	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy --num-workers $(CORES)
 
 demo: $(CORE) ## generate from the built-in model with n-gram speculation
 	$(BIN)/python -m verifypd pull $(DEMO_MODEL)

@@ -1,8 +1,9 @@
-"""What all tests share: tests that use the same servers or models run in the same process."""
+"""What all tests share: those that use the same servers or models run in one process; programs can be interrupted."""
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = re.compile(r'^pytestmark = (?:\[\s*)?.*xdist_group\("([\w-]+)"\)', re.MULTILINE)
 GROUP_BY = re.compile(r'^GROUP_BY = r"([^"]+)"', re.MULTILINE)
+
+
+def pytest_configure() -> None:
+    """A shell that runs this in the background has it ignore SIGINT; programs that tests start would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.deployed import Deployed, until
+from tests.cluster.deployed import START, Deployed, until
 from tests.server.clients import Stream
 from tests.server.test_resume import Eight
 from verifypd.cli.deploy import free_port
@@ -48,7 +48,7 @@ def test_eight_streams_outlive_a_replica(cluster: Deployed, eight: Eight) -> Non
     os.kill(before[0], signal.SIGKILL)
     eight.check(streams)
     assert cluster.metrics()["verifypd:calls_taken_up_total"] >= 1
-    until(lambda: len(set(cluster.replicas()) - {before[0]}) == 2, 60, "the replica is not started again")
+    until(lambda: len(set(cluster.replicas()) - {before[0]}) == 2, START, "the replica is not started again")
 
 
 def hit_rate(cluster: Deployed, seed: int) -> float:
@@ -88,8 +88,8 @@ def test_a_rolling_update_drops_nothing_and_prompts_find_their_cache(cluster: De
     )
     for thread in asking:
         thread.start()
-    update.communicate(timeout=120)
-    until(lambda: not old & set(cluster.replicas()) and len(cluster.replicas()) == 2, 60, "not all were replaced")
+    update.communicate(timeout=START)
+    until(lambda: not old & set(cluster.replicas()) and len(cluster.replicas()) == 2, START, "not all were replaced")
     over.set()
     for thread in asking:
         thread.join()
@@ -105,10 +105,10 @@ def test_there_are_as_many_replicas_as_there_is_to_do_for(cluster: Deployed, eig
 
     The deploy that makes it so names another port, and says that it is served at the old one all the same.
     """
-    scaling = {"max-replicas": 2, "upscale-delay": 0.5, "downscale-delay": 1, "look-back": 2, "cpus-per-replica": 0.5}
+    scaling = {"max-replicas": 2, "upscale-delay": 0, "downscale-delay": 0.5, "look-back": 1, "cpus-per-replica": 0.5}
     said = cluster.changed(replicas=1, port=cluster.port + 1, **scaling)
     assert f"at {cluster.address}\n" in said and f"not at 127.0.0.1:{cluster.port + 1}" in said
-    until(lambda: len(cluster.replicas()) == 1, 60, "not one replica to begin with")
+    until(lambda: len(cluster.replicas()) == 1, START, "not one replica to begin with")
     over = threading.Event()
     failures: list[object] = []
 
@@ -122,10 +122,10 @@ def test_there_are_as_many_replicas_as_there_is_to_do_for(cluster: Deployed, eig
     for thread in asking:
         thread.start()
     try:
-        until(lambda: len(cluster.replicas()) == 2, 60, "no second replica under load")
+        until(lambda: len(cluster.replicas()) == 2, START, "no second replica under load")
     finally:
         over.set()
     for thread in asking:
         thread.join()
-    until(lambda: len(cluster.replicas()) == 1, 60, "two replicas with nothing to do")
+    until(lambda: len(cluster.replicas()) == 1, START, "two replicas with nothing to do")
     assert failures == []

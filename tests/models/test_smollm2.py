@@ -124,11 +124,9 @@ def test_files_of_an_older_version_are_rebuilt(index: Index, monkeypatch: pytest
 
 
 PULL = """
-import dataclasses, json, shutil, signal, sys, time
+import dataclasses, json, shutil, sys, time
 from pathlib import Path
 from verifypd.models import smollm2
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it ignored
 
 index, fields, how = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 

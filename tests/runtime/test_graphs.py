@@ -33,6 +33,7 @@ OPTIONS: dict[str, Any] = {
     "device": DEVICE,
     "graphs": "off",
 }
+LAYERS = 2  # more of them are more of the same to the interpreter, in which nearly all of the time goes
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 7], [30, 31, 32, 33, 34]]
 
 
@@ -74,7 +75,7 @@ def generate(draft: Path, verifier: Path, params: list[SamplingParams], **change
 
 def test_texts_do_not_feel_the_padding(tmp_path: Path) -> None:
     """Greedy, drawn and coupled requests side by side, against torch without any of it."""
-    verifier = tiny("llama", tmp_path / "verifier")
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
     draft = noisy_copy(verifier, tmp_path / "draft", 0.1)
     params = [
         SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True),
@@ -103,7 +104,7 @@ SHAPED = [
 @pytest.mark.parametrize("draft", ["model", "head"])
 def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
     """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing."""
-    verifier = tiny("llama", tmp_path / "verifier")
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
     small = head_for(verifier, tmp_path / "head", taught=False)
     small = small if draft == "head" else noisy_copy(verifier, tmp_path / "draft", 0.05)
     params = [SamplingParams(**each, max_tokens=4, ignore_eos=True) for each in SHAPED]
@@ -123,7 +124,8 @@ def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "late"), [("ours", False), ("eagle3", True)])
 def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) -> None:
     """Verify passes that a head reads, prompts read behind them, and draft loops with features: the same drafts."""
-    verifier = tiny("llama", tmp_path / "verifier")
+    layers = LAYERS if kind == "ours" else 3  # EAGLE-3 reads three
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=layers)
     head = (head_for if kind == "ours" else eagle3_for)(verifier, tmp_path / "head", taught=False)
     params = [
         SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
@@ -140,7 +142,7 @@ def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) ->
 @pytest.mark.parametrize("chunks", [False, True])
 def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
     """They name slot 0 and position 0: a block there may be shared, and its features are somebody's."""
-    verifier = tiny("llama", tmp_path / "verifier")
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
     head = head_for(verifier, tmp_path / "head", taught=False)
     settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy", "kernels": "triton"}
     with LLM(str(verifier), draft=str(head), **settings) as llm:
@@ -164,7 +166,7 @@ def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunks", [False, True])
 def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path) -> None:
-    verifier = tiny("llama", tmp_path / "verifier")
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
     settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy"}
     with LLM(str(verifier), draft=None, **settings) as llm:
         lane = llm.engine.verify
@@ -189,7 +191,7 @@ def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path)
 
 
 def test_what_it_needs(tmp_path: Path) -> None:
-    verifier = tiny("llama", tmp_path / "verifier")
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
     with pytest.raises(ConfigError, match="--graphs needs --attention triton"):
         LLM(str(verifier), draft=None, **{**OPTIONS, "attention": "torch", "graphs": "lazy"})
     with pytest.raises(ConfigError, match="--graphs lazy runs lanes in line"):

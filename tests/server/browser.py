@@ -46,7 +46,7 @@ class Watched:
         end = time.monotonic() + seconds
         while not self.page.evaluate(condition):
             assert time.monotonic() < end, f"not within {seconds} s: {condition}"
-            self.page.wait_for_timeout(30)
+            self.page.wait_for_timeout(80)  # looking takes time that the page needs
 
     def outside(self, address: str) -> set[str]:
         """What was asked of anybody else."""

@@ -156,19 +156,8 @@ def test_the_figures_want_the_key_and_the_page_does_not(tokenizer: Tokenizer) ->
 
 
 @pytest.mark.slow
-def test_a_viewer_does_not_hold_up_the_end(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    instant = {"engine-factory": "verifypd.testing.instant:build"}
-    with Server(folders[0], "none", tmp_path / "log", **instant) as server, watching(server) as frames:
-        assert next(frames)["server"]["ready"]
-        begun = time.monotonic()
-        server.terminate()
-        rest = list(frames)  # the stream ends whole
-        assert server.wait() == 0 and time.monotonic() - begun < 5
-        assert all(frame["server"]["draining"] for frame in rest[-1:])
-
-
-@pytest.mark.slow
-def test_a_viewer_that_does_not_read_is_dropped(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_viewers_that_do_not_read_and_the_end(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Who does not read is dropped; who does holds up the end no longer than it takes."""
     flags = {"engine-factory": "verifypd.testing.instant:build", "send-timeout": 0.5}
     with Server(folders[0], "none", tmp_path / "log", **flags) as server:
         deaf = socket.socket()
@@ -177,3 +166,10 @@ def test_a_viewer_that_does_not_read_is_dropped(folders: tuple[Path, Path], tmp_
         deaf.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n")
         with deaf:
             server.logged("path=/dashboard/events", 90.0)
+        with watching(server) as frames:
+            assert next(frames)["server"]["ready"]
+            begun = time.monotonic()
+            server.terminate()
+            rest = list(frames)  # the stream ends whole
+            assert server.wait() == 0 and time.monotonic() - begun < 5
+            assert all(frame["server"]["draining"] for frame in rest[-1:])

@@ -22,6 +22,8 @@ from verifypd.simulate.report import Report
 from verifypd.simulate.traffic import Acceptance, Arrival, poisson
 from verifypd.simulate.world import Settings, TrueCosts
 
+pytestmark = pytest.mark.xdist_group("targets")  # runs are made once
+
 HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
     base=4.6e-3,
     steep=21e-6,

@@ -94,17 +94,17 @@ def test_plain_pdv_and_a_stranger_run_to_their_verdicts(tmp_path: Path, stranger
 
 def test_the_load_changes_from_the_page_with_the_key_alone(tmp_path: Path, stranger: str, watched: Watched) -> None:
     arms = [f"one={stranger}", f"two={stranger}"]
-    load = ["--seeds", "1", "--rate", "2", "--duration", "4", "--output-tokens", "4", "--source", "fixed:5x4"]
-    limits = ["--control", "--max-rate", "30", "--burst", "3x70", "--together"]
+    load = ["--seeds", "1", "--rate", "2", "--duration", "8", "--output-tokens", "4", "--source", "fixed:5x4"]
+    limits = ["--control", "--max-rate", "40", "--burst", "3x70", "--together"]
     page = watched.page
     with comparing(tmp_path / "out", *arms, *load, *limits, VERIFYPD_ADMIN_KEY="the-secret") as address:
         page.goto(address)
         watched.until("/The load can be changed now/.test(document.getElementById('words').textContent)")
         assert "at the same time" in page.inner_text("#words")
         assert post(address, {"rate": 5}, None) == 401 and post(address, {"rate": 5}, "wrong") == 401
-        assert post(address, {"rate": 31}, "the-secret") == 400 and post(address, [1], "the-secret") == 400
+        assert post(address, {"rate": 41}, "the-secret") == 400 and post(address, [1], "the-secret") == 400
         page.fill("#control-key", "the-secret")
-        page.fill("#control-rate", "30")
+        page.fill("#control-rate", "40")
         page.click("#control-form button[type=submit]")
         watched.until("document.getElementById('control-said').textContent === 'Set.'")
         page.click("#control-burst")
