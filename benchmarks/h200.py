@@ -157,8 +157,9 @@ class Bench:
 
     def steps(self) -> None:
         """Device time of single steps at 512 tokens of context."""
-        context, most = (64, 4) if self.tiny else (512, 128)
-        wanted = sorted({min(n, most) for n in (1, 8, 32, 128)})
+        context, most = 64 if self.tiny else 512, self.engine.config.batch_size
+        named = {n: min(n, most) for n in (1, 8, 32, 128) if n <= most or self.tiny}  # tiny: names as of a full run
+        wanted = sorted(set(named.values()))
         points = [Point(n, drafts, context) for n in wanted for drafts in range(5)]
         found = dict(zip(points, time_points(self.engine, points), strict=True))
         rows = {(p.requests, p.drafts): t for p, t in found.items() if t is not None}
@@ -170,13 +171,14 @@ class Bench:
         }
         self.figures["plain_step_ms_1"] = 1e3 * rows[1, 0].verify_seconds
         self.figures["draft_step_ms_1"] = 1e3 * rows[1, 4].draft_seconds / 4
-        for name, n in (("cycle_ms_1", 1), ("cycle_ms_32", min(32, most))):
-            self.figures[name] = 1e3 * rows[n, 4].device_seconds
-        self.figures["token_ms_128"] = min(
-            1e3 * t.device_seconds / sum(ALPHA**i for i in range(drafts + 1))
-            for (n, drafts), t in rows.items()
-            if n == min(128, most)
-        )
+        for name, n in named.items():
+            self.figures[f"cycle_ms_{name}"] = 1e3 * rows[n, 4].device_seconds
+        if 128 in named:
+            self.figures["token_ms_128"] = min(
+                1e3 * t.device_seconds / sum(ALPHA**i for i in range(drafts + 1))
+                for (n, drafts), t in rows.items()
+                if n == named[128]
+            )
 
     def closed(self) -> None:
         """Closed loop, 384 tokens in and 256 out, `plain` and `auto`."""

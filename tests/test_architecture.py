@@ -20,7 +20,7 @@ PACKAGE = ROOT / "verifypd"
 # A module may import its own package and whatever stands to its left.
 ORDER = (
     "errors hints progress config buckets inflight request batch metrics | control | simulate"
-    " | tokenizer kernels kv attention sampling | models | runtime | drafters | lanes testing | engine"
+    " | tokenizer kernels kv attention sampling | models | runtime | parallel | drafters | lanes testing | engine"
     " | server cluster serve_app bench watch distil | cli"
 ).replace("|", " ")
 RANK = {name: rank for rank, name in enumerate(ORDER.split())}

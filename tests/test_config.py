@@ -118,3 +118,19 @@ def test_lane_settings_have_defaults_that_follow_the_batch_size() -> None:
 )
 def test_costs_are_wanted_where_a_policy_goes_by_them(settings: dict[str, Any], wanted: bool) -> None:
     assert EngineConfig(**settings).wants_costs is wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tensor_parallel_size": 0}, "must lie in 1..64"),
+        ({"tensor_parallel_size": 2.5}, "must be a whole number"),
+        ({"graphs": "start"}, "use --graphs off"),
+        ({"placement": "prefill=stream", "arch": "pdv"}, "leave out --placement"),
+        ({"attention": "flashinfer"}, "use --attention triton"),
+        ({"batch_invariant": True, "tensor_parallel_size": 4}, "allows --tensor-parallel-size 2 at most"),
+    ],
+)
+def test_what_a_divided_verifier_does_not_do_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(**({"tensor_parallel_size": 2} | settings))

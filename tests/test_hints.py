@@ -18,7 +18,7 @@ from verifypd.hints import VLLM
     ("settings", "word"),
     [
         ({"gpu_memory_utilization": 0.9}, "'kv_memory'"),
-        ({"tensor_parallel_size": 2}, "one device"),
+        ({"pipeline_parallel_size": 2}, "'tensor_parallel_size' divides a model"),
         ({"speculative_config": {"model": "x", "num_speculative_tokens": 4}}, "'draft' for the draft model"),
         ({"max_num_seqs": 8}, "use 'batch_size'"),
         ({"enforce_eager": True}, "'graphs'"),
@@ -35,7 +35,7 @@ def test_a_program_is_told_our_names(settings: dict[str, Any], word: str) -> Non
     ("args", "word"),
     [
         (["generate", "x", "--gpu-memory-utilization", "0.9"], "--kv-memory"),
-        (["serve", "--tensor-parallel-size=2"], "one device here; leave it out, or name the device with --device"),
+        (["serve", "--pipeline-parallel-size=2"], "--tensor-parallel-size divides a model among devices; leave it out"),
         (["serve", "--max-num-seqs", "8"], "use --batch-size"),
         (["generate", "x", "--speculative-config", "{}"], "--draft"),
         (["generate", "x", "--max-tokns", "3"], "did you mean --max-tokens?"),

@@ -112,6 +112,11 @@ class EngineConfig:
     draft_chunk: int = setting(1024, "tokens a step of the draft model may catch up with")
     prefix_cache: bool = setting(True, "share KV blocks between requests with the same prefix")
     device: str = setting("auto", "cpu, cuda or cuda:N (auto: cuda where there is one)")
+    tensor_parallel_size: int = setting(
+        1,
+        "divide the verifier among so many devices, from --device on; on a CPU, among so many processes. --kv-memory is"
+        " then of each",
+    )
     attention: str = setting(
         "auto",
         "attention backend (auto: the best of the device; flashinfer: CUDA, where it is installed, for comparison)",
@@ -195,6 +200,9 @@ class EngineConfig:
         self.weights, self.placements, self.draft_states  # noqa: B018  # parsed at birth, so that a bad value is refused at once
         if self.graphs in ("lazy", "start") and not self.in_line:  # captured passes share memory
             raise ConfigError(f"--graphs {self.graphs} runs lanes in line; leave out --placement {self.placement}")
+        self._check_range("tensor_parallel_size", 1, 64)
+        if self.tensor_parallel_size != 1:
+            self._check_parallel()
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory, "kv_memory")
         self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once
@@ -209,6 +217,24 @@ class EngineConfig:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+
+    def _check_parallel(self) -> None:
+        """Refuse what a verifier over several devices does not do."""
+        size = self.tensor_parallel_size
+        given = f"--tensor-parallel-size {size}"
+        if not isinstance(size, int):
+            raise ConfigError(f"{given} must be a whole number")
+        if self.graphs in ("lazy", "start"):
+            raise ConfigError(f"{given} launches every pass as it comes: use --graphs off, or leave it out")
+        if set(self.placements.values()) != {"fused"}:
+            raise ConfigError(f"{given} runs lanes in line; leave out --placement {self.placement}")
+        if self.attention == "flashinfer":
+            raise ConfigError(f"{given} has not been tried with --attention flashinfer; use --attention triton")
+        if self.batch_invariant and size > 2:
+            raise ConfigError(
+                f"--batch-invariant allows --tensor-parallel-size 2 at most, not {size}: in what order more than two"
+                " parts are added depends on the size of the pass"
+            )
 
     @property
     def placements(self) -> dict[str, str]:

@@ -30,9 +30,10 @@ VLLM: dict[str, str] = {
     "kv_cache_dtype": "KV blocks have the dtype of the activations; leave it out",
     "scheduling_policy": "every request has a priority of its own; leave it out",
     **dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
-        "a model runs on one device here; leave it out, or name the device with {device}",
+        ("pipeline_parallel_size", "distributed_executor_backend"),
+        "{tensor_parallel_size} divides a model among devices; leave it out",
     ),
+    "data_parallel_size": "`verifypd deploy --replicas` runs several engines; leave it out",
     **dict.fromkeys(("swap_space", "cpu_offload_gb"), "nothing is moved off the device here; leave it out"),
     **dict.fromkeys(
         ("tokenizer", "tokenizer_mode", "tokenizer_revision"), "the tokenizer comes with the model; leave it out"

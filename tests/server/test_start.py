@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.server.serving import ROOT
-from verifypd.errors import ConfigError
+from verifypd.config import EngineConfig
+from verifypd.errors import ConfigError, EngineError
 from verifypd.server.config import ServerConfig
+from verifypd.server.engine_process import BAD_SETTINGS, make_engine
 from verifypd.server.supervisor import check_tls
 
 pytestmark = pytest.mark.xdist_group("server-faults")
@@ -48,6 +50,22 @@ def test_a_certificate_that_is_none(folders: tuple[Path, Path], tmp_path: Path) 
     assert found.returncode == 2 and "--tls-cert" in found.stderr and "Traceback" not in found.stderr
     with pytest.raises(ConfigError, match=r"--tls-cert.*missing"):
         check_tls(ServerConfig(tls_cert=str(tmp_path / "missing.pem"), tls_key=str(tmp_path / "key.pem")))
+
+
+def unlucky(config: EngineConfig) -> NoReturn:
+    raise EngineError("rank 1 has ended with status -9")
+
+
+def hopeless(config: EngineConfig) -> NoReturn:
+    raise ConfigError("there is no such model")
+
+
+def test_only_what_will_never_do_is_not_tried_again() -> None:
+    with pytest.raises(EngineError):
+        make_engine(EngineConfig(), ServerConfig(engine_factory="tests.server.test_start:unlucky"))
+    with pytest.raises(SystemExit) as ended:
+        make_engine(EngineConfig(), ServerConfig(engine_factory="tests.server.test_start:hopeless"))
+    assert ended.value.code == BAD_SETTINGS
 
 
 @pytest.mark.parametrize(

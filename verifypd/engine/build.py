@@ -30,6 +30,9 @@ from verifypd.models.head import DraftHead
 from verifypd.models.head_loader import DUMMIES, dummy_head, fit_head, make_head
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
+from verifypd.models.shards import WHOLE, Shard
+from verifypd.parallel.group import Job
+from verifypd.parallel.ranks import Ranks
 from verifypd.sampling.choose import pick_sampler
 from verifypd.tokenizer import Tokenizer
 
@@ -72,6 +75,7 @@ def build(config: EngineConfig) -> Built:
             draft_source, source.config, load_format=config.load_format, states=config.draft_states,
             verifier_name=source.name,
         )  # fmt: skip
+    shard = pick_shard(config, source, device)
     check_memory(config, source, draft_source, device)  # before kernels are compiled
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
     attends = backend(config.attention, device).name
@@ -104,18 +108,31 @@ def build(config: EngineConfig) -> Built:
     int8 = draft_in_int8(config, kernels)
     values = kernels.activation_dtype(dtype)
     check_memory(config, source, draft_source, device, weights=dtype, values=values, draft_int8=int8)
-    model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8")
+    ranks = None
+    if shard.size > 1:
+        ranks = Ranks(
+            Job(
+                shard=shard, source=source, dtype=dtype, device=device, kernels=kernels.name, attention=attends,
+                batch_invariant=config.batch_invariant, load_format=config.load_format,
+                int8=config.quantization == "int8", max_model_len=max_len, block_size=config.block_size,
+            )
+        )  # fmt: skip
+    model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8", shard, ranks)
     draft: Model | None = None
     if draft_source is not None and head:
         tokens = None if tokenizer is None else tokenizer.vocab_size
         draft = make_head(draft_source, model, load_format=config.load_format, int8=int8, tokens=tokens)
     elif draft_source is not None:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
+    if ranks is not None:
+        ranks.await_weights()
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
+    if ranks is not None:
+        ranks.begin(budget.blocks)
     log.info(
         "%s on %s, %s weights, %s kernels; %s",
         source.name,
-        device,
+        device if ranks is None else f"{shard.size} ranks from {device} on",
         str(dtype).removeprefix("torch."),
         kernels.name,
         budget,
@@ -128,7 +145,7 @@ def build(config: EngineConfig) -> Built:
     cost = CostModel()
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
-        eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed,
+        eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
@@ -163,6 +180,8 @@ def _load(
     kernels: Kernels,
     length: int,
     int8: bool,
+    shard: Shard = WHOLE,
+    ranks: Ranks | None = None,
 ) -> Model:
     return load_model(
         source,
@@ -172,6 +191,8 @@ def _load(
         load_format=config.load_format,
         int8=int8,
         max_model_len=length,
+        shard=shard,
+        reduce=None if ranks is None else ranks.group.sum,
     )
 
 
@@ -204,6 +225,7 @@ def make_budget(
     verifier_block = _block_bytes(model, config.block_size)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
+    share = available_bytes() // config.tensor_parallel_size  # ranks on a CPU are in one memory
     if config.kv_memory is not None:
         kv_bytes = parse_bytes(config.kv_memory, "kv_memory")
     elif model.device.type == "cuda":
@@ -211,10 +233,10 @@ def make_budget(
         kv_bytes = int(free - (1 - GPU_SHARE) * total - sum(size for name, size in parts if "weights" not in name))
     else:
         kv_bytes = max(DEFAULT_CPU_KV, request_blocks * (verifier_block + draft_block))
-        kv_bytes = min(kv_bytes, available_bytes() // 2)
-    if model.device.type == "cpu" and kv_bytes > available_bytes():
+        kv_bytes = min(kv_bytes, share // 2)
+    if model.device.type == "cpu" and kv_bytes > share:
         raise MemoryBudgetError(
-            f"--kv-memory {show(kv_bytes)} is more than the {show(available_bytes())} that are free here: ask for less"
+            f"--kv-memory {show(kv_bytes)} is more than the {show(share)} that are free here: ask for less"
         )
     return plan_budget(
         parts=tuple(parts),
@@ -285,6 +307,19 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def pick_shard(config: EngineConfig, source: ModelSource, device: torch.device) -> Shard:
+    """The part of the verifier that rank 0 holds; ConfigError where it cannot be divided so, or devices are missing."""
+    shard = Shard(0, config.tensor_parallel_size)
+    shard.config(source.config, source.name)
+    last = (device.index or 0) + shard.size
+    if device.type == "cuda" and last > torch.cuda.device_count():
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size} from {device} on needs {last} CUDA devices and PyTorch sees"
+            f" {torch.cuda.device_count()}: use a smaller size"
+        )
+    return shard
+
+
 def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str:
     """When passes are captured. auto: at start, where there are graphs and lanes run in line."""
     if attends == "flashinfer" and config.graphs in ("lazy", "start"):
@@ -294,7 +329,8 @@ def pick_graphs(config: EngineConfig, device: torch.device, attends: str) -> str
         )
     if config.graphs != "auto":
         return config.graphs
-    return "start" if device.type == "cuda" and attends == "triton" and config.in_line else "off"
+    captured = config.in_line and config.tensor_parallel_size == 1
+    return "start" if device.type == "cuda" and attends == "triton" and captured else "off"
 
 
 def check_flashinfer(config: EngineConfig, dtype: torch.dtype, sources: list[ModelSource]) -> int:

@@ -82,6 +82,7 @@ def describe(engine: Engine) -> dict[str, Any]:
                 "block_size",
                 "placement",
                 "batch_invariant",
+                "tensor_parallel_size",
                 "wait",
             )
         },

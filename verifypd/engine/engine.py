@@ -456,10 +456,13 @@ class Engine:
 
     def shutdown(self) -> None:
         """Drop all work."""
-        for request in [*self.waiting, *self.running.values()]:
-            self.finish(request)
-        self.drain()
-        self.check()
-        if self.recorder:
-            self.tell()
-            self.recorder.close()
+        try:
+            for request in [*self.waiting, *self.running.values()]:
+                self.finish(request)
+            self.drain()
+            self.check()
+            if self.recorder:
+                self.tell()
+                self.recorder.close()
+        finally:
+            self.verify.runner.close()

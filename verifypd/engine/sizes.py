@@ -16,6 +16,7 @@ from verifypd.kv.budget import show
 from verifypd.kv.pool import block_bytes
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import weight_bytes
+from verifypd.models.shards import Shard
 
 DEFAULT_MAX_LEN = 8192
 GPU_SHARE = 0.9  # of the device's memory
@@ -39,15 +40,19 @@ def check_memory(
     weights = weights or (torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype))
     int8 = config.quantization == "int8"
     draft_int8 = config.draft_quantization != "none" if draft_int8 is None else draft_int8
-    asked = None if config.kv_memory is None else parse_bytes(config.kv_memory, "kv_memory")
+    size = config.tensor_parallel_size
+    shape, together = Shard(0, size).config(source.config, source.name), 1
+    if device.type == "cpu":  # all ranks are in one memory
+        shape, together = source.config, size
+    asked = None if config.kv_memory is None else parse_bytes(config.kv_memory, "kv_memory") * together
     free = free_bytes(device, GPU_SHARE if asked is None else 1.0)
     if asked is not None and asked > free:
         raise MemoryBudgetError(
             f"--kv-memory {config.kv_memory} is more than the {show(free)} that are free here: ask for less"
         )
-    own = weight_bytes(source.config, weights, int8)
+    own = weight_bytes(shape, weights, int8)
     if own > free:
-        smaller = weight_bytes(source.config, weights, int8=True)
+        smaller = weight_bytes(shape, weights, int8=True)
         also = f", or --quantization int8, which takes {show(smaller)}" if not int8 and smaller <= free else ""
         raise MemoryBudgetError(
             f"{source.name} needs {show(own)} for its weights and {device} has {show(free)} free: choose a smaller"
@@ -59,7 +64,8 @@ def check_memory(
             f"{draft.name} needs {show(beside)} beside the {show(own)} of {source.name}, and {device} has {show(free)}"
             " free: choose a smaller draft, or --draft ngram"
         )
-    kv = kv_bytes(config, [each.config for each in (source, draft) if each is not None], values or weights, asked)
+    shapes = [shape] if draft is None else [shape, draft.config]
+    kv = kv_bytes(config, shapes, values or weights, asked)
     if own + beside + kv > free:
         left = show(free - own - beside)
         advice = "lower --max-model-len" if asked is None else f"give --kv-memory {left} or less"

@@ -25,17 +25,18 @@ from verifypd.engine.memory import PagedPool, RequestMemory
 from verifypd.inflight import CAUGHT_UP
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import Budget
-from verifypd.kv.pool import FeatureCache, KVCache
+from verifypd.kv.pool import FeatureCache
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.placement import Placements
 from verifypd.lanes.verify import VerifyLane
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
+from verifypd.parallel.ranks import ParallelRunner, Ranks
 from verifypd.runtime.graphs import Graphs, capture
 from verifypd.runtime.inputs import BlockTables, Slots
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import reachable
-from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.runtime.runner import HeadRunner, ModelRunner, cache_of
 from verifypd.sampling.state import SamplingState
 
 CAPTURED_SPANS = 256  # requests up to which passes are captured at start; larger ones when they first come
@@ -57,6 +58,7 @@ class Parts:
     capacity: int  # tokens a slot holds
     sampler: str
     replayed: str  # when passes are captured: off, lazy or start
+    ranks: Ranks | None = None  # who hold the rest of the model
 
 
 def may_draft(config: EngineConfig) -> bool:
@@ -99,6 +101,8 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
     runner, pool = _paged(parts, parts.model, attention)
+    if parts.ranks is not None:
+        runner = ParallelRunner(parts.ranks, runner)
     spans, widest = _captured(config)
     graphs = Graphs(device) if parts.replayed != "off" else None
     shape = (slots, widest, chunk_rows(config) + spans * widest)
@@ -159,16 +163,8 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
 def _paged(
     parts: Parts, model: Model, attention: AttentionBackend, first: int | None = None
 ) -> tuple[ModelRunner, PagedPool]:
-    config, shape = parts.config, model.config
-    cache = KVCache(
-        shape.layers,
-        parts.budget.blocks,
-        config.block_size,
-        shape.kv_heads,
-        shape.head_dim,
-        model.activation_dtype,
-        model.device,
-    )
+    config = parts.config
+    cache = cache_of(model, parts.budget.blocks, config.block_size)
     tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device, first)
     blocks = BlockPool(parts.budget.blocks, config.block_size, config.prefix_cache)
     return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -33,9 +33,14 @@ class Model:
         *,
         dtype: torch.dtype,
         max_model_len: int,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """weights: by the targets of `specs`. dtype: of the weights. max_model_len: positions of the rotary tables."""
+        """weights: by the targets of `specs`. dtype: of the weights. max_model_len: positions of the rotary tables.
+
+        reduce: where this is a shard, adds up what all ranks have of a sum [N, H]; it may do so in place.
+        """
         self.config = config
+        self.reduce = reduce
         self.kernels = kernels
         self.dtype = dtype
         self.activation_dtype = kernels.activation_dtype(dtype)
@@ -51,7 +56,7 @@ class Model:
         self._eps, self._unit = config.norm_eps, config.unit_offset
         self.layers = self._build_layers(weights)
         self.native: NativeLayers | None = None  # all layers in one call
-        if isinstance(kernels, NativeKernels) and self._all_compiled():
+        if isinstance(kernels, NativeKernels) and reduce is None and self._all_compiled():
             self.native = NativeLayers(config, self.layers, kernels)
 
     @classmethod
@@ -166,6 +171,10 @@ class Model:
     ) -> tuple[Rows, Tensor]:
         """x: normed input [N, H]. Returns the input of the next layer (normed) and the residual stream."""
         raise NotImplementedError
+
+    def reduced(self, part: Tensor) -> Tensor:
+        """What a layer adds to the residual stream [N, H], from what the heads or MLP columns held here add to it."""
+        return part if self.reduce is None else self.reduce(part)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[N] -> [N, H], in the activation dtype. Ids that a narrow model does not know are its last one."""

@@ -31,6 +31,10 @@ class Llama(Model):
     ) -> tuple[Rows, Tensor]:
         """See Model.layer."""
         kernels, eps, unit = self.kernels, self._eps, self._unit
+        if self.reduce is not None:  # sums over ranks stand between products and norms
+            x = self.attend(layer, x, layout, attention, prepared, cache)
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps, unit)
+            return kernels.add_rms_norm(self.mlp(layer, x), residual, layer.next_norm, eps, unit)
         mixed = self.mix(layer, x, layout, attention, prepared, cache)
         x, residual = kernels.linear_add_norm(
             mixed, layer.output, layer.output_bias, residual, layer.mlp_norm, eps, unit
@@ -49,7 +53,7 @@ class Llama(Model):
     ) -> Tensor:
         """Attention of a layer with its projections, [N, H] -> [N, H]."""
         mixed = self.mix(layer, x, layout, attention, prepared, cache)
-        return self.kernels.linear(mixed, layer.output, layer.output_bias)
+        return self.reduced(self.kernels.linear(mixed, layer.output, layer.output_bias))
 
     def mix(
         self,
@@ -98,4 +102,4 @@ class Llama(Model):
     def mlp(self, layer: DecoderLayer, x: Rows) -> Tensor:
         """Gated MLP, [N, H] -> [N, H]."""
         acted = self.kernels.linear_gated(x, layer.gate_up, layer.gate_up_bias, self.config.activation)
-        return self.kernels.linear(acted, layer.down, layer.down_bias)
+        return self.reduced(self.kernels.linear(acted, layer.down, layer.down_bias))

@@ -5,13 +5,16 @@ Knows which checkpoint tensor goes where; nothing of hubs, downloads or how the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels.base import Int8Weight, Kernels, Weight
 from verifypd.models.base import Model
-from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource
+from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource, copy_chunks
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.eagle import Eagle3Head, EagleHead
 from verifypd.models.eagle_config import EAGLE, EAGLE3
@@ -21,6 +24,7 @@ from verifypd.models.head import DistilledHead, DraftHead
 from verifypd.models.layers import WeightSpec
 from verifypd.models.llama import Llama
 from verifypd.models.qwen import Qwen2, Qwen3
+from verifypd.models.shards import ADDED_ONCE, WHOLE, Shard
 
 FAMILIES: dict[str, type[Model]] = {
     "llama": Llama,
@@ -47,13 +51,16 @@ def load_model(
     int8: bool = False,
     seed: int = 0,
     max_model_len: int | None = None,
+    shard: Shard = WHOLE,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Model:
     """A model ready to run on `device`.
 
     dtype: of the weights. int8: linear layers (and a tied embedding) in int8 with a scale per row. max_model_len:
-    positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights.
+    positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights, the same for
+    every rank. shard: the part of the model that is held here; reduce: see Model.
     """
-    config = source.config
+    config = shard.config(source.config, source.name)
     if config.family not in FAMILIES:
         raise ConfigError(f"{source.name} is a draft head: give it as --draft, beside the verifier it was made for")
     length = config.max_position if max_model_len is None else max_model_len
@@ -64,15 +71,16 @@ def load_model(
         )
     family = FAMILIES[config.family]
     specs = family.specs(config)
-    weights = allocate(source, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
+    held = replace(source, config=config)
+    weights = allocate(held, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
     if load_format == "dummy":
         fill_dummy(weights, config, seed)
     elif load_format == "auto":
-        fill(weights, specs, _open(source), config)
+        fill(weights, specs, _open(source), source.config, family.specs(source.config), shard)
     else:
         raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
     pack(weights, specs, config, kernels)
-    return family(config, weights, kernels, dtype=dtype, max_model_len=length)
+    return family(config, weights, kernels, dtype=dtype, max_model_len=length, reduce=reduce)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
@@ -135,39 +143,90 @@ def allocate(
     return weights
 
 
-def fill(weights: dict[str, Weight], specs: dict[str, WeightSpec], tensors: TensorSource, config: ModelConfig) -> None:
-    """Read every tensor once, in file order, each into its rows of a fused one. Names and shapes are checked before."""
-    places: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # checkpoint name -> target, first row, shape
-    for target, spec in specs.items():
-        first = 0
-        for name, rows in spec.pieces:
-            places[name] = target, first, (rows,) if spec.columns is None else (rows, spec.columns)
-            first += rows
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a checkpoint tensor goes, and how much of it."""
+
+    target: str
+    first: int  # row of the target
+    shape: tuple[int, ...]  # of the checkpoint tensor
+    rows: slice  # of it
+    columns: slice | None  # of those; None: a vector
+
+
+def fill(
+    weights: dict[str, Weight],
+    specs: dict[str, WeightSpec],
+    tensors: TensorSource,
+    config: ModelConfig,
+    whole: dict[str, WeightSpec] | None = None,
+    shard: Shard = WHOLE,
+) -> None:
+    """Read every tensor once, in file order, each into its rows of a fused one. Names and shapes are checked before.
+
+    config, whole: of the whole model, where `specs` are of a shard.
+    """
+    places = _places(specs, whole or specs, shard)
     _check(places, tensors, config)
     for name in tensors.shapes:
-        if name not in places:
+        place = places.get(name)
+        weight = weights.get(place.target) if place is not None else None
+        if place is None or weight is None:
             continue
-        target, first, shape = places[name]
-        weight = weights[target]
+        first, rows = place.first, place.rows.stop - place.rows.start
         if isinstance(weight, Int8Weight):
-            for chunk in tensors.chunks(name):
-                packed = Int8Weight.quantize(chunk.to(weight.device))
+            for chunk in _rows(tensors.chunks(name), place.rows):
+                packed = Int8Weight.quantize(chunk.to(weight.device))  # by whole rows: all ranks have the same scale
                 part = slice(first, first + len(chunk))
-                weight.values[part], weight.scale[part] = packed.values, packed.scale
+                weight.values[part], weight.scale[part] = packed.values[:, place.columns], packed.scale
                 first += len(chunk)
+            continue
+        assert isinstance(weight, Tensor)  # it is packed when it is whole
+        held = weight[first : first + rows]
+        if held.shape == place.shape:
+            tensors.read_into(name, held)
         else:
-            assert isinstance(weight, Tensor)  # it is packed when it is whole
-            tensors.read_into(name, weight[first : first + shape[0]])
+            chunks = _rows(tensors.chunks(name), place.rows)
+            copy_chunks((c if place.columns is None else c[:, place.columns] for c in chunks), held)
+        if shard.rank and place.target.endswith(ADDED_ONCE):
+            held.zero_()
 
 
-def _check(places: dict[str, tuple[str, int, tuple[int, ...]]], tensors: TensorSource, config: ModelConfig) -> None:
+def _places(specs: dict[str, WeightSpec], whole: dict[str, WeightSpec], shard: Shard) -> dict[str, _Place]:
+    """Checkpoint name -> its place; names that only other ranks hold have one too, of a target that is not here."""
+    places: dict[str, _Place] = {}
+    for target, spec in whole.items():
+        own, width, first = specs.get(target, spec), spec.columns, 0
+        for (name, rows), (_, held) in zip(spec.pieces, own.pieces, strict=True):
+            shape = (rows,) if width is None else (rows, width)
+            columns = None if width is None or own.columns is None else shard.part(width, own.columns)
+            places[name] = _Place(target, first, shape, shard.part(rows, held), columns)
+            first += held
+    return places
+
+
+def _rows(chunks: Iterator[Tensor], rows: slice) -> Iterator[Tensor]:
+    """Some of the rows that come in chunks."""
+    start = 0
+    for chunk in chunks:
+        part = chunk[max(0, rows.start - start) : max(0, rows.stop - start)]
+        start += len(chunk)
+        if len(part):
+            yield part
+        if start >= rows.stop:
+            return
+
+
+def _check(places: dict[str, _Place], tensors: TensorSource, config: ModelConfig) -> None:
     where = f"weights of {tensors.where}"
     mixed = "the folder mixes two models; download it again"
-    for name, (_, _, shape) in places.items():
+    for name, place in places.items():
         if name not in tensors.shapes:
             raise ModelError(f"{where}: tensor {name} is missing: the download is incomplete; download it again")
-        if tensors.shapes[name] != shape:
-            raise ModelError(f"{where}: tensor {name} has shape {tensors.shapes[name]}, config says {shape}: {mixed}")
+        if tensors.shapes[name] != place.shape:
+            raise ModelError(
+                f"{where}: tensor {name} has shape {tensors.shapes[name]}, config says {place.shape}: {mixed}"
+            )
     for name in tensors.shapes:
         tied = config.tie_embeddings and name == "lm_head.weight"  # a second copy of the embedding
         if name not in places and not tied and not name.startswith(IGNORED) and not name.endswith(IGNORED_ENDS):

@@ -14,6 +14,14 @@ from verifypd.models.head import DraftHead
 from verifypd.runtime.inputs import BlockTables
 
 
+def cache_of(model: Model, blocks: int, block_size: int) -> KVCache:
+    """Room for so many blocks of a model's keys and values."""
+    shape = model.config
+    return KVCache(
+        shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, model.device
+    )
+
+
 class ModelRunner:
     """Runs passes of one model over its paged cache."""
 
@@ -46,6 +54,9 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, vocab] in fp32."""
         return self.model.logits(hidden)
+
+    def close(self) -> None:
+        """Free what is not this process's own, which of a model in one place is nothing."""
 
 
 class HeadRunner:

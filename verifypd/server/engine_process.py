@@ -20,7 +20,7 @@ import zmq
 from tqdm import tqdm
 
 from verifypd.config import EngineConfig
-from verifypd.errors import VerifyPDError
+from verifypd.errors import EngineError, VerifyPDError
 from verifypd.server.admission import Admission
 from verifypd.server.config import ServerConfig
 from verifypd.server.lifeline import die_with
@@ -54,12 +54,7 @@ def run_engine(
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which stays when this process is killed
     from verifypd.server.engine_loop import EngineLoop  # torch is imported in this process only
 
-    try:
-        built = load_factory(config.engine_factory)(engine_config)
-    except VerifyPDError as error:
-        log.error("%s", " ".join(str(error).split()))
-        sys.exit(BAD_SETTINGS)
-    engine = built.engine
+    engine = make_engine(engine_config, config)
     engine.forgiving = True
     context = zmq.Context()
     receiver = inbox(context, addresses.engine(epoch))
@@ -92,6 +87,17 @@ def run_engine(
             compiler.close()
         engine.shutdown()
         context.destroy(linger=200)
+
+
+def make_engine(engine_config: EngineConfig, config: ServerConfig) -> Any:
+    """The engine of the factory; settings that will never do end the process with a status that says so."""
+    try:
+        return load_factory(config.engine_factory)(engine_config).engine
+    except EngineError:  # it lost a process while it was made: the next may not
+        raise
+    except VerifyPDError as error:
+        log.error("%s", " ".join(str(error).split()))
+        sys.exit(BAD_SETTINGS)
 
 
 class Bell:
