@@ -186,7 +186,7 @@ def planner() -> str:
 def targets() -> str:
     """The planner under other targets; ratios are over the first line."""
     lines = []
-    for cell in read("h200-targets")["cells"]:
+    for cell in [cell for cell in read("h200-targets")["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
         over = _intervals(cell["over"]["ttft=500"]) if cell["over"] else [""] * 3
         lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *_tails(cell["figures"]), *over])
     return rows(["target, ms", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"], lines) + source("h200-targets")
@@ -195,6 +195,33 @@ def targets() -> str:
 def _intervals(found: dict[str, dict[str, float]]) -> list[str]:
     names = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
     return [f"{found[name]['ratio']:.2f} ({found[name]['low']:.2f}–{found[name]['high']:.2f})" for name in names]
+
+
+def toy() -> str:
+    """The engine and a toy of its schedule on the same arrivals, with the same costs of steps."""
+    lines = []
+    for cell in sorted(read("toy-schedule")["cells"], key=lambda each: (each["arm"].startswith("plain"), each["rate"])):
+        ours, theirs, over = cell["engine"], cell["toy"], cell["over"]
+        arm = "`plain`" if cell["arm"].startswith("plain") else "`auto`, 1.1B draft"
+        line = [arm, str(cell["rate"])]
+        for name, digits in (("ttft_ms_p95", 0), ("tpot_ms_p95", 1)):
+            line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
+        lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
+    header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
+    return rows(header, lines) + source("h200-targets", "toy-schedule")
+
+
+def host() -> str:
+    """What the host works in a step, against the cycle of the device."""
+    found = read("h200-head")
+    levels = sorted((int(name[5:]), each) for name, each in found["details"].items() if name.startswith("idle_"))
+    lines = [
+        ["host, ms a step", *(f"{each['host_ms']:.2f}" for _, each in levels)],
+        ["device's cycle, ms", *(f"{each['cycle_ms']:.2f}" for _, each in levels)],
+        ["share", *(f"{each['host_ms'] / each['cycle_ms']:.2f}" for _, each in levels)],
+        ["device idle", *(f"{each['idle']:.1%}" for _, each in levels)],
+    ]
+    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head")
 
 
 def equal_systems() -> tuple[Outcome, Outcome]:
@@ -246,6 +273,21 @@ def deploy(*names: str) -> Callable[[], str]:
         return rows(["mean E2E", *arms, "lowest"], lines) + f"\n↓ faster, ↑ slower at 95 %. {said}.\n" + source(*names)
 
     return table
+
+
+def deploy_tails() -> str:
+    """Mixed traffic on a GPU: what every arm reached, and its tails over those of the reference."""
+    found = read(MIXED_H200)
+    lines = []
+    for scenario, own in found["scenarios"].items():
+        rate = scenario.partition(",")[0].removeprefix("E ").removesuffix("/s")
+        for arm, each in own["arms"].items():
+            compared = own["compared"].get(arm)
+            names = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
+            ratios = [ratio(compared[name]).removesuffix(" no difference") if compared else "" for name in names]
+            lines.append([rate, f"`{arm}`", *_tails(each["figures"]), *ratios])
+    header = ["requests/s", "arm", *TAILS, "× TTFT p95", "× TPOT p95", "× gap p99"]
+    return rows(header, lines) + f"\n{found['note']}; over {found['reference']}.\n" + source(MIXED_H200)
 
 
 def deploy_rules() -> str:
@@ -385,13 +427,20 @@ PLAN, DEATH, ROUTING, ROUTING_8, THOUSAND = (
 SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
 THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
 RULED = (SWEEP, THREE)
+MIXED_H200, SWEEP_H200 = "bench-mixed-h200", "bench-sweep-h200"
+THREE_H200, EVERY_H200 = "bench-three-way-h200", "bench-comprehensive-h200"
 
 TABLES: dict[str, Callable[[], str]] = {
     "planner": planner,
     "planner-targets": targets,
+    "planner-toy": toy,
+    "host-work": host,
     "deploy-sweep": deploy(SWEEP),
     "deploy-mixed": deploy(MIXED),
     "deploy-three-way": deploy(THREE),
+    "deploy-h200": deploy(THREE_H200, EVERY_H200),
+    "deploy-h200-sweep": deploy(SWEEP_H200),
+    "deploy-h200-mixed": deploy_tails,
     "deploy-cpu": deploy("bench-three-way-cpu", "bench-comprehensive-cpu"),
     "deploy-rules": deploy_rules,
     "deploy-claims": deploy_claims,

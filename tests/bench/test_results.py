@@ -17,13 +17,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
-    "allocator", "attention-flashinfer-h200", "attention-splits-h200", "beside-vllm-closed",
+    "allocator", "attention-splits-h200", "beside-vllm-closed",
     "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
-    "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200", "h200",
-    "h200-again", "h200-placements",
-    "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "host-waiting", "kernels-neoverse-n1",
-    "protocols-h200", "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
-    "server_schemathesis", "versions", "vllm-h200",
+    "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200",
+    "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
+    "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
+    "server_schemathesis", "versions",
 }  # fmt: skip
 
 

@@ -406,6 +406,15 @@ def test_a_workload_runs_as_on_a_gpu() -> None:
     assert all(snapshot.most_chunks == CHUNKS for snapshot, _ in log.steps)
 
 
+def test_a_head_reads_a_prompt_before_the_next_step_and_after_the_first_token() -> None:
+    quick, slow = (
+        run("unified", burst(1, 100, 4), replace(SMALL, head=True, head_token=token), costs=TrueCosts())[0].outcomes[0]
+        for token in (0.0, 1e-3)
+    )
+    assert slow.first == quick.first, "the first token has left by then"
+    assert slow.gaps[0] - quick.gaps[0] == pytest.approx(0.1) and slow.gaps[1:] == pytest.approx(quick.gaps[1:])
+
+
 def test_two_devices_draft_beside_the_verifier() -> None:
     arrivals = burst(16, 20, 200)
     one, two = (run("pdv", arrivals, replace(SMALL, batch_size=16, devices=n))[0].seconds for n in (1, 2))

@@ -105,6 +105,7 @@ class Simulation:
         self.running: dict[int, _Request] = {}
         self.free_slots = deque(range(self.settings.slots))
         self.inflight: deque[_Ticket] = deque()
+        self._reading = 0.0  # s that a head takes to read the prompt chunks of the last step, before the next one
         self.timed: deque[tuple[float, StepTiming]] = deque()  # when each will be known
 
     def _request(self, request_id: int, arrival: Arrival) -> _Request:
@@ -258,7 +259,8 @@ class Simulation:
         where verdicts are late."""
         begun, timing = self.now, self.timing(plan)
         self.now += self.settings.host_seconds + self.settings.host_request * len(self.running)
-        self.device_free = max(self.now, self.device_free) + self._duration(plan, timing)
+        self.device_free = max(self.now, self.device_free) + self._reading + self._duration(plan, timing)
+        self._reading = self.settings.head_token * timing.chunk_rows if self.settings.head else 0.0
         if plan.draft:
             self._draft(plan.draft)
         if plan.verify:
