@@ -265,7 +265,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(given)
-    result: dict[str, Any] = {"provenance": provenance()}
+    result: dict[str, Any] = provenance()
     if options.part != "simulated":
         result["measured"] = measured(options.arms, options.requests, options.tokens, options.rounds)
     if options.part != "measured":
