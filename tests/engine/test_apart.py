@@ -22,6 +22,8 @@ from verifypd.engine.measure import Point, time_points
 from verifypd.errors import ConfigError, ModelError
 from verifypd.request import Request
 
+pytestmark = pytest.mark.xdist_group("apart")
+
 START = 60.0  # s that a process may take to come up on a busy machine
 
 
