@@ -28,7 +28,7 @@ DEMO_PROMPT ?= Original: The old lighthouse keeper climbed the winding stairs ev
 ships at sea. Copy: The old lighthouse keeper
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick test-gpu lint format types demo serve soak figures clean
+.PHONY: help setup test quick test-gpu test-ray lint format types demo serve soak figures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ $(CORE): pyproject.toml | $(BIN)/python
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@$(MEND)
-	$(PIP) -e '.[test,server,ray]'
+	$(PIP) -e '.[test,server]'
 	@touch $@ $(CORE) $(SERVER)
 
 $(SERVER): pyproject.toml | $(BIN)/python
@@ -67,6 +67,10 @@ quick: $(STAMP) ## the inner loop: lint and the fast tests, about a minute
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+test-ray: $(STAMP) ## the tests that need Ray, and Ray
+	$(PIP) -e '.[test,server,ray]'
+	$(BIN)/python -m pytest tests/cluster
 
 lint: $(STAMP) ## ruff: rules and format, no changes
 	$(BIN)/python -m ruff check .

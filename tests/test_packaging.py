@@ -136,11 +136,6 @@ def test_make_test_checks_everything():
         assert tool in plan
 
 
-def test_make_test_installs_what_its_tests_need():
-    """Ray's among them: where it is missing they would be skipped."""
-    assert "-e '.[test,server,ray]'" in (ROOT / "Makefile").read_text(encoding="utf-8")
-
-
 def test_links_in_the_documentation_lead_somewhere():
     broken = []
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
