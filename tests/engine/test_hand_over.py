@@ -19,7 +19,7 @@ from verifypd.errors import ConfigError
 from verifypd.lanes.hand_over import PrefillProcess
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-pytestmark = pytest.mark.xdist_group("hand over")
+pytestmark = pytest.mark.xdist_group("hand-over")
 
 
 def reader_of(llm: LLM) -> PrefillProcess:
