@@ -125,10 +125,9 @@ class TritonKernels(TorchKernels):
             return None
         assert isinstance(weight, Tensor)
         values, squares, eps = _parted(x)
-        rows, depth = values.shape
+        rows = len(values)
         heads = weight.shape[0] // width
         q = torch.empty(rows, heads - 2 * kv_heads, width, dtype=values.dtype, device=values.device)
-        pdl = dependent(values.device)
         skinny_qkv[(weight.shape[0] // tile.outputs,)](
             values,
             weight,
@@ -145,22 +144,10 @@ class TritonKernels(TorchKernels):
             values.stride(0),
             0 if squares is None else squares.stride(0),
             eps,
-            DEPTH=depth,
             Q_HEADS=heads - 2 * kv_heads,
             KV_HEADS=kv_heads,
             WIDTH=width,
-            BIASED=bias is not None,
-            SCALED=squares is not None,
-            SQUARES=0 if squares is None else len(squares),
-            SQUARES_PADDED=1 if squares is None else power_of_two(len(squares)),
-            BLOCK_M=_padded(rows),
-            BLOCK_N=tile.outputs,
-            BLOCK_K=tile.depth,
-            PARTS=tile.parts,
-            STAGES=tile.stages,
-            PDL=pdl,
-            num_warps=4,
-            launch_pdl=pdl,
+            **_constants(values, bias, squares, tile),
         )
         return q
 
@@ -284,6 +271,26 @@ def _parted(x: Rows) -> tuple[Tensor, Tensor | None, float]:
     return values if values.stride(1) == 1 else values.contiguous(), squares, eps
 
 
+def _constants(values: Tensor, bias: Tensor | None, squares: Tensor | None, tile: SkinnyTile) -> dict[str, int]:
+    """Compile-time constants and options that skinny products have in common."""
+    pdl = dependent(values.device)
+    return {
+        "DEPTH": values.shape[1],
+        "BIASED": bias is not None,
+        "SCALED": squares is not None,
+        "SQUARES": 0 if squares is None else len(squares),
+        "SQUARES_PADDED": 1 if squares is None else power_of_two(len(squares)),
+        "BLOCK_M": _padded(len(values)),
+        "BLOCK_N": tile.outputs,
+        "BLOCK_K": tile.depth,
+        "PARTS": tile.parts,
+        "STAGES": tile.stages,
+        "PDL": pdl,
+        "num_warps": 4,
+        "launch_pdl": pdl,
+    }
+
+
 def _skinny(
     x: Rows,
     weight: Weight,
@@ -296,11 +303,10 @@ def _skinny(
     """See `skinny_product`. added: residual, norm, and where the stream and its squares go."""
     assert isinstance(weight, Tensor)
     values, squares, eps = _parted(x)
-    rows, depth = values.shape
+    rows = len(values)
     outputs = weight.shape[0] // (1 if activation is None else 2)
     out = torch.empty(rows, outputs, dtype=values.dtype, device=values.device)
     residual, norm, stream, sums = added or (out, out, out, out)  # not read and not written
-    pdl = dependent(values.device)
     skinny_product[(-(-outputs // tile.outputs),)](
         values,
         weight,
@@ -315,24 +321,12 @@ def _skinny(
         values.stride(0),
         0 if squares is None else squares.stride(0),
         eps,
-        DEPTH=depth,
         OUT=outputs,
-        BIASED=bias is not None,
-        SCALED=squares is not None,
-        SQUARES=0 if squares is None else len(squares),
-        SQUARES_PADDED=1 if squares is None else power_of_two(len(squares)),
         GATED=activation is not None,
         SILU=activation == "silu",
         ADDED=added is not None,
         UNIT=unit_offset,
-        BLOCK_M=_padded(rows),
-        BLOCK_N=tile.outputs,
-        BLOCK_K=tile.depth,
-        PARTS=tile.parts,
-        STAGES=tile.stages,
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
+        **_constants(values, bias, squares, tile),
     )
     return out
 
