@@ -81,11 +81,20 @@ class RequestMemory:
         assert self.draft is not None
         self.draft.tables.begin_at(slots, lengths)
 
+    def holds(self, request: Request, tokens: int) -> bool:
+        """Whether it has room for `tokens` tokens in all."""
+        tokens = min(tokens, self.capacity)
+        for pool in self._pools:
+            blocks = pool.blocks
+            if len(blocks.held.get(request.order, ())) * blocks.block_size < tokens:
+                return False
+        return True
+
     def reserve(self, request: Request, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
+        if self.holds(request, tokens):
+            return True
         tokens = min(tokens, self.capacity)
-        if all(len(pool.blocks.held.get(request.order, ())) * pool.blocks.block_size >= tokens for pool in self._pools):
-            return True  # most steps
         missing = [pool.blocks.missing(request.order, tokens) for pool in self._pools]
         if any(count > pool.blocks.available for count, pool in zip(missing, self._pools, strict=True)):
             return False

@@ -24,7 +24,9 @@ from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import judge
 
 LOGPROB_ROWS = 64  # prompt rows whose logits are held at once
-FINISH = {Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
+FINISH: dict[int, str | None] = {
+    Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error",
+}  # fmt: skip
 
 TokenLogprobs = tuple[float, int, tuple[tuple[int, float], ...]]  # own, rank, most likely (id, logprob)
 
@@ -224,9 +226,7 @@ def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassRe
             drafted = accepted
         logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
         drafts = tuple(arrays["drafts"][index, :drafted].tolist()) if "drafts" in arrays else ()
-        verdicts.append(
-            Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs, drafts)
-        )
+        verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[finish], logprobs, drafts))
         index += 1
     prompt: dict[int, list[TokenLogprobs]] = {}
     row = 0
