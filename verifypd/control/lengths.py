@@ -49,6 +49,7 @@ class Option:
     longest: int
     tokens: float  # expected, one a request included
     seconds: float  # that decoding adds to the step
+    draft_seconds: float = 0.0
     drafting: Sequence[Drafting] = ()
     least: float = 1.0  # survival above which a position is drafted
 
@@ -95,7 +96,7 @@ def options(
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = _pass(load, rows + copies, cost) - alone
             seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
-            found.append(Option(longest, load.requests + gained + more, seconds, drafting, least))
+            found.append(Option(longest, load.requests + gained + more, seconds, draft, drafting, least))
             price = price if given else min(price, found[-1].per_token)
     return found
 
