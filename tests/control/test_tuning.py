@@ -28,6 +28,7 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "auto": {"KEPT": "how long the record is"},
     "controller": {"ThresholdController": "the original's thresholds"},
     "cost": {"Coefficients": "defaults, replaced by the first measurement"},
+    "fit": {"RIDGE": "numerical"},
     "prompts": {"PRECISION": "where a search ends"},
     "snapshot": {"RequestView": "defaults of the command line", "Snapshot": "defaults of the command line"},
     "temperature": {

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from verifypd.buckets import bucket, chunk_bucket
+from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
-from verifypd.metrics.fit import Sample, nonnegative
 
 DECODE, CHUNKS, DRAFT = "decode", "chunks", "draft"  # kinds of work
 

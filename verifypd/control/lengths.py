@@ -10,10 +10,8 @@ drafts a position where its survival is worth the position's row.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from verifypd.control.cost import NOTHING, CostModel, Work
@@ -27,7 +25,7 @@ class Drafting(NamedTuple):
     """One request that may draft."""
 
     slot: int
-    curve: Sequence[float]  # survivals, as far as it may draft; none exceeds the one before
+    curve: Sequence[float]  # survivals, as far as it may draft
     context: int  # tokens
     lag: float  # tokens its drafter reads first, each step
     looked_up: bool = False  # by look-up: no model runs
@@ -42,24 +40,14 @@ class Load:
     riding: Work = NOTHING  # prompt chunks in the same pass
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One longest draft and what it comes to."""
 
     longest: int
+    lengths: dict[int, int]  # slot → tokens
     tokens: float  # expected, one a request included
     seconds: float  # that decoding adds to the step
-    draft_seconds: float = 0.0
-    drafting: Sequence[Drafting] = ()
-    least: float = 1.0  # survival above which a position is drafted
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        """slot → tokens, of those who draft any."""
-        longest, least = self.longest, self.least
-        curves = [(each.slot, each.curve if each.looked_up else each.curve[:longest]) for each in self.drafting]
-        lengths = [(slot, sum([survival > least for survival in curve])) for slot, curve in curves]
-        return {slot: length for slot, length in lengths if length}
+    draft_seconds: float
 
     @property
     def per_token(self) -> float:
@@ -79,47 +67,45 @@ def options(
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
     alone = cost.pass_seconds(load.riding, void=False)
-    plain = Option(0, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead)
+    plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
     found = [plain]
+    deepest = max((len(each.curve) for each in drafting), default=0)
     price, given = (plain.per_token, False) if price is None else (price, True)
-    copied, written = _Sums([d for d in drafting if d.looked_up]), _Sums([d for d in drafting if not d.looked_up])
+    copies = any(each.looked_up for each in drafting)
     before, riding = load.decode.rows + load.riding.rows, load.riding.rows > 0
-    for longest in range(0 if copied.sums else 1, max(len(copied.sums), len(written.sums)) + 1):
+    near = cost.slope(before, riding)
+    for longest in range(0 if copies else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
-        ends = (before, before + len(drafting) * max(1, longest))
-        for slope in sorted({cost.slope(rows, riding) for rows in ends}):
-            least = max(LEAST_CHANCE, slope / price)
-            rows, gained, context, lag = written.upto(longest, least)
-            copies, more, _, _ = copied.upto(len(copied.sums), least)
-            if not rows + copies:
+        far = cost.slope(before + len(drafting) * max(1, longest), riding)
+        for slope in (near,) if near == far else (min(near, far), max(near, far)):
+            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
+            if not lengths:
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
-            verify = _pass(load, rows + copies, cost) - alone
+            verify = _pass(load, sum(lengths.values()), cost) - alone
             seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
-            found.append(Option(longest, load.requests + gained + more, seconds, draft, drafting, least))
+            found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
             price = price if given else min(price, found[-1].per_token)
     return found
 
 
-class _Sums:
-    """Survivals of some requests by position, the surest first, with running sums: no option looks at each of them."""
-
-    def __init__(self, drafting: Sequence[Drafting]) -> None:
-        first = sorted(drafting, key=lambda each: -each.curve[0])
-        self.contexts = list(accumulate([each.context for each in first], initial=0.0))
-        self.lags = list(accumulate([each.lag for each in first], initial=0.0))
-        curves, self.sums = [each.curve for each in first], list[tuple[list[float], list[float]]]()
-        while curves := [curve for curve in curves if len(curve) > len(self.sums)]:
-            losses = sorted([-curve[len(self.sums)] for curve in curves])
-            self.sums.append((losses, list(accumulate(losses, initial=0.0))))
-
-    def upto(self, longest: int, least: float) -> tuple[int, float, float, float]:
-        """Of drafts up to `longest`, as far as survivals exceed `least`: rows, tokens expected, and who drafts' context
-        and lag."""
-        counts = [bisect_left(losses, -least) for losses, _ in self.sums[:longest]]
-        gained = -sum([sums[count] for (_, sums), count in zip(self.sums, counts, strict=False)])
-        drafting = counts[0] if counts else 0
-        return sum(counts), gained, self.contexts[drafting], self.lags[drafting]
+def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[dict[int, int], float, float, float]:
+    """Who drafts how much where a survival above `least` is worth its row: slot → tokens, the tokens they are expected
+    to bring, and of those that a model drafts, context and lag."""
+    lengths, gained, context, lag = {}, 0.0, 0.0, 0.0
+    for slot, curve, tokens, behind, looked_up in drafting:
+        length = 0
+        for survival in curve if looked_up else curve[:longest]:
+            if survival <= least:
+                break
+            gained += survival
+            length += 1
+        if length:
+            lengths[slot] = length
+            if not looked_up:
+                context += tokens
+                lag += behind
+    return lengths, gained, context, lag
 
 
 def _pass(load: Load, drafts: int, cost: CostModel) -> float:

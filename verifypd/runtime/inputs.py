@@ -65,6 +65,12 @@ class BlockTables:
         self._changed.update((first + i, blocks[i]) for i in range(same, len(blocks)))
         self._rows[slot] = list(blocks)
 
+    def extend(self, slot: int, blocks: Sequence[int]) -> None:
+        """More blocks behind those of `slot`."""
+        row = self._rows[slot]
+        self._changed.update(enumerate(blocks, slot * self.width + len(row)))
+        row += blocks
+
     def begin(self, slot: int, position: int) -> None:
         """What lies before `position` of a slot holds nothing."""
         if self.first is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from verifypd.metrics.fit import Sample, nonnegative
+from verifypd.control.fit import Sample, nonnegative
 
 
 @pytest.mark.parametrize("seed", range(20))
