@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftSpan, VerifySpan
+from verifypd.runtime.streams import stream_of
 
 
 class Slots:
@@ -62,6 +65,12 @@ class BlockTables:
         self._changed.update((first + i, blocks[i]) for i in range(same, len(blocks)))
         self._rows[slot] = list(blocks)
 
+    def extend(self, slot: int, blocks: Sequence[int]) -> None:
+        """More blocks behind those of `slot`."""
+        row = self._rows[slot]
+        self._changed.update(enumerate(blocks, slot * self.width + len(row)))
+        row += blocks
+
     def begin(self, slot: int, position: int) -> None:
         """What lies before `position` of a slot holds nothing."""
         if self.first is not None:
@@ -79,18 +88,41 @@ class BlockTables:
             self._here[list(self._changed)] = list(self._changed.values())
             self._changed.clear()
         elif self._changed:
-            places = host_tensor(list(self._changed), self.data.device)
-            blocks = host_tensor(list(self._changed.values()), self.data.device)
+            changed = host_tensor([*self._changed, *self._changed.values()], self.data.device)
+            places, blocks = changed.view(2, -1).unbind(0)
             self._flat.index_copy_(0, places, blocks.to(torch.int32))
             self._changed.clear()
 
 
 def host_tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Host integers on the device, without waiting for it."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    tensor = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+class Staging:
+    """Pinned host memory that copies to a tensor are made from, used again once they have been made.
+
+    There are as many buffers as copies were ever under way at once. On a CPU the tensor itself is written.
+    """
+
+    def __init__(self, target: Tensor) -> None:
+        self.target = target
+        self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def send(self, parts: Sequence[Any]) -> None:
+        """Fill the target with these parts, one after the other, without waiting for the device."""
+        if not self.target.is_cuda:
+            np.concatenate(parts, out=self.target.numpy(), casting="unsafe")  # an empty list counts as floats
+            return
+        buffer, sent = next((each for each in self._buffers if each[1].query()), None) or self._more()
+        np.concatenate(parts, out=buffer.numpy(), casting="unsafe")
+        self.target.copy_(buffer, non_blocking=True)
+        sent.record(stream_of(self.target.device))
+
+    def _more(self) -> tuple[Tensor, torch.cuda.Event]:
+        self._buffers.append((torch.empty_like(self.target, device="cpu", pin_memory=True), torch.cuda.Event()))
+        return self._buffers[-1]
 
 
 def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -93,9 +94,10 @@ class Outcome(NamedTuple):
     hopeless: Tensor  # bool, whether there is none to take
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """Everything the steps of a verdict look at."""
+    """Everything the steps of a verdict look at. What not every implementation reads is gathered when it is first
+    asked for, which must be before the outcome is written."""
 
     logits: Tensor  # [N, >= vocab] raw
     x: Tensor  # [N, vocab] transformed; raw where every span is synthetic
@@ -104,8 +106,26 @@ class Case:
     needs: Needs  # of the N rows
     span_needs: Needs  # of the R spans
     state: SamplingState
-    length: Tensor  # [R] confirmed tokens
-    drafted: Tensor  # [R] drafts on the device
-    row_draft: Tensor  # [N] the draft that the row decides about; meaningless after the last
+    lengths: Tensor  # [S]
+    drafts: Tensor  # [S, Lmax]
+    draft_lens: Tensor  # [S]
     draft_q: Tensor | None  # None: no span has one
     drawn: Tensor | None  # [R] bool, the span's drafts were drawn from draft_q; None: all were
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[R] confirmed tokens."""
+        return self.lengths[self.spans.slots]
+
+    @cached_property
+    def drafted(self) -> Tensor:
+        """[R] drafts on the device."""
+        return torch.minimum(self.draft_lens[self.spans.slots], self.spans.drafted)
+
+    @cached_property
+    def row_draft(self) -> Tensor:
+        """[N] the draft that the row decides about; meaningless after the last."""
+        if not self.spans.widest:
+            return self.rows.slots  # not looked at
+        place = self.rows.depths.clamp_max(self.drafts.shape[1] - 1)
+        return self.drafts[self.rows.slots, place].clamp_(0, self.state.vocab - 1)
