@@ -178,8 +178,16 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_layers": "pnppppppppnnipppppnnpnni",
         "vpd_scratch": "p",
         "vpd_verdicts": "p",
+        "vpd_embed": "pnpipnnp",
+        "vpd_best": "pnnnppi",
+        "vpd_project": "ppnnfppni",
+        "vpd_read": "pppppppppppnni",
+        "vpd_draft": "p",
     }
-    told = ("vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place")
+    told = (
+        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place", "vpd_embed",
+        "vpd_project", "vpd_read", "vpd_draft",
+    )  # fmt: skip
     results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t
     for name, letters in signatures.items():

@@ -1072,3 +1072,5 @@ EXPORT ptrdiff_t vpd_scratch(const layer_shape *s) {
     const ptrdiff_t attention = 2 * (s->Hq + s->Hk) * s->D, mlp = 2 * s->I;
     return s->H + s->I + (attention > mlp ? attention : mlp);
 }
+
+#include "native_head.h"
