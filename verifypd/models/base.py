@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
@@ -176,11 +175,9 @@ class Model:
 
     def embed(self, ids: Tensor) -> Tensor:
         """[N] -> [N, H], in the activation dtype. Ids that a narrow model does not know are its last one."""
-        table = self.embedding
         if self.narrow:
             ids = ids.clamp(max=self.config.vocab_size - 1)
-        rows = F.embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
-        rows = rows.to(self.activation_dtype)
+        rows = self.kernels.embed(ids, self.embedding).to(self.activation_dtype)
         return rows if self.embed_scale is None else rows * self.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
