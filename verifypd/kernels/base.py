@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -178,6 +179,10 @@ class Kernels(Protocol):
         """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
         ...
 
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """Rows `ids` [N] of a table [V, H], or of one that `pack` made: [N, H], of its dtype or wider."""
+        ...
+
     def whole(self, x: Rows) -> Tensor:
         """Rows as a tensor."""
         ...
@@ -249,6 +254,10 @@ class Kernels(Protocol):
 
 class Composed:
     """What is made of several operations, one after the other."""
+
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """See Kernels.embed."""
+        return embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
 
     def whole(self, x: Rows) -> Tensor:
         """See Kernels.whole."""

@@ -142,6 +142,11 @@ class Needs:
         """Whether no row's likeliest token can change."""
         return not (self.bias or self.bad_words or self.min_tokens or self.penalties)
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether every row takes the likeliest token of its raw logits, and nobody asks for logprobs."""
+        return self.greedy.count == self.rows and self.plain and not self.logprobs
+
 
 class SamplingState:
     """Sampling parameters of S slots.

@@ -46,8 +46,13 @@ def judge(
     not drawn at all (n-gram); mask and context as in `transform`. Drafts have a column for each that any span has,
     tokens one for each that any request may have.
     """
+    kernels, needs = implementation(state.kernels), state.needs(spans.slot_ids, spans.depth)
+    if needs.likeliest and mask is None:
+        greedy = kernels.judge_greedy(logits, spans, needs, state, tokens, lengths, drafts, draft_lens)
+        if greedy is not None:
+            return greedy
     case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
-    verdicts = implementation(state.kernels).judge(case, tokens, lengths, drafts, draft_lens)
+    verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
     return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
 
 
