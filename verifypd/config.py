@@ -101,6 +101,12 @@ class EngineConfig:
     )
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
     kv_memory: str | int | None = setting(None, "memory for both models' KV blocks, e.g. 2GB (default: by device)")
+    kv_cache_dtype: str = setting(
+        "auto",
+        "keys and values of the verifier: as they are computed, or fp8 (e4m3 with a scale for each head), half the"
+        " bytes of bfloat16; drafts keep theirs as they are computed",
+        choices=("auto", "fp8"),
+    )
     max_model_len: int | None = setting(None, "longest prompt + output, tokens (default: the model's, 8192 at most)")
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
@@ -165,6 +171,7 @@ class EngineConfig:
             "quantization",
             "draft_quantization",
             "load_format",
+            "kv_cache_dtype",
             "attention",
             "kernels",
             "sampler",

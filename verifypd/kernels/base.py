@@ -215,9 +215,11 @@ class Kernels(Protocol):
         cache_k: Tensor,
         cache_v: Tensor,
         write_index: Tensor,
+        scales: Tensor | None = None,
     ) -> Tensor | None:
         """linear(x, weight, bias) as queries, keys and values; queries and keys are rotated, keys and values written to
-        their places [N] of a cache [places, heads, D]. Returns the queries [N, heads, D]; None: not here, do it apart.
+        their places [N] of a cache [places, heads, D], over its `scales` [2, heads] where it has some. Returns the
+        queries [N, heads, D]; None: not here, do it apart.
         """
         ...
 
@@ -274,6 +276,7 @@ class Composed:
         cache_k: Tensor,
         cache_v: Tensor,
         write_index: Tensor,
+        scales: Tensor | None = None,
     ) -> Tensor | None:
         """See Kernels.linear_qkv."""
         return None

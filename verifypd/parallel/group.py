@@ -37,6 +37,7 @@ class Job:
     int8: bool
     max_model_len: int
     block_size: int
+    fp8_kv: bool = False
     folder: str = ""  # where ranks find each other
 
 
