@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from verifypd.kernels.choose import select
 from verifypd.kernels.torch import TorchKernels
 
 LEVELS = (1, 8, 32, 128)
-ROWS = (1, 16, 32, 64, 128, 512, 2048)
+ROWS = (1, 16, 64, 128, 512, 2048)
 SHAPES = {"qkv": (12288, 4096, False), "output": (4096, 4096, False), "gate_up": (22016, 4096, True),
           "down": (4096, 11008, False)}  # fmt: skip
 COLD = 200 << 20  # bytes of copies of a weight: four times the L2 of an H200
@@ -101,26 +102,25 @@ def tiles(args: argparse.Namespace) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     begun = time.perf_counter()
-    for name, (outputs, depth, gated) in SHAPES.items():
+    for rows, (name, (outputs, depth, gated)) in product((1, 64), SHAPES.items()):
         _, narrow = copies(outputs, depth)
-        for rows in (1, 64):
-            x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-            for cut in args.cuts.split():
-                tile = SkinnyTile(*map(int, cut.split(",")))
-                if time.perf_counter() - begun > args.seconds or depth % (tile.depth * tile.parts):
-                    continue
+        x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+        for cut in args.cuts.split():
+            tile = SkinnyTile(*map(int, cut.split(",")))
+            if time.perf_counter() - begun > args.seconds or depth % (tile.depth * tile.parts):
+                continue
 
-                def work(weight: Weight, x: Tensor = x, tile: SkinnyTile = tile, gated: bool = gated) -> object:
-                    return _skinny(x, weight, None, tile, "silu" if gated else None)
+            def work(weight: Weight, x: Tensor = x, tile: SkinnyTile = tile, gated: bool = gated) -> object:
+                return _skinny(x, weight, None, tile, "silu" if gated else None)
 
-                try:
-                    took = us(work, narrow)
-                except OutOfResources as error:
-                    print(f"{name:8} {rows:3} rows, {cut:12}: {error}", flush=True)
-                    continue
-                found[f"{name} {rows} {cut}"] = round(took, 2)
-                print(f"{name:8} {rows:3} rows, {cut:12}: {took:7.2f} us, {outputs * depth / took / 1e3:5.0f} GB/s",
-                      flush=True)  # fmt: skip
+            try:
+                took = us(work, narrow)
+            except OutOfResources as error:
+                print(f"{name:8} {rows:3} rows, {cut:12}: {error}", flush=True)
+                continue
+            found[f"{name} {rows} {cut}"] = round(took, 2)
+            gbs = outputs * depth / took / 1e3
+            print(f"{name:8} {rows:3} rows, {cut:12}: {took:7.2f} us, {gbs:5.0f} GB/s", flush=True)
         del narrow
         torch.cuda.empty_cache()
     return found
