@@ -138,6 +138,13 @@ def test_values_stay_as_they_are_stored(form: str, checkpoint: Checkpoint, tmp_p
     assert torch.equal(again.layers[2].gate_up.scale, gate_up.scale)
 
 
+def test_dummy_weights_are_as_the_checkpoint_would_be(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    packed, _ = stored(checkpoint("llama"), "channel", tmp_path)
+    model = load(packed, kernels=Unpacked(), load_format="dummy")
+    assert 0.01 < wide(model.layers[1].down).std() < 0.03
+    assert isinstance(model.head, Tensor)
+
+
 def test_blocks_are_widened_and_it_is_said(checkpoint: Checkpoint, tmp_path: Path, caplog: Any) -> None:
     packed, _ = stored(checkpoint("llama"), "block", tmp_path)
     with caplog.at_level(logging.WARNING):

@@ -76,6 +76,8 @@ def load_model(
     if load_format not in ("auto", "dummy"):
         raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
     tensors = None if load_format == "dummy" else _open(source)
+    if tensors is None and config.fp8 is not None and config.fp8.block is None:
+        quantization = quantization or "fp8"  # as the checkpoint would be
     weights = allocate(held, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), quantization, tensors)
     if tensors is None:
         fill_dummy(weights, config, seed)
