@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Activation, Composed, HalfWeight, PagedRows, Rows, Weight, whole
+from verifypd.kernels.base import Activation, Composed, Fp8Weight, HalfWeight, PagedRows, Rows, Weight, whole
 from verifypd.kernels.torch import keep_rows_, rows_before
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
@@ -67,8 +67,11 @@ class NativeKernels(Composed):
         """Whether a product of so many rows with weights of this dtype is left to torch."""
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
-    def pack(self, weight: Tensor) -> Weight:
-        """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs."""
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs. fp8 is
+        widened before."""
+        if isinstance(weight, Fp8Weight):
+            weight = weight.dequantize(weight.dtype)
         return HalfWeight.pack(weight) if self.halves and HalfWeight.fits(weight) else weight
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:

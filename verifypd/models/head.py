@@ -7,6 +7,7 @@ residual streams by `project`; where the verifier has not been, what the head's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import HalfWeight, Int8Weight, Kernels, Weight
+from verifypd.kernels.base import QUANTIZED, Fp8Weight, HalfWeight, Int8Weight, Kernels, Quantization, Weight
 from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
@@ -94,10 +95,10 @@ class DistilledHead(DraftHead):
         vocab_map: Tensor,
         dtype: torch.dtype,
         max_model_len: int,
-        int8: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
-        """int8: of its copy of the output rows, whatever the verifier's are in."""
-        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, int8)}
+        """quantization: of its copy of the output rows, whatever the verifier's are in."""
+        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, kernels, quantization)}
         super().__init__(
             config, {**weights, **shared}, kernels, verifier=verifier, vocab_map=vocab_map, dtype=dtype,
             max_model_len=max_model_len,
@@ -161,18 +162,19 @@ class DistilledHead(DraftHead):
         return self.verifier.embed(ids)
 
 
-def rows_of(weight: Weight, ids: Tensor | None, int8: bool = False) -> Weight:
-    """Some rows of a weight, in its own format; int8: in that one at any rate. ids None: all rows."""
-    if isinstance(weight, Int8Weight):
-        whole = ids is None
-        return weight if whole else Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
+def rows_of(weight: Weight, ids: Tensor | None, kernels: Kernels, quantization: Quantization | None = None) -> Weight:
+    """Some rows of a weight, in its own format, or where that is none of eight bits as `quantization` says. ids None:
+    all rows."""
+    if isinstance(weight, Int8Weight | Fp8Weight):
+        return weight if ids is None else replace(weight, values=weight.values[ids], scale=weight.scale[ids])
+    if ids is None and quantization is None:
+        return weight
     if isinstance(weight, HalfWeight):
-        if ids is None and not int8:
-            return weight
         rows = weight.dequantize(weight.dtype) if ids is None else weight.rows(ids.long()).to(weight.dtype)
-        return Int8Weight.quantize(rows) if int8 else HalfWeight.pack(rows) if HalfWeight.fits(rows) else rows
-    rows = weight if ids is None else weight[ids].contiguous()
-    return Int8Weight.quantize(rows) if int8 else rows
+    else:
+        rows = weight if ids is None else weight[ids].contiguous()
+    packed = rows if quantization is None else QUANTIZED[quantization].quantize(rows)
+    return packed if isinstance(packed, Int8Weight) else kernels.pack(packed)
 
 
 def vector(weight: Weight) -> Tensor:
