@@ -160,7 +160,12 @@ def pass_table(repeats: int) -> list[dict[str, object]]:
     attention = backend("native")
     for weights, (dtype, int8) in numbers.items():
         model = load_model(
-            resolve("smollm2"), dtype=dtype, device="cpu", kernels=select(), int8=int8, max_model_len=512
+            resolve("smollm2"),
+            dtype=dtype,
+            device="cpu",
+            kernels=select(),
+            quantization="int8" if int8 else None,
+            max_model_len=512,
         )
         layers = model.native
         cache = KVCache(LAYERS, 513, 16, KV_HEADS, HEAD_DIM, torch.float32, "cpu")

@@ -139,7 +139,12 @@ def main() -> None:
             assert isinstance(own, NativeKernels)
             own._torch_rows, own.halves = {torch.bfloat16: 1}, False
         models[name] = load_model(
-            resolve("smollm2"), dtype=dtype, device="cpu", kernels=own, int8=int8, max_model_len=512
+            resolve("smollm2"),
+            dtype=dtype,
+            device="cpu",
+            kernels=own,
+            quantization="int8" if int8 else None,
+            max_model_len=512,
         )
     if args.prompts:
         report["moved"] = moved(models, args.prompts)

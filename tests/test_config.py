@@ -21,7 +21,7 @@ from verifypd.errors import ConfigError
         ({"queue_factor": 2.5}, "1..2"),
         ({"dtype": "int4"}, "float32"),
         ({"quantization": "int3"}, "int8"),
-        ({"draft_quantization": "int4"}, "--draft-quantization 'int4' is not known; choose from auto, int8, none"),
+        ({"draft_quantization": "int4"}, "--draft-quantization 'int4' is not known; choose from auto, int8, fp8, none"),
         ({"kv_memory": "many"}, "2GB"),
         ({"placement": "prefill=process"}, "use --arch pd or pdv"),
         ({"placement": "prefill=moon"}, "fused"),

@@ -92,12 +92,16 @@ class EngineConfig:
         "block", "how the host waits for a CUDA device: asleep, or polling on a core of its own", choices=WAITS
     )
     dtype: str = setting("auto", "weights: auto is what the device does best", choices=DTYPES)
-    quantization: str | None = setting(None, "weight-only quantisation of the linear layers", choices=("int8",))
+    quantization: str | None = setting(
+        None,
+        "quantisation of the linear layers, with a scale for each row: int8, or fp8 (CUDA; embedding and lm_head stay)",
+        choices=("int8", "fp8"),
+    )
     draft_quantization: str = setting(
         "auto",
-        "the draft's weights: int8, or none: the verifier's dtype"
-        " (auto: int8 with native kernels and beside an int8 verifier)",
-        choices=("auto", "int8", "none"),
+        "the draft's weights: int8, fp8, or none: the verifier's dtype"
+        " (auto: int8 with native kernels, else what --quantization says)",
+        choices=("auto", "int8", "fp8", "none"),
     )
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
     kv_memory: str | int | None = setting(None, "memory for both models' KV blocks, e.g. 2GB (default: by device)")

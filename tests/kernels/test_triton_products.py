@@ -143,7 +143,7 @@ def test_without_the_shared_memory_all_go_to_torch(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("depth", [256, 512, 2048, 2752, 4096, 8192, 11008])
 def test_tiles_fit(outputs: int, depth: int, gated: bool) -> None:
     """In shared memory, and the parts of the depth are whole rounds."""
-    tile = skinny_tile(outputs, depth, gated)
+    tile = skinny_tile(1, outputs, depth, gated)
     if tile is None:
         assert outputs < 4096
         assert depth % 256

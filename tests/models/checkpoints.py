@@ -17,6 +17,7 @@ from torch import Tensor
 from verifypd.attention import AttentionBackend, PassLayout
 from verifypd.attention.torch import TorchAttention
 from verifypd.kernels import Kernels
+from verifypd.kernels.base import Fp8Weight, Weight
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
@@ -139,6 +140,14 @@ def reference_logits(folder: Path, ids: Sequence[int]) -> Tensor:
     """[len(ids), vocab_size]: what transformers computes over the whole sequence at once, float32."""
     logits: Tensor = _reference(folder)(torch.tensor([list(ids)]), use_cache=False).logits
     return logits[0].float()
+
+
+class Unpacked(TorchKernels):
+    """Weights stay as a GPU has them: a CPU would widen fp8."""
+
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """As it is."""
+        return weight
 
 
 def load(folder: Path, *, kernels: Kernels | None = None, dtype: torch.dtype = torch.float32, **options: Any) -> Model:

@@ -32,7 +32,7 @@ def job_of(source: ModelSource, shard: Shard, folder: Path, **options: Any) -> J
         "attention": "torch",
         "batch_invariant": False,
         "load_format": "auto",
-        "int8": False,
+        "quantization": None,
         "max_model_len": 128,
         "block_size": 4,
     }

@@ -15,7 +15,7 @@ from verifypd.distil.dense import read_features
 from verifypd.distil.head import shape_for
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import select
-from verifypd.kernels.base import Int8Weight
+from verifypd.kernels.base import Int8Weight, Quantization
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head_loader import load_head
@@ -28,13 +28,13 @@ BLOCK = 8
 CPU = torch.device("cpu")
 
 
-def verifier_of(folder: Path, kernels: str = "torch", int8: bool = False) -> Model:
+def verifier_of(folder: Path, kernels: str = "torch", quantization: Quantization | None = None) -> Model:
     return load_model(
         resolve(str(folder)),
         dtype=torch.float32,
         device=CPU,
         kernels=select(CPU, kernels),
-        int8=int8,
+        quantization=quantization,
         max_model_len=128,
     )
 
@@ -108,8 +108,8 @@ def test_paged_drafting_is_unrolling(tmp_path: Path, family: str, kernels: str) 
 @torch.inference_mode()
 def test_int8_rows_are_the_verifiers(tmp_path: Path) -> None:
     folder = tiny("llama3", tmp_path / "verifier")
-    model = verifier_of(folder, int8=True)
-    draft = load_head(resolve(str(head_for(folder, tmp_path / "head", taught=False))), model, int8=True)
+    model = verifier_of(folder, quantization="int8")
+    draft = load_head(resolve(str(head_for(folder, tmp_path / "head", taught=False))), model, quantization="int8")
     x = torch.randn(3, 64)
     torch.testing.assert_close(draft.logits(x), model.logits(x)[:, draft.vocab_map])
 
@@ -120,7 +120,7 @@ def test_an_int8_head_beside_a_verifier_that_is_not(tmp_path: Path, kernels: str
     folder = tiny("llama3", tmp_path / "verifier")
     model = verifier_of(folder, kernels)
     source = resolve(str(head_for(folder, tmp_path / "head", taught=False)))
-    exact, packed = load_head(source, model), load_head(source, model, int8=True)
+    exact, packed = load_head(source, model), load_head(source, model, quantization="int8")
     layer = packed.layers[0]
     matrices = [packed.head, packed._features, packed._fc, layer.qkv, layer.output, layer.gate_up, layer.down]
     assert all(isinstance(weight, Int8Weight) for weight in matrices)

@@ -195,7 +195,9 @@ def test_states_in_any_order_and_twice(verifier: Model, reference: dict[str, Ten
 @torch.inference_mode()
 def test_int8(kind: str, reference: dict[str, Tensor]) -> None:
     model = verifier_of()
-    exact, packed = (load_head(resolve(str(DATA / kind)), model, int8=int8) for int8 in (False, True))
+    exact, packed = (
+        load_head(resolve(str(DATA / kind)), model, quantization="int8" if int8 else None) for int8 in (False, True)
+    )
     layer = packed.layers[0]
     assert all(isinstance(w, Int8Weight) for w in (packed.head, layer.qkv, layer.output, layer.gate_up, layer.down))
     found = []
@@ -453,7 +455,7 @@ BAD_CONFIGS: list[tuple[str, str, dict[str, Any], str]] = [
     ("eagle3", "smaller draft", {"draft_vocab_size": 20}, r"lm_head.weight has shape \(24, 32\)"),
     ("eagle3", "a type", {"model_type": "mamba"}, "layers of 'mamba' is not supported"),
     ("eagle3", "no window", {"sliding_window": 0, "layer_types": ["sliding_attention"]}, "must be a positive"),
-    ("eagle3", "quantised", {"quantization_config": {"quant_method": "fp8"}}, "fp8 quantisation is not supported"),
+    ("eagle3", "quantised", {"quantization_config": {"quant_method": "awq"}}, "awq quantisation is not supported"),
     ("eagle", "hidden size", {"hidden_size": 48}, "hidden size 48 and 64 tokens; this one has 32 and 64"),
 ]
 

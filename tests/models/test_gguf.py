@@ -115,7 +115,7 @@ def test_quantised_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
         rounded = gguf.quants.dequantize(gguf.quants.quantize(weight, Q8_0), Q8_0)
         assert np.array_equal(getattr(ours, name).numpy(), rounded)
     assert torch.equal(ours.input_norm, exact.input_norm)
-    assert load_gguf(path, int8=True).weight_bytes < 0.6 * load_gguf(path).weight_bytes
+    assert load_gguf(path, quantization="int8").weight_bytes < 0.6 * load_gguf(path).weight_bytes
 
 
 def test_large_tensors_are_read_in_chunks(

@@ -13,16 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.models.checkpoints import FAMILIES, PagedRun, load, random_ids, reference_logits, tiny
+from tests.models.checkpoints import FAMILIES, PagedRun, Unpacked, load, random_ids, reference_logits, tiny
 from verifypd import kernels
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import Int8Weight
+from verifypd.kernels.base import Quantization
 from verifypd.kernels.torch import TorchKernels
 from verifypd.models.checkpoint import SafetensorsFolder
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import load_model, weight_bytes
 
 Checkpoint = Callable[[str], Path]
+FORMS: tuple[Quantization | None, ...] = (None, "int8", "fp8")
 
 
 @pytest.fixture
@@ -69,7 +71,11 @@ def test_dtype_is_converted(checkpoint: Checkpoint) -> None:
     assert half.weight_bytes * 2 == exact.weight_bytes
 
 
-@pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"int8": True}], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": torch.bfloat16}, {"quantization": "int8"}, {"quantization": "fp8"}],
+    ids=["bfloat16", "int8", "fp8"],
+)
 def test_conversion_in_chunks(options: dict[str, Any], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(checkpoint("qwen2"), **options)
     monkeypatch.setattr("verifypd.models.checkpoint.CHUNK", 1000)
@@ -110,15 +116,15 @@ def test_text_part_of_a_multimodal_checkpoint(prefix: str, checkpoint: Checkpoin
 
 
 def test_weight_bytes_is_known_before_loading(checkpoint: Checkpoint) -> None:
-    for int8 in (False, True):
-        model = load(checkpoint("llama"), int8=int8)
-        assert weight_bytes(model.config, torch.float32, int8) == pytest.approx(model.weight_bytes, rel=0.02)
+    for form in FORMS:
+        model = load(checkpoint("llama"), quantization=form, kernels=Unpacked())
+        assert weight_bytes(model.config, torch.float32, form) == pytest.approx(model.weight_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_int8_error_is_small(family: str, checkpoint: Checkpoint) -> None:
     ids = random_ids(40)
-    model = load(checkpoint(family), int8=True)
+    model = load(checkpoint(family), quantization="int8")
     assert isinstance(model.layers[0].qkv, Int8Weight)
     assert isinstance(model.head, Int8Weight)
     assert isinstance(model.embedding, Int8Weight) == model.config.tie_embeddings
@@ -129,10 +135,11 @@ def test_int8_error_is_small(family: str, checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("int8", [False, True])
-def test_dummy_weights(family: str, int8: bool, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_dummy_weights(family: str, form: Quantization | None, checkpoint: Checkpoint) -> None:
     source = ModelSource("shape", ModelConfig.from_folder(checkpoint(family)))
-    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kernels": TorchKernels(), "int8": int8}
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kernels": TorchKernels()}
+    options["quantization"] = form
     one, same, other = (load_model(source, load_format="dummy", seed=s, **options) for s in (1, 1, 2))
     ids = random_ids(12)
     logits = [PagedRun(model).logits([(0, 0, ids)]) for model in (one, same, other)]
@@ -140,23 +147,26 @@ def test_dummy_weights(family: str, int8: bool, checkpoint: Checkpoint) -> None:
     assert logits[0].std() > 0.01
     assert torch.equal(logits[0], logits[1])
     assert not torch.equal(logits[0], logits[2])
-    assert one.weight_bytes == load(checkpoint(family), int8=int8).weight_bytes
+    assert one.weight_bytes == load(checkpoint(family), quantization=form).weight_bytes
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("int8", [False, True])
-def test_selected_kernels_agree_with_the_reference(family: str, int8: bool, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_selected_kernels_agree_with_the_reference(
+    family: str, form: Quantization | None, checkpoint: Checkpoint
+) -> None:
     """Whatever this machine runs by default, native code or torch."""
     from verifypd.attention import backend
 
     ids = random_ids(40)
     fast = PagedRun(
-        load(checkpoint(family), kernels=kernels.select("cpu"), int8=int8), attention=backend("auto", "cpu")
+        load(checkpoint(family), kernels=kernels.select("cpu"), quantization=form),
+        attention=backend("auto", "cpu"),
     )
-    plain = PagedRun(load(checkpoint(family), int8=int8))
+    plain = PagedRun(load(checkpoint(family), quantization=form))
     spans = [[(0, 0, ids[:30])], [(0, 30, ids[30:31])], [(0, 31, ids[31:])]]
     for span in spans:
-        assert (fast.logits(span) - plain.logits(span)).abs().max() <= (2e-2 if int8 else 1e-4)
+        assert (fast.logits(span) - plain.logits(span)).abs().max() <= (2e-2 if form == "int8" else 1e-4)
 
 
 def test_dynamic_rope_is_refused_past_its_context(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": torch.bfloat16},
     "float16": {"dtype": torch.float16},
-    "int8": {"int8": True},
+    "int8": {"quantization": "int8"},
 }
 
 

@@ -84,8 +84,8 @@ def test_biases_of_sums_are_added_once(tmp_path: Path) -> None:
 
 def test_int8_shards_hold_the_numbers_of_the_whole(checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = checkpoint("qwen2")
-    whole = load(folder, int8=True)
-    with in_threads(source_of(folder), 2, tmp_path, int8=True) as divided:
+    whole = load(folder, quantization="int8")
+    with in_threads(source_of(folder), 2, tmp_path, quantization="int8") as divided:
         down, all_of_it = divided.model.layers[0].down, whole.layers[0].down
         assert isinstance(down, Int8Weight) and isinstance(all_of_it, Int8Weight)
         assert torch.equal(down.values, all_of_it.values[:, : down.shape[1]])

@@ -82,9 +82,16 @@ def tiling(
     block_m = max(block_m, LEAST_ROWS, power_of_two(shared))
     block_q = block_m // shared
     block_n = 32 if wide or full else 128 if long and width <= 64 and not fixed else 64
+    stages = 2 if wide or full or (long and not (fixed or large)) else 3
+    warps = 8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4
     tiles = -(-rows // block_q)
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
+    if not (long or fixed or full or wide):
+        if 2 * real_tiles * kv_heads <= processors and shared_memory >= ROOMY:
+            block_n = 128  # a program waits for its own reads: they are to be large and few
+        elif block_m == LEAST_ROWS:
+            block_n, warps = 32, 2  # others go on meanwhile: programs are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
     if fixed:
         workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)
@@ -109,8 +116,8 @@ def tiling(
         split_tokens=SPLIT_TOKENS if fixed else 0,
         tile_rows=tile_rows,
         shared_tiles=shared_tiles if splits > 1 else 0,
-        warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
-        stages=2 if wide or full or (long and not (fixed or large)) else 3,
+        warps=warps,
+        stages=stages,
     )
 
 

@@ -40,10 +40,10 @@ def register(command: Command) -> None:
         help="only find the states an EAGLE-3 head was trained to read, for --draft-layers",
     )
     parser.add_argument("--dtype", default="auto", help="weights, as for 'generate'")
-    parser.add_argument("--quantization", choices=("int8",), help="as for 'generate'")
+    parser.add_argument("--quantization", choices=("int8", "fp8"), help="as for 'generate'")
     parser.add_argument(
         "--draft-quantization",
-        choices=("auto", "int8", "none"),
+        choices=("auto", "int8", "fp8", "none"),
         default="auto",
         help="the draft's weights, as for 'generate'",
     )

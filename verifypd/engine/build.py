@@ -17,10 +17,11 @@ from verifypd.control.cost import CostModel
 from verifypd.engine import calibration, costs, dtypes
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
+from verifypd.engine.quantized import check_verifier, draft_quantization, verifier_quantization
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
-from verifypd.kernels.base import Kernels
+from verifypd.kernels.base import Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.fp8 import E4M3
@@ -60,9 +61,11 @@ def build(config: EngineConfig) -> Built:
     device = pick_device(config.device)
     if not config.prefill_chunk:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
+    form = verifier_quantization(config)
     if not config.slo_gap:
         config = replace(config, slo_gap=SLO_GAP[device.type])
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
+    check_verifier(config, source, device)
     drafts = drafts_for(config)
     draft_source, draft_name = None, ""
     for name in drafts:
@@ -116,26 +119,25 @@ def build(config: EngineConfig) -> Built:
             f"--max-model-len {config.max_model_len} is past the model's {source.config.max_position} tokens"
         )
     capacity = max_len + config.max_draft + 2
-    int8 = draft_in_int8(config, kernels)
+    drafts_in = draft_quantization(config, kernels)
     values = kernels.activation_dtype(dtype)
-    check_memory(config, source, here, device, weights=dtype, values=values, draft_int8=int8)
+    check_memory(config, source, here, device, weights=dtype, values=values, draft_quantization=drafts_in or "none")
     ranks = None
     if shard.size > 1:
         ranks = Ranks(
             Job(
                 shard=shard, source=source, dtype=dtype, device=device, kernels=kernels.name, attention=attends,
                 batch_invariant=config.batch_invariant, load_format=config.load_format,
-                int8=config.quantization == "int8", max_model_len=max_len, block_size=config.block_size,
-                fp8_kv=fp8,
+                quantization=form, max_model_len=max_len, block_size=config.block_size, fp8_kv=fp8,
             )
         )  # fmt: skip
-    model = _load(config, source, dtype, device, kernels, max_len, config.quantization == "int8", shard, ranks)
+    model = _load(config, source, dtype, device, kernels, max_len, form, shard, ranks)
     draft: Model | None = None
     if draft_source is not None and head:
         tokens = None if tokenizer is None else tokenizer.vocab_size
-        draft = make_head(draft_source, model, load_format=config.load_format, int8=int8, tokens=tokens)
+        draft = make_head(draft_source, model, load_format=config.load_format, quantization=drafts_in, tokens=tokens)
     elif draft_source is not None and not apart:
-        draft = _load(config, draft_source, dtype, device, kernels, max_len, int8)
+        draft = _load(config, draft_source, dtype, device, kernels, max_len, drafts_in)
     if ranks is not None:
         ranks.await_weights()
     budget = make_budget(config, model, draft, base, max_len, capacity, replayed != "off", aside)
@@ -230,13 +232,6 @@ def lane_processes(
     }
 
 
-def draft_in_int8(config: EngineConfig, kernels: Kernels) -> bool:
-    """Whether the draft's weights are int8; no output's distribution depends on it. auto: where steps are quicker."""
-    if config.draft_quantization == "auto":
-        return kernels.name == "native" or config.quantization == "int8"
-    return config.draft_quantization == "int8"
-
-
 def _load(
     config: EngineConfig,
     source: ModelSource,
@@ -244,7 +239,7 @@ def _load(
     device: torch.device,
     kernels: Kernels,
     length: int,
-    int8: bool,
+    quantization: Quantization | None,
     shard: Shard = WHOLE,
     ranks: Ranks | None = None,
 ) -> Model:
@@ -254,7 +249,7 @@ def _load(
         device=device,
         kernels=kernels,
         load_format=config.load_format,
-        int8=int8,
+        quantization=quantization,
         max_model_len=length,
         shard=shard,
         reduce=None if ranks is None else ranks.group.sum,
@@ -417,7 +412,7 @@ def pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device, k
     if config.dtype != "auto":
         dtype: torch.dtype = getattr(torch, config.dtype)
         return dtype
-    if kernels.name == "native" and config.quantization is None:
+    if kernels.name == "native" and config.quantization != "int8":
         return dtypes.fastest(shape, kernels, drafts=config.arch != "plain" and config.draft is not None)
     if device.type == "cuda" or kernels.name == "native" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16

@@ -8,8 +8,9 @@ import torch
 
 from verifypd.drafters.ahead import AheadDrafter, Offer, Want
 from verifypd.drafters.model import ModelDrafter
-from verifypd.engine.build import draft_in_int8, read_vocab_map
+from verifypd.engine.build import read_vocab_map
 from verifypd.engine.lane_process import Place, run
+from verifypd.engine.quantized import draft_quantization
 from verifypd.models.hub import resolve
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.padded import Drawing
@@ -23,7 +24,7 @@ def make(settings: dict[str, Any]) -> AheadDrafter:
     place = Place.of(settings)
     config, device, vocab = place.config, place.device, settings["vocab"]
     source = resolve(settings["draft"], load_format=config.load_format, hf_token=config.hf_token)
-    model = place.load(source, draft_in_int8(config, place.kernels))
+    model = place.load(source, draft_quantization(config, place.kernels))
     model.narrow = model.config.vocab_size < vocab
     runner, blocks = place.paged(model)
     slots = Slots(config.slots, place.capacity, config.max_draft, device, vocab)

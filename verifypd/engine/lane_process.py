@@ -15,7 +15,7 @@ from verifypd.config import EngineConfig
 from verifypd.engine.build import DEFAULT_CPU_KV, pick_device
 from verifypd.engine.sizes import GPU_SHARE, available_bytes
 from verifypd.errors import MemoryBudgetError, VerifyPDError
-from verifypd.kernels.base import Kernels
+from verifypd.kernels.base import Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import show
@@ -52,12 +52,12 @@ class Place:
         kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
         return Place(config, device, kernels, settings["capacity"], settings["max_len"])
 
-    def load(self, source: ModelSource, int8: bool) -> Model:
+    def load(self, source: ModelSource, quantization: Quantization | None) -> Model:
         """A model in the dtype that the engine has."""
         dtype: torch.dtype = getattr(torch, self.config.dtype)
         return load_model(
             source, dtype=dtype, device=self.device, kernels=self.kernels, load_format=self.config.load_format,
-            int8=int8, max_model_len=self.max_len,
+            quantization=quantization, max_model_len=self.max_len,
         )  # fmt: skip
 
     def paged(self, model: Model, scales: Sequence[float] | None = None) -> tuple[ModelRunner, BlockPool]:

@@ -8,6 +8,7 @@ import torch
 
 from verifypd.batch import VerifyBatch, VerifySpan
 from verifypd.engine.lane_process import Place, run
+from verifypd.engine.quantized import verifier_quantization
 from verifypd.kv.blocks import BlockPool
 from verifypd.lanes.hand_over import pack
 from verifypd.lanes.verify import emitting_rows
@@ -76,7 +77,7 @@ def make(settings: dict[str, Any]) -> Prompts:
     place = Place.of(settings)
     config = place.config
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
-    runner, blocks = place.paged(place.load(source, int8=config.quantization == "int8"), settings["scales"])
+    runner, blocks = place.paged(place.load(source, verifier_quantization(config)), settings["scales"])
     return Prompts(runner, Slots(config.slots, place.capacity, 0, place.device), blocks)
 
 

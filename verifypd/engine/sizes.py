@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from verifypd.config import EngineConfig, parse_bytes
+from verifypd.engine.quantized import kept_in, verifier_quantization
 from verifypd.errors import MemoryBudgetError
+from verifypd.kernels.base import Quantization
 from verifypd.kv.budget import show
 from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
@@ -32,15 +34,15 @@ def check_memory(
     *,
     weights: torch.dtype | None = None,
     values: torch.dtype | None = None,
-    draft_int8: bool | None = None,
+    draft_quantization: str | None = None,
 ) -> None:
     """Refuse models and KV blocks that cannot fit.
 
-    weights, values: dtypes of weights and of KV blocks. What is not known yet is taken as the least it may be.
+    weights, values: dtypes of weights and of KV blocks. draft_quantization: what is chosen of its settings. What is not
+    known yet is taken as the least it may be.
     """
     weights = weights or (torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype))
-    int8 = config.quantization == "int8"
-    draft_int8 = config.draft_quantization != "none" if draft_int8 is None else draft_int8
+    chosen = draft_quantization or config.draft_quantization
     size = config.tensor_parallel_size
     shape, together = Shard(0, size).config(source.config, source.name), 1
     if device.type == "cpu":  # all ranks are in one memory
@@ -51,15 +53,20 @@ def check_memory(
         raise MemoryBudgetError(
             f"--kv-memory {config.kv_memory} is more than the {show(free)} that are free here: ask for less"
         )
-    own = weight_bytes(shape, weights, int8)
+    form = kept_in(shape, verifier_quantization(config), device)
+    own = weight_bytes(shape, weights, form)
     if own > free:
-        smaller = weight_bytes(shape, weights, int8=True)
-        also = f", or --quantization int8, which takes {show(smaller)}" if not int8 and smaller <= free else ""
+        smaller = weight_bytes(shape, weights, "int8")
+        fits = form is None and smaller <= free
+        also = f", or --quantization int8, which takes {show(smaller)}" if fits else ""
         raise MemoryBudgetError(
             f"{source.name} needs {show(own)} for its weights and {device} has {show(free)} free: choose a smaller"
             f" model{also}"
         )
-    beside = weight_bytes(draft.config, weights, draft_int8) if draft is not None else 0
+    beside = 0
+    if draft is not None:
+        asked_for: Quantization | None = None if chosen == "none" else "fp8" if chosen == "fp8" else "int8"
+        beside = weight_bytes(draft.config, weights, kept_in(draft.config, asked_for, device))
     if draft is not None and own + beside > free:
         raise MemoryBudgetError(
             f"{draft.name} needs {show(beside)} beside the {show(own)} of {source.name}, and {device} has {show(free)}"

@@ -7,8 +7,13 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 Activation = Literal["silu", "gelu_tanh"]
+Quantization = Literal["int8", "fp8"]  # of weights, with a scale for each row
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0  # the largest number of that format
 
 
 class _Scaled:
@@ -61,6 +66,45 @@ class Int8Weight(_Scaled):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Fp8Weight(_Scaled):
+    """A weight matrix in fp8 (e4m3) with one scale per output row: weight = values * scale[:, None]."""
+
+    values: Tensor  # [out, in] float8_e4m3fn
+    scale: Tensor  # [out] float32
+    dtype: torch.dtype  # of what it is multiplied with, and of the matrix where it is widened
+
+    @classmethod
+    def quantize(cls, weight: Tensor) -> Fp8Weight:
+        """Per row: its largest entry becomes 448. An entry moves by 1/16 of itself or scale / 1024, if that is more."""
+        values = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+        scale = torch.empty(len(weight), device=weight.device)
+        for start in range(0, len(weight), 4096):  # bounds the float32 copy of a large matrix
+            part = slice(start, start + 4096)
+            values[part], scale[part] = fp8_rows(weight[part])
+        return cls(values, scale, weight.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows `ids` in float32."""
+        return self.values[ids].float() * self.scale[ids].unsqueeze(-1)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The whole matrix as an ordinary tensor."""
+        return (self.values.float() * self.scale[:, None]).to(dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in]."""
+        return self.values.shape
+
+
+def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in fp8 [N, W], and what each was divided by, float32 [N]."""
+    wide = x.float()
+    scale = wide.abs().amax(1).clamp_min(1e-12) / FP8_MAX
+    return (wide / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class HalfWeight(_Scaled):
     """A weight matrix in float16 for processors that multiply it: weight = values * scale[:, None], four rows by turns.
 
@@ -108,7 +152,8 @@ class HalfWeight(_Scaled):
         return torch.Size((4 * blocks, 8 * parts))
 
 
-Weight = Tensor | Int8Weight | HalfWeight
+Weight = Tensor | Int8Weight | Fp8Weight | HalfWeight
+QUANTIZED: dict[Quantization, type[Int8Weight] | type[Fp8Weight]] = {"int8": Int8Weight, "fp8": Fp8Weight}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,12 +215,16 @@ class Kernels(Protocol):
         """The dtype activations have between layers when weights are stored in `weight_dtype`."""
         ...
 
-    def pack(self, weight: Tensor) -> Weight:
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
         """The form of a matrix that `linear` reads fastest, equal to it within the rounding of its dtype."""
         ...
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
+        ...
+
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """Rows `ids` [N] of a table [V, H], or of one that `pack` made: [N, H], of its dtype or wider."""
         ...
 
     def whole(self, x: Rows) -> Tensor:
@@ -251,6 +300,10 @@ class Kernels(Protocol):
 
 class Composed:
     """What is made of several operations, one after the other."""
+
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """See Kernels.embed."""
+        return embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
 
     def whole(self, x: Rows) -> Tensor:
         """See Kernels.whole."""

@@ -27,6 +27,12 @@ def shared_memory(device: torch.device) -> int:
 
 
 @cache
+def fp8_products(device: torch.device) -> bool:
+    """Whether matrix instructions take fp8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cache
 def dependent(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one before it is done (programmatic dependent launch)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

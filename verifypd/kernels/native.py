@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Activation, Composed, HalfWeight, PagedRows, Rows, Weight, whole
+from verifypd.kernels.base import Activation, Composed, Fp8Weight, HalfWeight, PagedRows, Rows, Weight, whole
 from verifypd.kernels.torch import keep_rows_, rows_before
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
@@ -57,6 +57,7 @@ class NativeKernels(Composed):
         self._gated = loaded.vpd_gated
         self._rotate = loaded.vpd_rotate
         self._keep = loaded.vpd_keep
+        self._embed = loaded.vpd_embed
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """float32 always: weights are widened as they are read."""
@@ -66,8 +67,11 @@ class NativeKernels(Composed):
         """Whether a product of so many rows with weights of this dtype is left to torch."""
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
-    def pack(self, weight: Tensor) -> Weight:
-        """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs."""
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """16-bit floats as float16 where the processor multiplies it: see native_half.h for what that costs. fp8 is
+        widened before."""
+        if isinstance(weight, Fp8Weight):
+            weight = weight.dequantize(weight.dtype)
         return HalfWeight.pack(weight) if self.halves and HalfWeight.fits(weight) else weight
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -98,6 +102,17 @@ class NativeKernels(Composed):
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the working space of a product")
+        return y
+
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """See Kernels.embed. In float32, which activations have here."""
+        if ids.dim() != 1 or ids.dtype is not torch.int64:
+            return super().embed(ids, table)
+        ids, (rows, width) = ids.contiguous(), table.shape
+        at, scale, kind = operand(table)
+        y = torch.empty(len(ids), width)
+        if self._embed(ids.data_ptr(), len(ids), at, kind, scale, rows, width, y.data_ptr()):
+            raise IndexError(f"a token id is not in 0..{rows - 1}")
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:

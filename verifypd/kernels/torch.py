@@ -6,7 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, Composed, HalfWeight, Int8Weight, PagedRows, Rows, Weight, whole
+from verifypd.kernels.base import (
+    Activation,
+    Composed,
+    Fp8Weight,
+    HalfWeight,
+    Int8Weight,
+    PagedRows,
+    Rows,
+    Weight,
+    fp8_rows,
+    whole,
+)
+from verifypd.kernels.launch import fp8_products
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -20,14 +32,18 @@ class TorchKernels(Composed):
         """The weights' own dtype."""
         return weight_dtype
 
-    def pack(self, weight: Tensor) -> Weight:
-        """As it is."""
-        return weight
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """As it is; what no CPU multiplies is widened once, and not in every pass."""
+        return (
+            weight.dequantize(weight.dtype) if isinstance(weight, Fp8Weight) and weight.device.type == "cpu" else weight
+        )
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
         x = whole(x)
-        if isinstance(weight, HalfWeight):
+        if isinstance(weight, Fp8Weight) and multiplies_fp8(x, weight):
+            return scaled_product(*self.fp8_rows(x), weight, bias)
+        if isinstance(weight, HalfWeight | Fp8Weight):
             weight = weight.dequantize(x.dtype)
         if isinstance(weight, Int8Weight):
             # the packed product is wrong for rows that are no multiple of 16 long
@@ -39,6 +55,10 @@ class TorchKernels(Composed):
         if weight.dtype != x.dtype:
             weight = weight.to(x.dtype)
         return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+    def fp8_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `fp8_rows`."""
+        return fp8_rows(x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
         """See Kernels.rms_norm."""
@@ -76,6 +96,24 @@ class TorchKernels(Composed):
     def rows_before(self, data: Tensor, where: PagedRows) -> Tensor:
         """See Kernels.rows_before."""
         return rows_before(data, where)
+
+
+def multiplies_fp8(x: Tensor, weight: Fp8Weight) -> bool:
+    """Whether the device multiplies fp8 with fp8, and torch has the product; else the weight is widened."""
+    outputs, depth = weight.shape
+    fits = x.dtype == torch.bfloat16 and len(x) > 0 and outputs % 16 == 0 and depth % 16 == 0
+    return fits and fp8_products(x.device)
+
+
+def scaled_product(x: Tensor, row_scale: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+    """x [N, in] in fp8, a scale for each row of it and of the weight -> [N, out] in bfloat16.
+
+    Fast accumulation keeps about 14 bits of a sum: far more than the 4 that x was rounded to.
+    """
+    return torch._scaled_mm(
+        x, weight.values.t(), row_scale[:, None], weight.scale[None, :], bias=bias, out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )  # fmt: skip
 
 
 def keep_rows_(data: Tensor, rows: Tensor, where: PagedRows) -> None:

@@ -1,9 +1,9 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
-Products of few rows are ours, with the norms, sums and gates around them; others are torch's, unless a row may not feel
-its neighbours (`batch_invariant`): then they are tiles of one size whose sums have one order. Same results as the torch
-kernels up to the order of a sum and where it is rounded. Rotation apart from
-a product belongs to attention.
+Products of few rows are ours, with the norms, sums and gates around them, and read fp8 weights as they are. Others are
+torch's (with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`): then
+they are tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum and
+where it is rounded. Rotation apart from a product belongs to attention.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels.base import Activation, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight
-from verifypd.kernels.launch import dependent, shared_memory
-from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS, SkinnyTile, power_of_two, skinny_tile
+from verifypd.kernels.base import FP8, Activation, Fp8Weight, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight
+from verifypd.kernels.launch import dependent, fp8_products, shared_memory
+from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, skinny_tile
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kernels.triton_kernels import add_norm_rows, divide_rows, gate_rows, move_rows, norm_rows, product_tile
+from verifypd.kernels.triton_kernels import (
+    add_norm_rows,
+    divide_rows,
+    gate_rows,
+    move_rows,
+    narrow_rows,
+    norm_rows,
+    product_tile,
+)
 from verifypd.kernels.triton_products import skinny_product, skinny_qkv
 
 GATE_ELEMENTS = 1024  # of a program
@@ -49,10 +57,28 @@ class TritonKernels(TorchKernels):
         x = self.whole(x)
         if not self.batch_invariant:
             return super().linear(x, weight, bias)
+        if isinstance(weight, Fp8Weight):
+            return self._product(x, weight.dequantize(x.dtype), bias)
         if isinstance(weight, Int8Weight):
             scaled = self._product(x, weight.values.to(x.dtype), None) * weight.scale.to(x.dtype)
             return scaled if bias is None else scaled + bias
         return self._product(x, weight.to(x.dtype), bias)
+
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """As it is."""
+        return weight
+
+    def fp8_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `base.fp8_rows`."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        rows, width = x.shape
+        out = torch.empty(rows, width, dtype=FP8, device=x.device)
+        scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+        if rows:
+            narrow_rows[(rows,)](
+                x, out, scale, x.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=_warps(width)
+            )
+        return out, scale
 
     def whole(self, x: Rows) -> Tensor:
         """See Kernels.whole."""
@@ -124,14 +150,15 @@ class TritonKernels(TorchKernels):
         kv_heads, width = cache_k.shape[-2:]
         if tile is None or width != 2 * cos.shape[1] or width % tile.outputs:
             return None
-        assert isinstance(weight, Tensor)
+        matrix, channels = _matrix(weight)
         values, squares, eps = _parted(x)
         rows = len(values)
         heads = weight.shape[0] // width
         q = torch.empty(rows, heads - 2 * kv_heads, width, dtype=values.dtype, device=values.device)
         skinny_qkv[(weight.shape[0] // tile.outputs,)](
             values,
-            weight,
+            matrix,
+            q if channels is None else channels,
             q if bias is None else bias,
             q if squares is None else squares,
             q,
@@ -150,21 +177,24 @@ class TritonKernels(TorchKernels):
             KV_HEADS=kv_heads,
             WIDTH=width,
             CACHE_SCALED=scales is not None,
-            **_constants(values, bias, squares, tile),
+            **_constants(values, channels, bias, squares, tile),
         )
         return q
 
     def _tile(self, x: Rows, weight: Weight, gated: bool = False) -> SkinnyTile | None:
         """How a product is cut that is ours; None: it is not."""
         rows, depth = x.shape
-        if self.batch_invariant or not 0 < rows <= SKINNY_ROWS or not isinstance(weight, Tensor):
+        if self.batch_invariant or not isinstance(weight, Tensor | Fp8Weight):
             return None
         dtype = x.values.dtype if isinstance(x, Normed) else x.dtype
-        if weight.dtype != dtype or not (dtype.itemsize == 2 or INTERPRETED) or not weight.is_contiguous():
+        matrix, channels = _matrix(weight)
+        if weight.dtype != dtype or not (dtype.itemsize == 2 or INTERPRETED) or not matrix.is_contiguous():
             return None
         if shared_memory(weight.device) < SKINNY_MEMORY:
             return None
-        return skinny_tile(weight.shape[0] // (2 if gated else 1), depth, gated)
+        if channels is not None and not (INTERPRETED or fp8_products(weight.device)):
+            return None
+        return skinny_tile(rows, weight.shape[0] // (2 if gated else 1), depth, gated, channels is not None)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Tiles of one size: 16 rows is what a matrix instruction takes at least."""
@@ -274,11 +304,22 @@ def _parted(x: Rows) -> tuple[Tensor, Tensor | None, float]:
     return values if values.stride(1) == 1 else values.contiguous(), squares, eps
 
 
-def _constants(values: Tensor, bias: Tensor | None, squares: Tensor | None, tile: SkinnyTile) -> dict[str, int]:
+def _matrix(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """A matrix and the scales of its rows, as kernels take them."""
+    if isinstance(weight, Fp8Weight):
+        return weight.values, weight.scale
+    assert isinstance(weight, Tensor)
+    return weight, None
+
+
+def _constants(
+    values: Tensor, channels: Tensor | None, bias: Tensor | None, squares: Tensor | None, tile: SkinnyTile
+) -> dict[str, int]:
     """Compile-time constants and options that skinny products have in common."""
     pdl = dependent(values.device)
     return {
         "DEPTH": values.shape[1],
+        "FP8": channels is not None,
         "BIASED": bias is not None,
         "SCALED": squares is not None,
         "SQUARES": 0 if squares is None else len(squares),
@@ -304,7 +345,7 @@ def _skinny(
     unit_offset: bool = False,
 ) -> Tensor:
     """See `skinny_product`. added: residual, norm, and where the stream and its squares go."""
-    assert isinstance(weight, Tensor)
+    matrix, channels = _matrix(weight)
     values, squares, eps = _parted(x)
     rows = len(values)
     outputs = weight.shape[0] // (1 if activation is None else 2)
@@ -312,7 +353,8 @@ def _skinny(
     residual, norm, stream, sums = added or (out, out, out, out)  # not read and not written
     skinny_product[(-(-outputs // tile.outputs),)](
         values,
-        weight,
+        matrix,
+        out if channels is None else channels,
         out if bias is None else bias,
         out if squares is None else squares,
         residual,
@@ -329,7 +371,7 @@ def _skinny(
         SILU=activation == "silu",
         ADDED=added is not None,
         UNIT=unit_offset,
-        **_constants(values, bias, squares, tile),
+        **_constants(values, channels, bias, squares, tile),
     )
     return out
 

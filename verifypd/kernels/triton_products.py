@@ -2,7 +2,8 @@
 
 A pass of few rows is bound by reading weights. So a program streams some rows of the weight matrix through shared
 memory, with many loads under way, against all rows of the input; what stands before and behind a product is done on
-the way. Under programmatic dependent launch (PDL) it is on its processor before the kernel before it is done.
+the way. Weights in fp8 are widened in registers, and the scales of their rows put on the sums. Under programmatic
+dependent launch (PDL) a program is on its processor before the kernel before it is done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ import triton
 import triton.language as tl
 
 from verifypd.kernels.triton_kernels import acted, after_the_kernel_before, as_stored
+
+
+@triton.jit
+def widened(weight, kind: tl.constexpr):
+    """Weights as the input they meet. By way of float32, for `cvt` from float16 to bfloat16 runs at a quarter rate."""
+    if weight.dtype == kind:
+        return weight
+    return weight.to(tl.float16).to(tl.float32).to(kind)
 
 
 @triton.jit
@@ -31,17 +40,17 @@ def _streamed(
             inside = k < DEPTH - begin
             b = tl.load(right + begin, mask=there & inside[:, None], other=0.0)
             a = tl.load(first + left + begin, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            total = tl.dot(a, b, total)
+            total = tl.dot(widened(a, b.dtype), b, total)
             if GATED:
                 a = tl.load(second + left + begin, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-                other = tl.dot(a, b, other)
+                other = tl.dot(widened(a, b.dtype), b, other)
         else:
             b = tl.load(right + begin, mask=there, other=0.0)
             a = tl.load(first + left + begin, eviction_policy="evict_first")
-            total = tl.dot(a, b, total)
+            total = tl.dot(widened(a, b.dtype), b, total)
             if GATED:
                 a = tl.load(second + left + begin, eviction_policy="evict_first")
-                other = tl.dot(a, b, other)
+                other = tl.dot(widened(a, b.dtype), b, other)
     return total, other
 
 
@@ -63,10 +72,10 @@ def _streamed_in_parts(
     for begin in tl.range(0, SHARE, BLOCK_K, num_stages=STAGES):
         b = tl.load(right + begin, mask=there, other=0.0)
         a = tl.load(first + left + begin, eviction_policy="evict_first")
-        total = tl.dot(a, b, total)
+        total = tl.dot(widened(a, b.dtype), b, total)
         if GATED:
             a = tl.load(second + left + begin, eviction_policy="evict_first")
-            other = tl.dot(a, b, other)
+            other = tl.dot(widened(a, b.dtype), b, other)
     if GATED:
         return tl.sum(total, 0), tl.sum(other, 0)
     whole = tl.sum(total, 0)
@@ -101,7 +110,8 @@ def _factor(squares, squares_row, m, eps, WIDTH: tl.constexpr, SQUARES: tl.const
 @triton.jit(do_not_specialize=["rows"])
 def skinny_product(
     x,  # [rows, DEPTH], rows x_row apart
-    weight,  # [OUT, DEPTH], contiguous; [2 OUT, DEPTH] where GATED
+    weight,  # [OUT, DEPTH], contiguous; [2 OUT, DEPTH] where GATED; of x's dtype, or fp8
+    channels,  # float32 [OUT], or [2 OUT]: the scales of its rows; not read unless FP8
     bias,  # [OUT], or [2 OUT]; not read unless BIASED
     squares,  # float32 [SQUARES, squares_row]: sums of squares of parts of the stream x was made of; see SCALED
     residual,  # [rows, OUT], contiguous, as the others; not read unless ADDED
@@ -115,6 +125,7 @@ def skinny_product(
     eps,
     DEPTH: tl.constexpr,
     OUT: tl.constexpr,
+    FP8: tl.constexpr,
     BIASED: tl.constexpr,
     SCALED: tl.constexpr,  # whether x has yet to be divided by the root mean square of its stream
     SQUARES: tl.constexpr,
@@ -147,6 +158,10 @@ def skinny_product(
         if GATED:
             other *= factor
     known = n < OUT
+    if FP8:
+        total *= tl.load(channels + n, mask=known, other=0.0)[:, None]
+        if GATED:
+            other *= tl.load(channels + OUT + n, mask=known, other=0.0)[:, None]
     if BIASED:
         total += tl.load(bias + n, mask=known, other=0.0).to(tl.float32)[:, None]
         if GATED:
@@ -173,6 +188,7 @@ def skinny_product(
 def skinny_qkv(
     x,  # [rows, DEPTH], rows x_row apart
     weight,  # [(Q_HEADS + 2 KV_HEADS) * WIDTH, DEPTH], contiguous
+    channels,  # as of `skinny_product`
     bias,  # of its rows; not read unless BIASED
     squares,  # as of `skinny_product`
     q,  # out, [rows, Q_HEADS, WIDTH]
@@ -191,6 +207,7 @@ def skinny_qkv(
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    FP8: tl.constexpr,
     BIASED: tl.constexpr,
     SCALED: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -221,6 +238,8 @@ def skinny_qkv(
     )
     if SCALED:
         total *= _factor(squares, squares_row, m, eps, DEPTH, SQUARES, SQUARES_PADDED)[None, :]
+    if FP8:
+        total *= tl.load(channels + column)[:, None]
     if BIASED:
         total += tl.load(bias + column).to(tl.float32)[:, None]
     kind = q.dtype.element_ty

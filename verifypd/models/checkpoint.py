@@ -22,6 +22,7 @@ from verifypd.errors import ModelError
 
 AGAIN = "the download is incomplete; download it again"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+DTYPES["F8_E4M3"] = torch.float8_e4m3fn  # with a scale in another tensor: see models/fp8.py
 INTEGERS = {"I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # maps of vocabularies; never weights
 VOCAB_MAP = "vocab_map"  # token ids, of a head made here
 D2T, T2D = "d2t", "t2d"  # of EAGLE-3: id − row of each token it proposes; which tokens those are

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from verifypd.errors import ConfigError, ModelError
 from verifypd.models.eagle_config import EAGLE, EAGLE3, EagleFields, hidden_architecture, read_fields, windows
+from verifypd.models.fp8_config import Fp8Format, read_format
 
 # model_type in config.json -> family implemented here
 FAMILIES = {
@@ -85,6 +86,7 @@ class ModelConfig:
     draft_vocab_size: int | None = None  # rows of the head, where a draft covers a subset of the vocabulary
     feature_layers: tuple[int, ...] | None = None  # a draft head: verifier layers it reads, besides the last state
     eagle: EagleFields | None = None  # of a head of that format
+    fp8: Fp8Format | None = None  # of a checkpoint with matrices in fp8
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_dim", "max_position")
@@ -275,6 +277,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
         draft_vocab_size=field.whole("draft_vocab_size") if raw.get("draft_vocab_size") else None,
         feature_layers=_feature_layers(raw, where) if family == "head" else None,
         eagle=eagle,
+        fp8=read_format(raw.get("quantization_config"), where),
     )
 
 
@@ -296,13 +299,6 @@ def _family(raw: Mapping[str, Any], where: str) -> str:
     for name in raw.get("architectures") or ():
         if not str(name).endswith(("ForCausalLM", "ForConditionalGeneration")):
             raise ConfigError(f"{where}: {name} does not generate text; choose a ...ForCausalLM checkpoint")
-    quantization = raw.get("quantization_config") or _text(raw).get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ConfigError(
-            f"{where}: {method} quantisation is not supported; use the unquantised checkpoint (int8 weights can be made"
-            " from it at load time) or a GGUF file"
-        )
     return family
 
 

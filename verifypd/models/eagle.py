@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Kernels, Rows, Weight
+from verifypd.kernels.base import Kernels, Quantization, Rows, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
@@ -37,13 +37,13 @@ class EagleBase(DraftHead):
         vocab_map: Tensor | None,
         dtype: torch.dtype,
         max_model_len: int,
-        int8: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
         """weights: what the file holds; embedding and output rows are the verifier's where it holds none."""
         held = dict(weights)
         held.setdefault("embedding", verifier.embedding)
         if "head" not in held:
-            held["head"] = rows_of(verifier.head, vocab_map, int8)
+            held["head"] = rows_of(verifier.head, vocab_map, kernels, quantization)
         own = [weight for weight in held.values() if weight is not verifier.embedding and weight is not verifier.head]
         super().__init__(
             config, self._completed(held, config), kernels, verifier=verifier, vocab_map=vocab_map, dtype=dtype,

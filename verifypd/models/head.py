@@ -7,18 +7,22 @@ residual streams by `project`; where the verifier has not been, what the head's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import HalfWeight, Int8Weight, Kernels, Weight
+from verifypd.attention.native import NativeAttention
+from verifypd.kernels.base import QUANTIZED, Fp8Weight, HalfWeight, Int8Weight, Kernels, Quantization, Weight
+from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import WeightSpec
 from verifypd.models.llama import Llama
+from verifypd.models.native_head import NativeHead
 
 
 class DraftHead(Llama):
@@ -27,6 +31,7 @@ class DraftHead(Llama):
     reads_output: ClassVar[bool] = True  # the verifier's final normed hidden state is the last of the streams
     from_start: ClassVar[bool] = True  # there is a row of position 0, with a feature of zeros
     vocab_map: Tensor | None  # [V] int64, the verifier's id of each token the head may propose; None: V is all of them
+    native_head: NativeHead | None = None  # all that the head computes, in calls of C
 
     def __init__(
         self,
@@ -90,10 +95,10 @@ class DistilledHead(DraftHead):
         vocab_map: Tensor,
         dtype: torch.dtype,
         max_model_len: int,
-        int8: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
-        """int8: of its copy of the output rows, whatever the verifier's are in."""
-        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, int8)}
+        """quantization: of its copy of the output rows, whatever the verifier's are in."""
+        shared = {"embedding": verifier.embedding, "head": rows_of(verifier.head, vocab_map, kernels, quantization)}
         super().__init__(
             config, {**weights, **shared}, kernels, verifier=verifier, vocab_map=vocab_map, dtype=dtype,
             max_model_len=max_model_len,
@@ -103,6 +108,12 @@ class DistilledHead(DraftHead):
         self._features = weights["features"]
         self._embed_norm, self._hidden_norm = vector(weights["embed_norm"]), vector(weights["hidden_norm"])
         self._fc = weights["fc"]
+        if self.native is not None and isinstance(kernels, NativeKernels) and not verifier.narrow:
+            self.native_head = NativeHead(
+                self.native, kernels, embedding=verifier.embedding, embed_scale=verifier.embed_scale,
+                embed_norm=self._embed_norm, hidden_norm=self._hidden_norm, fc=self._fc, output=self.head,
+                feature_norms=self._feature_norms, features=self._features, eps=self._eps,
+            )  # fmt: skip
 
     @classmethod
     def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:
@@ -119,6 +130,8 @@ class DistilledHead(DraftHead):
 
     def project(self, streams: Sequence[Tensor]) -> Tensor:
         """See DraftHead.project: each stream normed, then one matrix over all."""
+        if self.native_head is not None and self.native_head.takes(len(streams[0])):
+            return self.native_head.project(streams)
         norm, eps = self.kernels.rms_norm, self._eps
         parts = [norm(x, weight, eps) for weight, x in zip(self._feature_norms, streams, strict=True)]
         return self.kernels.linear(torch.cat(parts, -1), self._features)
@@ -133,6 +146,9 @@ class DistilledHead(DraftHead):
         prepared: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """See DraftHead.read; the residual stream is carried."""
+        compiled = self.native_head if isinstance(attention, NativeAttention) else None
+        if compiled is not None and compiled.takes(len(ids)):
+            return compiled.read(ids, features, layout, cache)
         if prepared is None:
             prepared = attention.prepare(layout)
         norm, eps = self.kernels.rms_norm, self._eps
@@ -146,18 +162,19 @@ class DistilledHead(DraftHead):
         return self.verifier.embed(ids)
 
 
-def rows_of(weight: Weight, ids: Tensor | None, int8: bool = False) -> Weight:
-    """Some rows of a weight, in its own format; int8: in that one at any rate. ids None: all rows."""
-    if isinstance(weight, Int8Weight):
-        whole = ids is None
-        return weight if whole else Int8Weight(weight.values[ids].contiguous(), weight.scale[ids].contiguous())
+def rows_of(weight: Weight, ids: Tensor | None, kernels: Kernels, quantization: Quantization | None = None) -> Weight:
+    """Some rows of a weight, in its own format, or where that is none of eight bits as `quantization` says. ids None:
+    all rows."""
+    if isinstance(weight, Int8Weight | Fp8Weight):
+        return weight if ids is None else replace(weight, values=weight.values[ids], scale=weight.scale[ids])
+    if ids is None and quantization is None:
+        return weight
     if isinstance(weight, HalfWeight):
-        if ids is None and not int8:
-            return weight
         rows = weight.dequantize(weight.dtype) if ids is None else weight.rows(ids.long()).to(weight.dtype)
-        return Int8Weight.quantize(rows) if int8 else HalfWeight.pack(rows) if HalfWeight.fits(rows) else rows
-    rows = weight if ids is None else weight[ids].contiguous()
-    return Int8Weight.quantize(rows) if int8 else rows
+    else:
+        rows = weight if ids is None else weight[ids].contiguous()
+    packed = rows if quantization is None else QUANTIZED[quantization].quantize(rows)
+    return packed if isinstance(packed, Int8Weight) else kernels.pack(packed)
 
 
 def vector(weight: Weight) -> Tensor:

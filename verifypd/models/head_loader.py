@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import HalfWeight, Weight
+from verifypd.kernels.base import HalfWeight, Quantization, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import D2T, VOCAB_MAP, SafetensorsFolder, TensorSource, canonical, open_folder
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.eagle import Eagle3Head, EagleHead
 from verifypd.models.eagle_config import EAGLE, EAGLE3, EagleFields, default_states, shown
+from verifypd.models.fp8 import scaled
 from verifypd.models.head import DistilledHead, DraftHead, rows_of
 from verifypd.models.loader import HEADS, allocate, fill, fill_dummy, pack
 
@@ -49,7 +50,7 @@ def load_head(
     verifier: Model,
     *,
     load_format: str = "auto",
-    int8: bool = False,
+    quantization: Quantization | None = None,
     seed: int = 0,
     states: tuple[int, ...] | None = None,
     verifier_name: str | None = None,
@@ -57,7 +58,7 @@ def load_head(
 ) -> DraftHead:
     """A draft head beside its verifier: `fit_head`, then `make_head`."""
     fitted = fit_head(source, verifier.config, load_format=load_format, states=states, verifier_name=verifier_name)
-    return make_head(fitted, verifier, load_format=load_format, int8=int8, seed=seed, tokens=tokens)
+    return make_head(fitted, verifier, load_format=load_format, quantization=quantization, seed=seed, tokens=tokens)
 
 
 def fit_head(
@@ -80,7 +81,7 @@ def fit_head(
         _check_distilled(source, verifier)
         return source
     config = _with_states(source, verifier, states)
-    config = _dummy_parts(config) if load_format == "dummy" else _held(config, open_folder(_folder(source), _name))
+    config = _dummy_parts(config) if load_format == "dummy" else _held(config, _open(source))
     _check_verifier(source, config, verifier, verifier_name)
     return replace(source, config=config)
 
@@ -90,33 +91,33 @@ def make_head(
     verifier: Model,
     *,
     load_format: str = "auto",
-    int8: bool = False,
+    quantization: Quantization | None = None,
     seed: int = 0,
     tokens: int | None = None,
 ) -> DraftHead:
     """A fitted head beside its verifier, on the same device and in the same dtype.
 
-    int8: its matrices and its copy of the verifier's output rows in int8, whatever the verifier's are in. tokens: ids
-    from there on mean nothing and are not proposed.
+    quantization: of its matrices and its copy of the verifier's output rows, whatever the verifier's are in. tokens:
+    ids from there on mean nothing and are not proposed.
     """
     config = source.config
     if config.family == "head":
-        return _distilled(source, verifier, load_format, int8, seed)
+        return _distilled(source, verifier, load_format, quantization, seed)
     if config.rope.kind == "dynamic" and verifier.max_model_len > config.max_position:
         raise ConfigError(
             f"{source.name}: dynamic rope scaling past {config.max_position} tokens is not supported;"
             f" use --max-model-len {config.max_position} or less"
         )
-    tensors = None if load_format == "dummy" else open_folder(_folder(source), _name)
-    weights, ids = _weights(source, verifier, tensors, int8, seed)
+    tensors = None if load_format == "dummy" else _open(source)
+    weights, ids = _weights(source, verifier, tensors, quantization, seed)
     if ids is not None and tokens is not None and int(ids.max()) >= tokens:
         known = (ids < tokens).nonzero()[:, 0]
         ids = ids[known]
         if "head" in weights:
-            weights["head"] = rows_of(weights["head"], known)
+            weights["head"] = rows_of(weights["head"], known, verifier.kernels)
     return (EagleHead if config.family == EAGLE else Eagle3Head)(
         config, weights, verifier.kernels, verifier=verifier, vocab_map=ids, dtype=verifier.dtype,
-        max_model_len=verifier.max_model_len, int8=int8,
+        max_model_len=verifier.max_model_len, quantization=quantization,
     )  # fmt: skip
 
 
@@ -167,11 +168,13 @@ def _check_distilled(source: ModelSource, other: ModelConfig) -> None:
         )
 
 
-def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: bool, seed: int) -> DraftHead:
+def _distilled(
+    source: ModelSource, verifier: Model, load_format: str, quantization: Quantization | None, seed: int
+) -> DraftHead:
     config = source.config
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
     specs = DistilledHead.specs(config)
-    weights = allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), int8)
+    weights = allocate(source, specs, dtype, device, kernels.activation_dtype(dtype), quantization)
     rows = config.draft_vocab_size or config.vocab_size
     ids = torch.arange(rows, dtype=torch.int32)
     if load_format == "dummy":
@@ -195,11 +198,15 @@ def _distilled(source: ModelSource, verifier: Model, load_format: str, int8: boo
         vocab_map=ids.to(device, torch.int64),
         dtype=dtype,
         max_model_len=verifier.max_model_len,
-        int8=int8,
+        quantization=quantization,
     )
 
 
 # -- EAGLE -------------------------------------------------------------------------------------------------------------
+
+
+def _open(source: ModelSource) -> TensorSource:
+    return scaled(open_folder(_folder(source), _name), source.config.fp8)
 
 
 def _eagle(config: ModelConfig) -> EagleFields:
@@ -320,12 +327,12 @@ def _check_verifier(source: ModelSource, config: ModelConfig, other: ModelConfig
 
 
 def _weights(
-    source: ModelSource, verifier: Model, tensors: TensorSource | None, int8: bool, seed: int
+    source: ModelSource, verifier: Model, tensors: TensorSource | None, quantization: Quantization | None, seed: int
 ) -> tuple[dict[str, Weight], Tensor | None]:
     """What the head holds itself, and the ids of the tokens that it proposes."""
     config, dtype, device = source.config, verifier.dtype, verifier.device
     specs = HEADS[config.family].specs(config)
-    weights = allocate(source, specs, dtype, device, verifier.kernels.activation_dtype(dtype), int8)
+    weights = allocate(source, specs, dtype, device, verifier.kernels.activation_dtype(dtype), quantization, tensors)
     rows = config.draft_vocab_size or config.vocab_size
     if tensors is None:
         fill_dummy(weights, config, seed)

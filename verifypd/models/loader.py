@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import Int8Weight, Kernels, Weight
+from verifypd.kernels.base import FP8, Fp8Weight, Int8Weight, Kernels, Quantization, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource, copy_chunks
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.eagle import Eagle3Head, EagleHead
 from verifypd.models.eagle_config import EAGLE, EAGLE3
+from verifypd.models.fp8 import Fp8Folder, scaled
 from verifypd.models.gemma import Gemma, Gemma2, Gemma3
 from verifypd.models.gguf import GGUFFile
 from verifypd.models.head import DistilledHead, DraftHead
@@ -48,7 +49,7 @@ def load_model(
     device: torch.device | str,
     kernels: Kernels,
     load_format: str = "auto",
-    int8: bool = False,
+    quantization: Quantization | None = None,
     seed: int = 0,
     max_model_len: int | None = None,
     shard: Shard = WHOLE,
@@ -56,9 +57,9 @@ def load_model(
 ) -> Model:
     """A model ready to run on `device`.
 
-    dtype: of the weights. int8: linear layers (and a tied embedding) in int8 with a scale per row. max_model_len:
-    positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights, the same for
-    every rank. shard: the part of the model that is held here; reduce: see Model.
+    dtype: of the weights. quantization: of linear layers, with a scale per row; see `_form` for what it leaves.
+    max_model_len: positions to make rotary tables for, the config's own maximum unless given. seed: of dummy weights,
+    the same for every rank. shard: the part of the model that is held here; reduce: see Model.
     """
     config = shard.config(source.config, source.name)
     if config.family not in FAMILIES:
@@ -72,25 +73,45 @@ def load_model(
     family = FAMILIES[config.family]
     specs = family.specs(config)
     held = replace(source, config=config)
-    weights = allocate(held, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), int8)
-    if load_format == "dummy":
-        fill_dummy(weights, config, seed)
-    elif load_format == "auto":
-        fill(weights, specs, _open(source), source.config, family.specs(source.config), shard)
-    else:
+    if load_format not in ("auto", "dummy"):
         raise ConfigError(f"load_format {load_format!r} is not known; choose from auto, dummy")
+    tensors = None if load_format == "dummy" else _open(source)
+    if tensors is None and config.fp8 is not None and config.fp8.block is None:
+        quantization = quantization or "fp8"  # as the checkpoint would be
+    weights = allocate(held, specs, dtype, torch.device(device), kernels.activation_dtype(dtype), quantization, tensors)
+    if tensors is None:
+        fill_dummy(weights, config, seed)
+    else:
+        fill(weights, specs, tensors, source.config, family.specs(source.config), shard)
     pack(weights, specs, config, kernels)
-    return family(config, weights, kernels, dtype=dtype, max_model_len=length, reduce=reduce)
+    model = family(config, weights, kernels, dtype=dtype, max_model_len=length, reduce=reduce)
+    if isinstance(tensors, Fp8Folder):
+        model.kv_scales = tensors.kv_scales
+    return model
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, int8: bool = False) -> int:
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
     """Bytes the matrices of a model will take, before anything is loaded (norms and biases are below a thousandth)."""
     total = 0
     for spec in (FAMILIES | HEADS)[config.family].specs(config).values():
         if spec.columns is not None:
-            packed = int8 and _packs(spec, config)
+            packed = _form(spec, config, quantization) is not None
             total += spec.rows * (spec.columns + 4 if packed else spec.columns * dtype.itemsize)
     return total
+
+
+def _form(
+    spec: WeightSpec, config: ModelConfig, quantization: Quantization | None, stored: frozenset[str] = frozenset()
+) -> Quantization | None:
+    """What a matrix is kept in. int8: all that are multiplied with. fp8: those within layers and before them, but no
+    output rows, unless they are stored so: their logits are what is sampled from."""
+    if not _packs(spec, config):
+        return None
+    if quantization == "int8":
+        return "int8"
+    layers = quantization == "fp8" and spec.target not in ("embedding", "head")
+    kept = spec.target != "embedding" and all(name in stored for name, _ in spec.pieces)
+    return "fp8" if layers or kept else None
 
 
 def _packs(spec: WeightSpec, config: ModelConfig) -> bool:
@@ -101,7 +122,7 @@ def _packs(spec: WeightSpec, config: ModelConfig) -> bool:
 def pack(weights: dict[str, Weight], specs: dict[str, WeightSpec], config: ModelConfig, kernels: Kernels) -> None:
     """Matrices take the form that the kernels read fastest, one after another: a model is never in memory twice."""
     for target, weight in weights.items():
-        if isinstance(weight, Tensor) and _packs(specs[target], config):
+        if isinstance(weight, Tensor | Fp8Weight) and _packs(specs[target], config):
             weights[target] = kernels.pack(weight)
 
 
@@ -109,7 +130,7 @@ def _open(source: ModelSource) -> TensorSource:
     if source.gguf is not None:
         return GGUFFile(source.gguf, source.config)
     if source.folder is not None:
-        return SafetensorsFolder(source.folder)
+        return scaled(SafetensorsFolder(source.folder), source.config.fp8)
     raise ModelError(f"{source.name} has no weights, only a shape: use --load-format dummy, or give a folder")
 
 
@@ -119,23 +140,30 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
     vector_dtype: torch.dtype,
-    int8: bool,
+    quantization: Quantization | None,
+    tensors: TensorSource | None = None,
 ) -> dict[str, Weight]:
-    """Uninitialised tensors for every spec. Norms and biases take the activation dtype."""
+    """Uninitialised tensors for every spec. Norms and biases take the activation dtype. tensors: what is stored in fp8
+    stays so."""
+    stored = tensors.stored if isinstance(tensors, Fp8Folder) else frozenset[str]()
     weights: dict[str, Weight] = {}
     try:
         for target, spec in specs.items():
             if spec.columns is None:
                 weights[target] = torch.empty(spec.rows, dtype=vector_dtype, device=device)
-            elif int8 and _packs(spec, source.config):
-                values = torch.empty(spec.rows, spec.columns, dtype=torch.int8, device=device)
-                weights[target] = Int8Weight(values, torch.empty(spec.rows, device=device))
-            else:
-                weights[target] = torch.empty(spec.rows, spec.columns, dtype=dtype, device=device)
+                continue
+            form = _form(spec, source.config, quantization, stored)
+            kind = {"int8": torch.int8, "fp8": FP8, None: dtype}[form]
+            values = torch.empty(spec.rows, spec.columns, dtype=kind, device=device)
+            if form is None:
+                weights[target] = values
+                continue
+            scale = torch.empty(spec.rows, device=device)
+            weights[target] = Int8Weight(values, scale) if form == "int8" else Fp8Weight(values, scale, dtype)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "alloc" not in str(error) and "memory" not in str(error):
             raise
-        size = weight_bytes(source.config, dtype, int8) / 1e9
+        size = weight_bytes(source.config, dtype, quantization) / 1e9
         raise ModelError(
             f"{source.name} needs {size:.1f} GB for its weights and {device} has less free: choose a smaller model,"
             " --dtype bfloat16 or --quantization int8"
@@ -174,9 +202,14 @@ def fill(
         if place is None or weight is None:
             continue
         first, rows = place.first, place.rows.stop - place.rows.start
-        if isinstance(weight, Int8Weight):
+        if isinstance(weight, Fp8Weight) and isinstance(tensors, Fp8Folder) and name in tensors.stored:
+            weight.scale[first : first + rows] = tensors.scale(name)[place.rows]
+            chunks = _rows(tensors.stored_chunks(name), place.rows)
+            copy_chunks((c[:, place.columns] for c in chunks), weight.values[first : first + rows])
+            continue
+        if isinstance(weight, Int8Weight | Fp8Weight):
             for chunk in _rows(tensors.chunks(name), place.rows):
-                packed = Int8Weight.quantize(chunk.to(weight.device))  # by whole rows: all ranks have the same scale
+                packed = type(weight).quantize(chunk.to(weight.device))  # by whole rows: all ranks have the same scale
                 part = slice(first, first + len(chunk))
                 weight.values[part], weight.scale[part] = packed.values[:, place.columns], packed.scale
                 first += len(chunk)
@@ -240,6 +273,8 @@ def fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> No
         if isinstance(weight, Int8Weight):
             weight.values.random_(-127, 128, generator=_generator(weight.device, seed))
             weight.scale.fill_(DUMMY_STD / 73)  # 73: standard deviation of the integers -127..127
+        elif isinstance(weight, Fp8Weight):
+            _dummy_fp8(weight, seed)
         elif isinstance(weight, Tensor) and weight.dim() == 2:
             _noise(weight, seed)
         elif isinstance(weight, Tensor):
@@ -250,6 +285,16 @@ def fill_dummy(weights: dict[str, Weight], config: ModelConfig, seed: int) -> No
 def _noise(weight: Tensor, seed: int) -> None:
     bound = DUMMY_STD * 3**0.5  # uniform of the wanted deviation: drawn several times faster than normal
     weight.uniform_(-bound, bound, generator=_generator(weight.device, seed))
+
+
+def _dummy_fp8(weight: Fp8Weight, seed: int) -> None:
+    """What `_noise` would give, quantised, some rows at a time: a large model in bfloat16 may not fit."""
+    for start in range(0, len(weight.values), 4096):
+        part = slice(start, start + 4096)
+        noise = torch.empty(weight.values[part].shape, dtype=weight.dtype, device=weight.device)
+        _noise(noise, seed + start)
+        packed = Fp8Weight.quantize(noise)
+        weight.values[part], weight.scale[part] = packed.values, packed.scale
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
+from verifypd.kernels.base import Quantization
 from verifypd.models.config import ModelSource
 from verifypd.models.shards import Shard
 
@@ -34,7 +35,7 @@ class Job:
     attention: str
     batch_invariant: bool
     load_format: str
-    int8: bool
+    quantization: Quantization | None
     max_model_len: int
     block_size: int
     fp8_kv: bool = False

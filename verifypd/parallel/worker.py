@@ -39,7 +39,7 @@ def load(job: Job, group: Group) -> Model:
         device=job.device,
         kernels=select_kernels(job.device, job.kernels, batch_invariant=job.batch_invariant),
         load_format=job.load_format,
-        int8=job.int8,
+        quantization=job.quantization,
         max_model_len=job.max_model_len,
         shard=job.shard,
         reduce=group.sum,

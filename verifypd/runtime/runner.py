@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
+from verifypd.attention.native import NativeAttention
 from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
-from verifypd.runtime.inputs import BlockTables
+from verifypd.models.native_head import NativeLoop
+from verifypd.runtime.inputs import BlockTables, Slots
 
 
 def cache_of(model: Model, blocks: int, block_size: int, fp8: bool = False) -> KVCache:
@@ -91,6 +93,17 @@ class HeadRunner:
         self.cache = cache
         self.tables = tables
         self.features = features
+
+    def native_loop(self, slots: Slots) -> NativeLoop | None:
+        """The whole draft loop of greedy requests in one call; None: not with this head, or these kernels."""
+        head, tables, vocab_map = self.model.native_head, self.tables, self.model.vocab_map
+        capped = self.model.config.logit_softcap is not None
+        if head is None or vocab_map is None or capped or not isinstance(self.attention, NativeAttention):
+            return None
+        return NativeLoop(
+            head, self.cache, tables.data, tables.first, self.features.data, vocab_map, tokens=slots.tokens,
+            lengths=slots.lengths, drafts=slots.drafts, draft_lens=slots.draft_lens,
+        )  # fmt: skip
 
     def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, carried)."""

@@ -1,0 +1,287 @@
+"""Weights in fp8 (and keys and values, where the engine has them so) against bfloat16.
+
+    python benchmarks/fp8.py --json benchmarks/results/fp8-h200.json              # on a GPU: products and steps
+    python benchmarks/fp8.py --cpu --json benchmarks/results/fp8-cpu.json         # what rounding does to real text
+    python benchmarks/fp8.py --parts tiles                                        # on a GPU: how products may be cut
+    python benchmarks/fp8.py --tiny --parts steps                                 # a test of this script
+
+`products`: one linear layer of Llama-2-7B at a time, with a cold L2 (copies of the weight by turns), in us: bfloat16,
+fp8 weights beside rows in bfloat16 (W8A16) and beside rows rounded to fp8 (W8A8). `steps`: device time of steps at 512
+tokens of context and what the KV blocks hold, random weights in the shapes of --pair. `text`, on a CPU: the built-in
+pair on held-out prompts; KL of the next token from float32 as narrow passes compute it (rows as they are) and as wide
+ones do (rows rounded too), and the drafts that stand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verifypd import LLM, SamplingParams
+from verifypd.bench.device import median_ms
+from verifypd.bench.dummy import dummy_draft, dummy_model
+from verifypd.bench.provenance import provenance
+from verifypd.config import EngineConfig
+from verifypd.kernels.base import Fp8Weight, Rows, Weight, fp8_rows, whole
+from verifypd.kernels.choose import select
+from verifypd.kernels.torch import TorchKernels
+
+LEVELS = (1, 8, 32, 128)
+ROWS = (1, 16, 64, 128, 512, 2048)
+SHAPES = {"qkv": (12288, 4096, False), "output": (4096, 4096, False), "gate_up": (22016, 4096, True),
+          "down": (4096, 11008, False)}  # fmt: skip
+COLD = 200 << 20  # bytes of copies of a weight: four times the L2 of an H200
+PROMPTS, TOKENS = 20, 32
+
+
+def arms() -> dict[str, dict[str, Any]]:
+    """Settings that are compared; those of keys and values where this engine has any."""
+    found: dict[str, dict[str, Any]] = {"bf16": {}, "fp8 weights": {"quantization": "fp8"}}
+    if "kv_cache_dtype" in {f.name for f in fields(EngineConfig)}:
+        found["fp8 KV"] = {"kv_cache_dtype": "fp8"}
+        found["both"] = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    return found
+
+
+def copies(outputs: int, depth: int) -> tuple[list[Tensor], list[Fp8Weight]]:
+    """A weight as often as the cache does not hold it, in bfloat16 and in fp8."""
+    weight = torch.randn(outputs, depth, device="cuda", dtype=torch.bfloat16) * 0.02
+    packed = Fp8Weight.quantize(weight)
+    count = -(-COLD // weight.nbytes)
+    narrow = [Fp8Weight(packed.values.clone(), packed.scale, packed.dtype) for _ in range(2 * count)]
+    return [weight.clone() for _ in range(count)], narrow
+
+
+def us(work: Callable[[Any], object], weights: list[Any]) -> float:
+    """Of one product, all copies in turn."""
+    return 1e3 * median_ms(lambda: [work(weight) for weight in weights], torch.device("cuda"), 8, 1) / len(weights)
+
+
+def products(args: argparse.Namespace) -> dict[str, Any]:
+    """Time of each linear layer by rows."""
+    kernels, found = select("cuda"), {}
+    for name, (outputs, depth, gated) in SHAPES.items():
+        wide, narrow = copies(outputs, depth)
+        for rows in ROWS:
+            x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+
+            def work(weight: Weight, x: Tensor = x, gated: bool = gated) -> object:
+                return kernels.linear_gated(x, weight, None, "silu") if gated else kernels.linear(x, weight)
+
+            def wide_work(weight: Fp8Weight, x: Tensor = x, gated: bool = gated) -> object:
+                both = TorchKernels.linear(kernels, x, weight)  # type: ignore[arg-type]
+                return kernels.gated(both, "silu") if gated else both
+
+            took = {"bf16": us(work, wide), "fp8": us(work, narrow), "w8a8": us(wide_work, narrow)}
+            found[f"{name} {rows}"] = {kind: round(value, 2) for kind, value in took.items()}
+            gbs = outputs * depth / took["fp8"] / 1e3
+            print(f"{name:8} {rows:5} rows: " + ", ".join(f"{k} {v:7.1f} us" for k, v in took.items())
+                  + f"; fp8 at {gbs:5.0f} GB/s", flush=True)  # fmt: skip
+        del wide, narrow
+        torch.cuda.empty_cache()
+    return found
+
+
+def tiles(args: argparse.Namespace) -> dict[str, Any]:
+    """Every way of cutting a product with few rows that is worth a look."""
+    from triton.runtime.errors import OutOfResources
+
+    from verifypd.kernels.tiles import SkinnyTile
+    from verifypd.kernels.triton import _skinny
+
+    found: dict[str, Any] = {}
+    begun = time.perf_counter()
+    for rows, (name, (outputs, depth, gated)) in product((1, 64), SHAPES.items()):
+        _, narrow = copies(outputs, depth)
+        x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+        for cut in args.cuts.split():
+            tile = SkinnyTile(*map(int, cut.split(",")))
+            if time.perf_counter() - begun > args.seconds or depth % (tile.depth * tile.parts):
+                continue
+
+            def work(weight: Weight, x: Tensor = x, tile: SkinnyTile = tile, gated: bool = gated) -> object:
+                return _skinny(x, weight, None, tile, "silu" if gated else None)
+
+            try:
+                took = us(work, narrow)
+            except OutOfResources as error:
+                print(f"{name:8} {rows:3} rows, {cut:12}: {error}", flush=True)
+                continue
+            found[f"{name} {rows} {cut}"] = round(took, 2)
+            gbs = outputs * depth / took / 1e3
+            print(f"{name:8} {rows:3} rows, {cut:12}: {took:7.2f} us, {gbs:5.0f} GB/s", flush=True)
+        del narrow
+        torch.cuda.empty_cache()
+    return found
+
+
+def steps(args: argparse.Namespace) -> dict[str, Any]:
+    """Plain steps, cycles of four drafts, and the tokens that KV blocks hold, in each arm."""
+    from verifypd.engine.measure import Point, time_points
+
+    found: dict[str, Any] = {}
+    context = 64 if args.tiny else 512
+    with tempfile.TemporaryDirectory() as folder:
+        verifier, draft = args.pair.split(",")
+        model, drafter = dummy_model(verifier, Path(folder), args.tiny), dummy_draft(draft, Path(folder), args.tiny)
+        options: dict[str, Any] = {
+            "draft": drafter, "load_format": "dummy", "batch_size": 4 if args.tiny else 128, "max_draft": 4,
+            "synthetic_acceptance": 0.8, "prefix_cache": False, "measure_costs": False,
+        }  # fmt: skip
+        options |= {"kv_memory": "32MB", "dtype": "float32", "device": "cpu"} if args.tiny else {"graphs": "lazy"}
+        for name, settings in arms().items():
+            begun = time.perf_counter()
+            llm = LLM(model, **options, **settings)
+            most = llm.engine.config.batch_size
+            points = [Point(n, drafts, context) for n in LEVELS if n <= most for drafts in (0, 4)]
+            timings = zip(points, time_points(llm.engine, points), strict=True)
+            entry: dict[str, Any] = {"kv_tokens": llm.budget.tokens, "memory": dict(llm.budget.parts)}
+            for point, timing in timings:
+                if timing is not None:
+                    kind = "cycle" if point.drafts else "plain"
+                    entry[f"{kind}_ms_{point.requests}"] = round(1e3 * timing.device_seconds, 4)
+            found[name] = entry
+            llm.shutdown()
+            del llm
+            gc.collect()
+            torch.cuda.empty_cache()
+            print(f"{name} ({time.perf_counter() - begun:.0f} s): {entry}", flush=True)
+    return found
+
+
+class RoundedRows(TorchKernels):
+    """Products as wide passes on a GPU have them: rows are rounded to fp8 too."""
+
+    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+        """As it is: what is fp8 is known by it."""
+        return weight
+
+    def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """See Kernels.linear."""
+        x = whole(x)
+        if isinstance(weight, Fp8Weight):
+            values, scale = fp8_rows(x)
+            x = values.to(x.dtype) * scale[:, None].to(x.dtype)
+        return super().linear(x, weight, bias)
+
+
+def text(args: argparse.Namespace) -> dict[str, Any]:
+    """KL and acceptance on the built-in pair, on a CPU in float32 with the same quantised weights."""
+    return {"kl": moved(args.prompts), "acceptance": accepted(args.prompts)}
+
+
+@torch.inference_mode()
+def moved(prompts: int) -> dict[str, Any]:
+    """Mean KL of the next token from float32, and how often the likeliest is the same."""
+    from verifypd.attention.base import PassLayout
+    from verifypd.attention.torch import TorchAttention
+    from verifypd.distil.prompts import evaluation_prompts, spread
+    from verifypd.engine.build import read_tokenizer
+    from verifypd.kv.pool import KVCache
+    from verifypd.models.hub import resolve
+    from verifypd.models.loader import load_model
+
+    source = resolve("smollm2")
+    tokenizer, shape = read_tokenizer(source), source.config
+    assert tokenizer is not None
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "max_model_len": 512}
+    models = {
+        "float32": load_model(source, kernels=TorchKernels(), **options),
+        "fp8 weights (W8A16)": load_model(source, kernels=TorchKernels(), quantization="fp8", **options),
+        "fp8 weights and rows (W8A8)": load_model(source, kernels=RoundedRows(), quantization="fp8", **options),
+    }
+    table = torch.arange(1, 17, dtype=torch.int32).view(1, 16)
+    kl: dict[str, list[Tensor]] = {name: [] for name in models}
+    same: dict[str, list[Tensor]] = {name: [] for name in models}
+    for prompt in spread(evaluation_prompts(), prompts):
+        ids = torch.tensor(tokenizer.encode(prompt.text)[:256])
+        layout = PassLayout.build([len(ids)], [len(ids)], torch.tensor([0]), torch.tensor([0]), table, 16)
+        base = torch.empty(0)
+        for name, model in models.items():
+            cache = KVCache(shape.layers, 17, 16, shape.kv_heads, shape.head_dim, torch.float32, "cpu")
+            law = model.logits(model.forward(ids, layout, TorchAttention(), cache)).double().log_softmax(-1)
+            base = law if name == "float32" else base
+            kl[name].append((base.exp() * (base - law)).sum(-1))
+            same[name].append(law.argmax(-1) == base.argmax(-1))
+    found = {
+        name: {
+            "positions": sum(map(len, parts)),
+            "mean_kl": float(torch.cat(parts).mean()),
+            "argmax_agreement": float(torch.cat(same[name]).double().mean()),
+        }
+        for name, parts in kl.items()
+        if name != "float32"
+    }
+    print(json.dumps(found, indent=1), flush=True)
+    return found
+
+
+def accepted(prompts: int) -> dict[str, Any]:
+    """Drafts that stand, greedy, with verifier and draft in fp8 or not."""
+    from verifypd.distil.prompts import evaluation_prompts, spread
+
+    chosen = [prompt.text for prompt in spread(evaluation_prompts(), prompts)]
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    options: dict[str, Any] = {
+        "draft": "smollm2-draft", "arch": "unified", "controller": "fixed", "max_draft": 4, "dtype": "float32",
+        "device": "cpu", "batch_size": 8, "kv_memory": "256MB", "max_model_len": 512,
+    }  # fmt: skip
+    found = {}
+    for verifier in (None, "fp8"):
+        for draft in ("none", "fp8"):
+            with LLM("smollm2", quantization=verifier, draft_quantization=draft, **options) as llm:
+                metrics = [output.metrics for output in llm.generate(chosen, params)]
+            spans, drafted, stood = (
+                sum(getattr(m, name) for m in metrics) for name in ("spans", "drafted", "accepted")
+            )
+            found[f"verifier {verifier or 'float32'}, draft {'float32' if draft == 'none' else draft}"] = {
+                "acceptance_rate": round(stood / drafted, 4), "tokens_a_pass": round(1 + stood / spans, 4),
+                "spans": spans,
+            }  # fmt: skip
+    print(json.dumps(found, indent=1), flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "products": products, "tiles": tiles, "steps": steps, "text": text,
+}  # fmt: skip
+
+
+def main(given: list[str] | None = None) -> dict[str, Any]:
+    """Run the parts and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="products,steps", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--cpu", action="store_true", help="the same as --parts text")
+    parser.add_argument("--pair", default="llama-2-7b,eagle", help="verifier,draft: built-in shapes, or a head")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--cuts", default="64,128,7,1 64,128,5,1 64,256,4,1 64,64,8,1 32,128,7,1 32,256,5,1 16,128,5,4"
+                        " 16,64,7,4 32,64,5,4", help="tiles: outputs, depth, stages, parts")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=100.0, help="of the part `tiles`, at most")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: tests this script, means nothing")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--commit", help="where the tree has no git")
+    args = parser.parse_args(given)
+    report: dict[str, Any] = {**provenance(args.commit), "pair": args.pair, "tiny": args.tiny}
+    for name in ["text"] if args.cpu else args.parts.split(","):
+        begun = time.perf_counter()
+        report[name] = PARTS[name](args)
+        print(f"{name}: {time.perf_counter() - begun:.1f} s", flush=True)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main()
