@@ -90,7 +90,8 @@ def tiling(
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
     if not (long or fixed or full or wide):
-        if (fp8 or 2 * real_tiles * kv_heads <= processors) and shared_memory >= ROOMY:
+        few = 2 * real_tiles * kv_heads <= processors
+        if (few or (fp8 and block_m == LEAST_ROWS)) and shared_memory >= ROOMY:
             block_n = 128  # a program waits for its own reads: they are to be large and few
         elif block_m == LEAST_ROWS:
             block_n, warps = 32, 2  # others go on meanwhile: programs are to be small and many
