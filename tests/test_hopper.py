@@ -84,12 +84,11 @@ done = build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outpu
 assert "wgmma" in done.asm["ptx"]
 
 from verifypd.kernels import triton_products as products
-from verifypd.kernels.tiles import FP8_ROWS, SKINNY_ROWS, skinny_tile
+from verifypd.kernels.tiles import SKINNY_ROWS, skinny_tile
 
 def cut(outputs, depth, gated=False, fp8=False):
-    most = FP8_ROWS if fp8 and outputs >= 4096 else SKINNY_ROWS
-    tile = skinny_tile(most, outputs, depth, gated, fp8)
-    return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": most,
+    tile = skinny_tile(SKINNY_ROWS, outputs, depth, gated, fp8)
+    return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
         "FP8": fp8,
         "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
 
@@ -99,22 +98,27 @@ def reads_nothing_before_it_waits(done):
 
 skinny = {**rows, "channels": "*fp32", "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
 known = ["x", "weight", "squares", "x_row", "squares_row"]
+fp8_rows = {"x": "*fp8e4nv", "weight": "*fp8e4nv"}
 apart = {"residual": "*bf16", "norm": "*bf16", "stream": "*bf16", "new_squares": "*fp32"}
 shapes = ((11008, 4096, True, False), (2048, 5632, False, False), (11008, 4096, True, True), (2048, 5632, False, True))
 for outputs, depth, gated, fp8 in shapes:
-    kinds = {**skinny, **apart, "weight": "*fp8e4nv" if fp8 else "*bf16"}
+    kinds = {**skinny, **apart, **(fp8_rows if fp8 else {})}
     done = build(products.skinny_product, kinds, {**cut(outputs, depth, gated, fp8), "OUT": outputs,
         "GATED": gated, "SILU": True, "ADDED": not gated, "UNIT": False}, [*known, "out", *apart], num_warps=4)
     assert ("wgmma" if outputs > 4000 else "mma.sync") in done.asm["ptx"] and in_registers(done), (outputs, depth)
     assert done.asm["ptx"].count("griddepcontrol") == 2 and "cp.async" in done.asm["ptx"]
     assert reads_nothing_before_it_waits(done)
-    assert ("cvt.rn.f16x2.e4m3x2" in done.asm["ptx"]) == fp8
+    assert ("f32.e4m3.e4m3" in done.asm["ptx"]) == (fp8 and outputs > 4000)
 for fp8 in (False, True):
-    done = build(products.skinny_qkv, {**skinny, "weight": "*fp8e4nv" if fp8 else "*bf16", "q": "*bf16",
+    done = build(products.skinny_qkv, {**skinny, **(fp8_rows if fp8 else {}), "q": "*bf16",
         "cache_k": "*bf16", "cache_v": "*bf16", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64",
         "positions": "*i64"}, {**cut(12288, 4096, fp8=fp8), "Q_HEADS": 32, "KV_HEADS": 32, "WIDTH": 128},
         [*known, "q", "cache_k", "cache_v", "cos", "sin"], num_warps=4)
     assert "wgmma" in done.asm["ptx"] and in_registers(done) and reads_nothing_before_it_waits(done)
+done = build(products.split_rows, {"x": "*bf16", "squares": "*fp32", "out": "*fp8e4nv", "scale": "*fp32",
+    "x_row": "i32", "squares_row": "i32", "eps": "fp32"}, {"WIDTH": 4096, "BLOCK": 4096, "SCALED": True,
+    "SQUARES": 64, "SQUARES_PADDED": 64, "PDL": True}, num_warps=8)
+assert reads_nothing_before_it_waits(done)
 build(layer.narrow_rows, {"x": "*bf16", "out": "*fp8e4nv", "scale": "*fp32", "x_row": "i32"},
     {"WIDTH": 11008, "BLOCK": 16384}, num_warps=8)
 build(layer.divide_rows, {**rows, "squares": "*fp32", "squares_row": "i32"},
