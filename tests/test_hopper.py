@@ -89,11 +89,12 @@ from verifypd.kernels.tiles import SKINNY_ROWS, skinny_tile
 def cut(outputs, depth, gated=False, fp8=False):
     tile = skinny_tile(SKINNY_ROWS, outputs, depth, gated, fp8)
     return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
-        "FP8": fp8,
+        "FP8": fp8, "AHEAD": fp8 and tile.parts == 1,
         "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
 
 def reads_nothing_before_it_waits(done):
     before = done.asm["ptx"].split("griddepcontrol.wait")[0]
+    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
     return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
 
 skinny = {**rows, "channels": "*fp32", "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
@@ -109,6 +110,7 @@ for outputs, depth, gated, fp8 in shapes:
     assert done.asm["ptx"].count("griddepcontrol") == 2 and "cp.async" in done.asm["ptx"]
     assert reads_nothing_before_it_waits(done)
     assert ("f32.e4m3.e4m3" in done.asm["ptx"]) == (fp8 and outputs > 4000)
+    assert ("prefetch.L2" in done.asm["ptx"].split("griddepcontrol.wait")[0]) == (fp8 and outputs > 4000)
 for fp8 in (False, True):
     done = build(products.skinny_qkv, {**skinny, **(fp8_rows if fp8 else {}), "q": "*bf16",
         "cache_k": "*bf16", "cache_v": "*bf16", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64",

@@ -33,6 +33,8 @@ GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
 WIDE_ROW = 2048  # elements from which a row takes eight warps
 
+FETCH_AHEAD = True  # fp8 weights, while their rows are split
+
 # Triton's interpreter gets products of bfloat16 wrong.
 INTERPRETED = not isinstance(product_tile, triton.JITFunction)
 
@@ -374,6 +376,7 @@ def _constants(
         "PARTS": tile.parts,
         "STAGES": tile.stages,
         "PDL": pdl,
+        "AHEAD": pdl and tile.parts == 1 and channels is not None and FETCH_AHEAD,
         "num_warps": 4,
         "launch_pdl": pdl,
     }

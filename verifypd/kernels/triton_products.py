@@ -17,6 +17,18 @@ from verifypd.kernels.triton_kernels import acted, after_the_kernel_before
 
 
 @triton.jit
+def _fetched_ahead(weight, column, DEPTH: tl.constexpr):
+    """Have the first KiB of some rows of a weight come into the L2: weights wait for no kernel."""
+    HALF: tl.constexpr = 4096 // weight.dtype.element_ty.primitive_bitwidth  # 512 bytes
+    if DEPTH >= 2 * HALF:
+        place = weight + column[:, None] * DEPTH + (tl.arange(0, 2) * HALF)[None, :]  # one for each of 128 threads
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def _streamed(
     x, first, second, column, c, count, x_row,
     DEPTH: tl.constexpr, GATED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -199,11 +211,16 @@ def skinny_product(
     PARTS: tl.constexpr,  # of the depth, one for each warp; 1: warps share
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether weights are fetched before the kernel before is done
 ):
     """x times weight transposed, with what stands around it. Grid: tiles of outputs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.where(n < OUT, n, 0).to(tl.int64) if OUT % BLOCK_N else n.to(tl.int64)
     second = weight + OUT * DEPTH
+    if AHEAD:
+        _fetched_ahead(weight, column, DEPTH)
+        if GATED:
+            _fetched_ahead(second, column, DEPTH)
     if PDL:
         after_the_kernel_before()
     m = tl.arange(0, BLOCK_M)
@@ -276,6 +293,7 @@ def skinny_qkv(
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Queries, keys and values of x: queries rotated, keys rotated into the cache, values into the cache.
 
@@ -287,6 +305,8 @@ def skinny_qkv(
     begin = tl.program_id(0) % (HALF // OWN) * OWN
     n = tl.arange(0, BLOCK_N)
     column = (head * WIDTH + n // OWN * HALF + begin + n % OWN).to(tl.int64)
+    if AHEAD:
+        _fetched_ahead(weight, column, DEPTH)
     if PDL:
         after_the_kernel_before()
     m = tl.arange(0, BLOCK_M)
