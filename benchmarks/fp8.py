@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,36 +93,48 @@ def products(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def tiles(args: argparse.Namespace) -> dict[str, Any]:
-    """Every way of cutting a product with few rows that is worth a look."""
+    """Ways of cutting a product of few rows with fp8 weights; `late`: none of them is fetched ahead."""
     from triton.runtime.errors import OutOfResources
 
-    from verifypd.kernels.tiles import SkinnyTile
-    from verifypd.kernels.triton import _skinny
+    from verifypd.kernels import triton
+    from verifypd.kernels.tiles import SkinnyTile, skinny_tile
 
     found: dict[str, Any] = {}
     begun = time.perf_counter()
-    for rows, (name, (outputs, depth, gated)) in product((1, 64), SHAPES.items()):
-        _, narrow = copies(outputs, depth)
-        x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-        for cut in args.cuts.split():
-            tile = SkinnyTile(*map(int, cut.split(",")))
+    for name, (rows_of_weight, depth, gated) in SHAPES.items():
+        _, narrow = copies(rows_of_weight, depth)
+        x = torch.randn(args.rows, depth, device="cuda", dtype=torch.bfloat16)
+        ours = skinny_tile(args.rows, rows_of_weight // (1 + gated), depth, gated, fp8=True)
+        assert ours is not None
+        named = {f"{t.outputs},{t.depth},{t.stages},{t.parts}": t for t in (ours, *cuts(args.cuts, name))}
+        for cut, tile in (*named.items(), ("late", ours)):
             if time.perf_counter() - begun > args.seconds or depth % (tile.depth * tile.parts):
                 continue
 
             def work(weight: Weight, x: Tensor = x, tile: SkinnyTile = tile, gated: bool = gated) -> object:
-                return _skinny(x, weight, None, tile, "silu" if gated else None)
+                return triton._skinny(x, weight, None, tile, "silu" if gated else None)
 
+            triton.FETCH_AHEAD = cut != "late"
             try:
                 took = us(work, narrow)
             except OutOfResources as error:
-                print(f"{name:8} {rows:3} rows, {cut:12}: {error}", flush=True)
+                print(f"{name:8} {cut:12}: {error}", flush=True)
                 continue
-            found[f"{name} {rows} {cut}"] = round(took, 2)
-            gbs = outputs * depth / took / 1e3
-            print(f"{name:8} {rows:3} rows, {cut:12}: {took:7.2f} us, {gbs:5.0f} GB/s", flush=True)
+            found[f"{name} {cut}"] = round(took, 2)
+            gbs = rows_of_weight * depth / took / 1e3
+            print(f"{name:8} {cut:12}: {took:7.2f} us, {gbs:5.0f} GB/s", flush=True)
+        triton.FETCH_AHEAD = True
         del narrow
         torch.cuda.empty_cache()
     return found
+
+
+def cuts(given: str, shape: str) -> list[Any]:
+    """Those of the tiles as typed that are for a shape."""
+    from verifypd.kernels.tiles import SkinnyTile
+
+    each = [part.rpartition(":")[::2] for part in given.split()]
+    return [SkinnyTile(*map(int, cut.split(","))) for names, cut in each if shape in names.split("+")]
 
 
 def steps(args: argparse.Namespace) -> dict[str, Any]:
@@ -141,6 +152,8 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
         }  # fmt: skip
         options |= {"kv_memory": "32MB", "dtype": "float32", "device": "cpu"} if args.tiny else {"graphs": "lazy"}
         for name, settings in arms().items():
+            if args.arms and name not in args.arms.split(","):
+                continue
             begun = time.perf_counter()
             llm = LLM(model, **options, **settings)
             most = llm.engine.config.batch_size
@@ -265,8 +278,11 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--cpu", action="store_true", help="the same as --parts text")
     parser.add_argument("--pair", default="llama-2-7b,eagle", help="verifier,draft: built-in shapes, or a head")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
-    parser.add_argument("--cuts", default="64,128,7,1 64,128,5,1 64,256,4,1 64,64,8,1 32,128,7,1 32,256,5,1 16,128,5,4"
-                        " 16,64,7,4 32,64,5,4", help="tiles: outputs, depth, stages, parts")  # fmt: skip
+    parser.add_argument("--cuts", default="gate_up:64,256,2,1 gate_up:64,128,5,1 gate_up:64,128,8,1 qkv:64,256,6,1"
+                        " qkv:64,128,6,1 output+down:64,128,10,1 output+down:64,256,8,1 output+down:16,128,5,4"
+                        " output+down:32,128,4,4", help="tiles: SHAPES:outputs,depth,stages,parts")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=8, help="of the part `tiles`")
+    parser.add_argument("--arms", default="", help="of the part `steps`, by name (default: all)")
     parser.add_argument("--seconds", type=float, default=100.0, help="of the part `tiles`, at most")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: tests this script, means nothing")
     parser.add_argument("--json", type=Path, help="write the figures there")

@@ -91,38 +91,45 @@ done = build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outpu
 assert "wgmma" in done.asm["ptx"]
 
 from verifypd.kernels import triton_products as products
-from verifypd.kernels.tiles import FP8_ROWS, SKINNY_ROWS, skinny_tile
+from verifypd.kernels.tiles import SKINNY_ROWS, skinny_tile
 
 def cut(outputs, depth, gated=False, fp8=False):
-    most = FP8_ROWS if fp8 and outputs >= 4096 else SKINNY_ROWS
-    tile = skinny_tile(most, outputs, depth, gated, fp8)
-    return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": most,
-        "FP8": fp8,
+    tile = skinny_tile(SKINNY_ROWS, outputs, depth, gated, fp8)
+    return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
+        "FP8": fp8, "AHEAD": fp8 and tile.parts == 1,
         "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
 
 def reads_nothing_before_it_waits(done):
     before = done.asm["ptx"].split("griddepcontrol.wait")[0]
+    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
     return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
 
 skinny = {**rows, "channels": "*fp32", "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
 known = ["x", "weight", "squares", "x_row", "squares_row"]
+fp8_rows = {"x": "*fp8e4nv", "weight": "*fp8e4nv"}
 apart = {"residual": "*bf16", "norm": "*bf16", "stream": "*bf16", "new_squares": "*fp32"}
 shapes = ((11008, 4096, True, False), (2048, 5632, False, False), (11008, 4096, True, True), (2048, 5632, False, True))
 for outputs, depth, gated, fp8 in shapes:
-    kinds = {**skinny, **apart, "weight": "*fp8e4nv" if fp8 else "*bf16"}
+    kinds = {**skinny, **apart, **(fp8_rows if fp8 else {})}
     done = build(products.skinny_product, kinds, {**cut(outputs, depth, gated, fp8), "OUT": outputs,
         "GATED": gated, "SILU": True, "ADDED": not gated, "UNIT": False}, [*known, "out", *apart], num_warps=4)
     assert ("wgmma" if outputs > 4000 else "mma.sync") in done.asm["ptx"] and in_registers(done), (outputs, depth)
     assert done.asm["ptx"].count("griddepcontrol") == 2 and "cp.async" in done.asm["ptx"]
     assert reads_nothing_before_it_waits(done)
-    assert ("cvt.rn.f16x2.e4m3x2" in done.asm["ptx"]) == fp8
+    assert ("f32.e4m3.e4m3" in done.asm["ptx"]) == (fp8 and outputs > 4000)
+    assert ("prefetch.L2" in done.asm["ptx"].split("griddepcontrol.wait")[0]) == (fp8 and outputs > 4000)
 for fp8 in (False, True):  # of weights, and of the cache
-    weight, kept = ("*fp8e4nv", "*bf16") if fp8 else ("*bf16", "*fp8e4nv")
-    done = build(products.skinny_qkv, {**skinny, "weight": weight, "q": "*bf16", "cache_k": kept, "cache_v": kept,
-        "scales": "*fp32", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64", "positions": "*i64"},
-        {**cut(12288, 4096, fp8=fp8), "Q_HEADS": 32, "KV_HEADS": 32, "WIDTH": 128, "CACHE_SCALED": not fp8},
+    kept = "*bf16" if fp8 else "*fp8e4nv"
+    done = build(products.skinny_qkv, {**skinny, **(fp8_rows if fp8 else {}), "q": "*bf16", "cache_k": kept,
+        "cache_v": kept, "scales": "*fp32", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64",
+        "positions": "*i64"}, {**cut(12288, 4096, fp8=fp8), "Q_HEADS": 32, "KV_HEADS": 32, "WIDTH": 128,
+        "CACHE_SCALED": not fp8},
         [*known, "q", "cache_k", "cache_v", "cos", "sin"], num_warps=4)
     assert "wgmma" in done.asm["ptx"] and in_registers(done) and reads_nothing_before_it_waits(done)
+done = build(products.split_rows, {"x": "*bf16", "squares": "*fp32", "out": "*fp8e4nv", "scale": "*fp32",
+    "x_row": "i32", "squares_row": "i32", "eps": "fp32"}, {"WIDTH": 4096, "BLOCK": 4096, "SCALED": True,
+    "SQUARES": 64, "SQUARES_PADDED": 64, "PDL": True}, num_warps=8)
+assert reads_nothing_before_it_waits(done)
 build(layer.narrow_rows, {"x": "*bf16", "out": "*fp8e4nv", "scale": "*fp32", "x_row": "i32"},
     {"WIDTH": 11008, "BLOCK": 16384}, num_warps=8)
 build(layer.divide_rows, {**rows, "squares": "*fp32", "squares_row": "i32"},

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 from verifypd.kernels.base import FP8, FP8_MAX, Fp8Weight, Normed, fp8_rows
 from verifypd.kernels.launch import fp8_products, shared_memory
-from verifypd.kernels.tiles import FP8_ROWS, SKINNY_MEMORY, SKINNY_ROWS
+from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS
 from verifypd.kernels.torch import TorchKernels, multiplies_fp8
-from verifypd.kernels.triton import TritonKernels
+from verifypd.kernels.triton import TritonKernels, _given
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter gets bfloat16 wrong
@@ -28,8 +28,9 @@ kernels = TritonKernels()
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers of bfloat16."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator).to(DEVICE, DTYPE)
+    return torch.randn(*shape, generator=generator).bfloat16().to(DEVICE, DTYPE)
 
 
 def weights(outputs: int, depth: int, seed: int = 0) -> tuple[Fp8Weight, Tensor]:
@@ -64,7 +65,7 @@ def test_quantising() -> None:
 
 @here
 @pytest.mark.parametrize(
-    ("outputs", "depth", "rows", "bias"), [(48, 512, 5, True), (32, 768, 32, False), (4112, 192, 33, True)]
+    ("outputs", "depth", "rows", "bias"), [(48, 512, 5, True), (32, 768, 32, False), (4112, 192, 17, True)]
 )
 def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
     x, (weight, wide) = random(rows, depth), weights(outputs, depth)
@@ -75,7 +76,7 @@ def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
 
 
 @here
-@pytest.mark.parametrize(("outputs", "depth", "rows"), [(512, 512, 5), (4352, 64, 40)])
+@pytest.mark.parametrize(("outputs", "depth", "rows"), [(512, 512, 5), (4352, 64, 17)])
 def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, rows: int) -> None:
     """Residual and norm behind a product, and gates that read what was normed so."""
     eps = 1e-5
@@ -89,7 +90,9 @@ def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, rows: int) -> None:
     close(kernels.whole(normed), expected)
     (gates, wide), b = weights(128, outputs, seed=4), random(128, seed=5)
     both = expected @ wide.T + b.double()
-    close(kernels.linear_gated(normed, gates, b, "silu"), reference.gated(both, "silu"), 2 * ERROR)
+    close(
+        kernels.linear_gated(normed, gates, b, "silu"), reference.gated(both, "silu"), 0.03
+    )  # normed rows have more bits
 
 
 @here
@@ -118,16 +121,35 @@ def test_queries_keys_and_values(heads: int, kv_heads: int, width: int, depth: i
 @here
 def test_what_is_not_ours() -> None:
     """More rows, or a weight that was made for another dtype, go to torch; so does everything with batch_invariant."""
-    few, many = weights(32, 512)[0], weights(4096, 64)[0]
+    few, _ = weights(32, 512)
+    assert kernels._tile(random(SKINNY_ROWS, 512), few) is not None
     assert kernels._tile(random(SKINNY_ROWS + 1, 512), few) is None
-    assert kernels._tile(random(FP8_ROWS, 64), many) is not None
-    assert kernels._tile(random(FP8_ROWS + 1, 64), many) is None
     assert kernels._tile(random(2, 512).half(), few) is None
     invariant, x = TritonKernels(batch_invariant=True), random(40, 512)
     assert invariant._tile(x, few) is None
     together, b = invariant.linear(x, few, random(32)), random(32)
     close(together, x.double() @ few.dequantize(DTYPE).double().T + b.double())
     assert torch.equal(together[7:9], invariant.linear(x[7:9], few, b))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_as_sums_of_two(normed: bool) -> None:
+    """To the bit for bfloat16, but for what is 2^-22 of the largest entry; what is normed is rounded to eight bits."""
+    x = random(5, 3000) * torch.logspace(-20, 8, 3000, base=2, device=DEVICE)[torch.randperm(3000)].bfloat16().to(DTYPE)
+    x = x.bfloat16().to(DTYPE)
+    x[1] *= 2.0**40
+    x[2] *= 2.0**-40
+    x[3] = 0
+    squares = x.float().square().view(5, 6, 500).sum(2).T.contiguous()
+    given = _given(Normed(x, squares, 1e-30) if normed else x, True)
+    assert given.values.dtype == FP8 and given.squares is not None
+    values = given.values.view(5, 2, 3000).double()
+    found = given.squares.double().view(5, 1) * (values[:, 0] + values[:, 1] / 32)
+    wide = x.double()
+    expected = wide / (wide.square().mean(1, keepdim=True) + 1e-30).sqrt() if normed else wide
+    least = 2.0 ** (-22 if DEVICE == "cuda" else -21)  # the interpreter does not round the smallest numbers
+    slack = expected.abs().amax(1, keepdim=True) * least + expected.abs() * (2.0**-8.9 if normed else 0.0)
+    assert ((found - expected).abs() <= slack).all()
 
 
 def test_rows_in_fp8() -> None:
@@ -170,7 +192,7 @@ class TestWide:
         values, scale = kernels.fp8_rows(x)
         product = values.double() * scale.double()[:, None] @ wide.T
         close(kernels.linear(x, weight, b), product if b is None else product + b.double())
-        close(product, x.double() @ wide.T, 0.05)
+        close(product, x.double() @ wide.T, 0.15)
         close(reference.linear(x, weight, b), kernels.linear(x, weight, b).double(), 0.02)
 
     def test_in_a_graph(self) -> None:

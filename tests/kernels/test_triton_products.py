@@ -138,20 +138,23 @@ def test_without_the_shared_memory_all_go_to_torch(monkeypatch: pytest.MonkeyPat
     close(stream, wide(x) @ wide(weight).T + wide(x))
 
 
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("outputs", [16, 2560, 4096, 12288, 32000, 28672])
 @pytest.mark.parametrize("depth", [256, 512, 2048, 2752, 4096, 8192, 11008])
-def test_tiles_fit(outputs: int, depth: int, gated: bool) -> None:
-    """In shared memory, and the parts of the depth are whole rounds."""
-    tile = skinny_tile(1, outputs, depth, gated)
+def test_tiles_fit(outputs: int, depth: int, gated: bool, fp8: bool) -> None:
+    """In shared memory, and the parts of the depth are whole rounds. A row of fp8 is two."""
+    tile = skinny_tile(SKINNY_ROWS, outputs, depth, gated, fp8)
+    assert skinny_tile(SKINNY_ROWS + 1, outputs, depth, gated, fp8) is None
     if tile is None:
         assert outputs < 4096
         assert depth % 256
         return
     assert tile.parts == 1 or depth % (tile.parts * tile.depth) == 0
     under_way = tile.stages - (tile.parts > 1)
-    columns = tile.outputs * (2 if gated else 1) + SKINNY_ROWS
-    assert 2 * columns * tile.depth * tile.parts * under_way <= SKINNY_MEMORY
+    weights, rows = tile.outputs * (2 if gated else 1), SKINNY_ROWS
+    columns = weights + 2 * rows if fp8 else 2 * (weights + rows)
+    assert columns * tile.depth * tile.parts * under_way <= SKINNY_MEMORY
 
 
 @here

@@ -65,12 +65,14 @@ def tiling(
     processors: int,
     shared_memory: int,
     fixed: bool = False,
+    fp8: bool = False,
 ) -> Tiling:
     """The cut for `spans` spans of at most `rows` rows and `context` tokens, in a pass of `pass_rows` rows.
 
     own_rows: of these spans where all others of the pass are as long as they may be; they can be more.
     shared_memory: bytes that a program may have.
     fixed: tiles and splits do not depend on the batch, so a row's sums are taken in the same order in any company.
+    fp8: keys and values are e4m3.
     """
     shared = heads // kv_heads
     wide = width > 128
@@ -88,7 +90,8 @@ def tiling(
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
     if not (long or fixed or full or wide):
-        if 2 * real_tiles * kv_heads <= processors and shared_memory >= ROOMY:
+        few = 2 * real_tiles * kv_heads <= processors
+        if (few or (fp8 and block_m == LEAST_ROWS)) and shared_memory >= ROOMY:
             block_n = 128  # a program waits for its own reads: they are to be large and few
         elif block_m == LEAST_ROWS:
             block_n, warps = 32, 2  # others go on meanwhile: programs are to be small and many

@@ -152,13 +152,14 @@ class TritonAttention:
             return out
         shape = (heads, cache.k.shape[2], width, window)
         if shape not in prepared.cuts:
-            prepared.cuts[shape] = [self._tiling(spans, shape, q) for spans in prepared.classes]
+            fp8 = cache.scales is not None
+            prepared.cuts[shape] = [self._tiling(spans, shape, q, fp8) for spans in prepared.classes]
         plans, new = prepared.plan(layout, shape)
         early = dependent(q.device) and not new  # what was planned is older than the kernel before
         _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plans, out, scale, window, softcap, early)
         return out
 
-    def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor) -> Tiling:
+    def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor, fp8: bool) -> Tiling:
         heads, kv_heads, width, window = shape
         return tiling(
             spans=spans.spans,
@@ -174,6 +175,7 @@ class TritonAttention:
             processors=processors(q.device),
             shared_memory=shared_memory(q.device),
             fixed=self.batch_invariant,
+            fp8=fp8,
         )
 
 

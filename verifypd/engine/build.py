@@ -58,6 +58,7 @@ class Built:
 
 def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
+    config = seen_from_the_verifier(config)
     device = pick_device(config.device)
     if not config.prefill_chunk:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
@@ -182,6 +183,16 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
         return ("ngram",)
     return (known.draft, "ngram")
+
+
+def seen_from_the_verifier(config: EngineConfig) -> EngineConfig:
+    """`verify=DEVICE` in the terms of the engine, which is where its verifier is: the draft stays on `--device`."""
+    where = config.verify_apart
+    if where is None:
+        return config
+    draft = where if where == "process" else str(pick_device(config.device))
+    device = config.device if where == "process" else str(pick_device(where, "--placement verify="))
+    return replace(config, device=device, placement=config.placement.replace(f"verify={where}", f"decode={draft}"))
 
 
 def check_apart(config: EngineConfig, draft: ModelSource | None, device: torch.device) -> torch.device | None:

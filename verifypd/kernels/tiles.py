@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 H200 = 132  # multiprocessors of what tiles were timed on
 SKINNY_ROWS = 32  # most rows of a skinny product; from 33 on cuBLAS is as fast with its norms and gates apart
-FP8_ROWS = 64  # the same with weights in fp8, where tiles are of 64 outputs
 
 SKINNY_MEMORY = 210 * 1024  # bytes of shared memory that its largest tile takes
 
@@ -30,19 +29,21 @@ def skinny_tile(rows: int, outputs: int, depth: int, gated: bool, fp8: bool = Fa
     """The fastest of some 700 measured on an H200 with a cold cache; None: no tile fits the matrix or so many rows.
 
     From 4,096 outputs on, tiles of 64 fill the processors and are multiplied by `wgmma`. Where there are fewer, tiles
-    of 16 do, and each warp sums a part of the depth. fp8: of the weights, half the bytes.
+    of 16 do, and each warp sums a part of the depth. fp8: weights of half the bytes, so that a round is twice as deep.
     """
-    if not 0 < rows <= (FP8_ROWS if fp8 and outputs >= 4096 else SKINNY_ROWS):
+    if not 0 < rows <= SKINNY_ROWS:
         return None
     if outputs >= 4096:
         if depth % 64:
             return None
+        pair = H200 < -(-outputs // 64) <= 2 * H200  # two programs on some processors
         if fp8:
-            return SkinnyTile(64, 64 if depth % 128 else 128, 5 if gated else 7, 1)
+            return SkinnyTile(
+                64, 64 if depth % 128 else 128 if depth % 256 else 256, 4 if gated else 3 if pair else 6, 1
+            )
         if gated:
             return SkinnyTile(64, 64 if depth <= 2048 else 128, 5, 1)
-        tiles = -(-outputs // 64)
-        return SkinnyTile(64, 128, 3 if H200 < tiles <= 2 * H200 else 7, 1)
+        return SkinnyTile(64, 128, 3 if pair else 7, 1)
     if outputs % 16 or depth % 256:
         return None
     return SkinnyTile(16, 128, 5, 4) if depth % 512 == 0 and not gated else SkinnyTile(16, 64, 5 if gated else 7, 4)

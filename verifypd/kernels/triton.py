@@ -1,12 +1,14 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
-Products of few rows are ours, with the norms, sums and gates around them, and read fp8 weights as they are. Others are
-torch's (with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`): then
-they are tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum and
-where it is rounded. Rotation apart from a product belongs to attention.
+Products of few rows are ours, with the norms, sums and gates around them, and multiply fp8 weights as they are. Others
+are torch's (with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`):
+then they are tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum
+and where it is rounded. Rotation apart from a product belongs to attention.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -25,11 +27,13 @@ from verifypd.kernels.triton_kernels import (
     norm_rows,
     product_tile,
 )
-from verifypd.kernels.triton_products import skinny_product, skinny_qkv
+from verifypd.kernels.triton_products import skinny_product, skinny_qkv, split_rows
 
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
 WIDE_ROW = 2048  # elements from which a row takes eight warps
+
+FETCH_AHEAD = True  # fp8 weights, while their rows are split
 
 # Triton's interpreter gets products of bfloat16 wrong.
 INTERPRETED = not isinstance(product_tile, triton.JITFunction)
@@ -151,16 +155,15 @@ class TritonKernels(TorchKernels):
         if tile is None or width != 2 * cos.shape[1] or width % tile.outputs:
             return None
         matrix, channels = _matrix(weight)
-        values, squares, eps = _parted(x)
-        rows = len(values)
-        heads = weight.shape[0] // width
-        q = torch.empty(rows, heads - 2 * kv_heads, width, dtype=values.dtype, device=values.device)
+        given = _given(x, channels is not None)
+        rows, heads = x.shape[0], weight.shape[0] // width
+        q = torch.empty(rows, heads - 2 * kv_heads, width, dtype=_dtype(x), device=weight.device)
         skinny_qkv[(weight.shape[0] // tile.outputs,)](
-            values,
+            given.values,
             matrix,
             q if channels is None else channels,
             q if bias is None else bias,
-            q if squares is None else squares,
+            q if given.squares is None else given.squares,
             q,
             cache_k,
             cache_v,
@@ -170,14 +173,14 @@ class TritonKernels(TorchKernels):
             cos,
             sin,
             rows,
-            values.stride(0),
-            0 if squares is None else squares.stride(0),
-            eps,
+            given.values.stride(0),
+            given.squares_row,
+            given.eps,
             Q_HEADS=heads - 2 * kv_heads,
             KV_HEADS=kv_heads,
             WIDTH=width,
             CACHE_SCALED=scales is not None,
-            **_constants(values, channels, bias, squares, tile),
+            **_constants(rows, given, channels, bias, tile),
         )
         return q
 
@@ -186,13 +189,14 @@ class TritonKernels(TorchKernels):
         rows, depth = x.shape
         if self.batch_invariant or not isinstance(weight, Tensor | Fp8Weight):
             return None
-        dtype = x.values.dtype if isinstance(x, Normed) else x.dtype
+        dtype = _dtype(x)
         matrix, channels = _matrix(weight)
         if weight.dtype != dtype or not (dtype.itemsize == 2 or INTERPRETED) or not matrix.is_contiguous():
             return None
         if shared_memory(weight.device) < SKINNY_MEMORY:
             return None
-        if channels is not None and not (INTERPRETED or fp8_products(weight.device)):
+        sums_of_two = dtype == torch.bfloat16 and fp8_products(weight.device)  # float16 has three bits more
+        if channels is not None and not (sums_of_two or INTERPRETED):
             return None
         return skinny_tile(rows, weight.shape[0] // (2 if gated else 1), depth, gated, channels is not None)
 
@@ -298,10 +302,57 @@ def _padded(rows: int) -> int:
     return max(16, power_of_two(rows))
 
 
-def _parted(x: Rows) -> tuple[Tensor, Tensor | None, float]:
-    """Values, squares and eps, as kernels take them."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Rows as the kernels of products take them."""
+
+    values: Tensor  # [N, W]; in fp8 [2 N, W]: see `split_rows`
+    squares: Tensor | None  # float32 [parts, N or more]; of rows in fp8 their scales, [1, N]
+    eps: float
+
+    @property
+    def squares_row(self) -> int:
+        return 0 if self.squares is None else self.squares.stride(0)
+
+    @property
+    def sums(self) -> dict[str, int]:
+        """How many sums of squares a row has, and a power of two that is no less."""
+        count = 0 if self.squares is None else len(self.squares)
+        return {"SCALED": self.squares is not None, "SQUARES": count, "SQUARES_PADDED": power_of_two(max(count, 1))}
+
+
+def _given(x: Rows, fp8: bool) -> _Given:
     values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
-    return values if values.stride(1) == 1 else values.contiguous(), squares, eps
+    given = _Given(values if values.stride(1) == 1 else values.contiguous(), squares, eps)
+    return _split(given) if fp8 else given
+
+
+def _split(given: _Given) -> _Given:
+    """See `split_rows`."""
+    rows, width = given.values.shape
+    out = torch.empty(2 * rows, width, dtype=FP8, device=given.values.device)
+    scale = torch.empty(1, rows, dtype=torch.float32, device=out.device)
+    pdl = dependent(out.device)
+    split_rows[(rows,)](
+        given.values,
+        scale if given.squares is None else given.squares,
+        out,
+        scale,
+        given.values.stride(0),
+        given.squares_row,
+        given.eps,
+        WIDTH=width,
+        BLOCK=power_of_two(width),
+        PDL=pdl,
+        num_warps=_warps(width),
+        launch_pdl=pdl,
+        **given.sums,
+    )
+    return _Given(out, scale, 0.0)
+
+
+def _dtype(x: Rows) -> torch.dtype:
+    return x.values.dtype if isinstance(x, Normed) else x.dtype
 
 
 def _matrix(weight: Weight) -> tuple[Tensor, Tensor | None]:
@@ -313,23 +364,22 @@ def _matrix(weight: Weight) -> tuple[Tensor, Tensor | None]:
 
 
 def _constants(
-    values: Tensor, channels: Tensor | None, bias: Tensor | None, squares: Tensor | None, tile: SkinnyTile
+    rows: int, given: _Given, channels: Tensor | None, bias: Tensor | None, tile: SkinnyTile
 ) -> dict[str, int]:
     """Compile-time constants and options that skinny products have in common."""
-    pdl = dependent(values.device)
+    pdl = dependent(given.values.device)
     return {
-        "DEPTH": values.shape[1],
+        "DEPTH": given.values.shape[1],
         "FP8": channels is not None,
         "BIASED": bias is not None,
-        "SCALED": squares is not None,
-        "SQUARES": 0 if squares is None else len(squares),
-        "SQUARES_PADDED": 1 if squares is None else power_of_two(len(squares)),
-        "BLOCK_M": _padded(len(values)),
+        **given.sums,
+        "BLOCK_M": _padded(rows),
         "BLOCK_N": tile.outputs,
         "BLOCK_K": tile.depth,
         "PARTS": tile.parts,
         "STAGES": tile.stages,
         "PDL": pdl,
+        "AHEAD": pdl and tile.parts == 1 and channels is not None and FETCH_AHEAD,
         "num_warps": 4,
         "launch_pdl": pdl,
     }
@@ -346,32 +396,31 @@ def _skinny(
 ) -> Tensor:
     """See `skinny_product`. added: residual, norm, and where the stream and its squares go."""
     matrix, channels = _matrix(weight)
-    values, squares, eps = _parted(x)
-    rows = len(values)
-    outputs = weight.shape[0] // (1 if activation is None else 2)
-    out = torch.empty(rows, outputs, dtype=values.dtype, device=values.device)
+    given = _given(x, channels is not None)
+    rows, outputs = x.shape[0], weight.shape[0] // (1 if activation is None else 2)
+    out = torch.empty(rows, outputs, dtype=_dtype(x), device=matrix.device)
     residual, norm, stream, sums = added or (out, out, out, out)  # not read and not written
     skinny_product[(-(-outputs // tile.outputs),)](
-        values,
+        given.values,
         matrix,
         out if channels is None else channels,
         out if bias is None else bias,
-        out if squares is None else squares,
+        out if given.squares is None else given.squares,
         residual,
         norm,
         out,
         stream,
         sums,
         rows,
-        values.stride(0),
-        0 if squares is None else squares.stride(0),
-        eps,
+        given.values.stride(0),
+        given.squares_row,
+        given.eps,
         OUT=outputs,
         GATED=activation is not None,
         SILU=activation == "silu",
         ADDED=added is not None,
         UNIT=unit_offset,
-        **_constants(values, channels, bias, squares, tile),
+        **_constants(rows, given, channels, bias, tile),
     )
     return out
 
