@@ -51,10 +51,10 @@ def load(folders: tuple[Path, Path], int8: bool = False, **options: Any) -> Draf
         device=CPU,
         kernels=select(CPU, "native"),
         max_model_len=CAPACITY,
-        int8=int8,
+        quantization="int8" if int8 else None,
         **options,
     )
-    return load_head(resolve(str(folders[1])), model, int8=int8)
+    return load_head(resolve(str(folders[1])), model, quantization="int8" if int8 else None)
 
 
 class Bench:

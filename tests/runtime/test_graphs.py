@@ -184,7 +184,7 @@ def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path)
         judged, depth = lane.padded.judged(spans), [span.drafts for span in spans]
         assert (judged is None) == chunks and lane.padded.judged(list(spans)) is None
         if judged is not None:
-            known = Spans.of([span.slot for span in spans], depth, slots.lengths.device)
+            known = Spans.of([span.slot for span in spans], depth, slots.device)
             assert (judged.slot_ids, judged.depth) == (known.slot_ids, known.depth)
             for name in ("slots", "drafted", "row_span", "row_depth", "first_row"):
                 assert torch.equal(getattr(judged, name), getattr(known, name)), name

@@ -14,6 +14,7 @@ from verifypd.batch import DraftSpan
 from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
 from verifypd.runtime.inputs import BlockTables, Slots, draft_layouts
 from verifypd.runtime.passes import PassInputs, padding, pass_key, reachable
+from verifypd.runtime.streams import keep_busy
 
 
 def test_buckets() -> None:
@@ -92,6 +93,20 @@ def test_inputs_of_a_loop_say_how_much_each_span_drafts() -> None:
     inputs.fill([2, 2, 2], [5, 0, 2], [2, 2, 2], False, drafts=[4, 0, 3])
     assert inputs.drafts.tolist() == [4, 0, 3, 0]
     assert not inputs.depth.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_inputs_filled_while_copies_are_under_way() -> None:
+    """No buffer on the host is written again before its copy has been made, however far the host is ahead."""
+    device = torch.device("cuda")
+    inputs, slots = PassInputs(pass_key([2, 1], 3), device), range(40)
+    keep_busy(device, 0.05)
+    copies = []
+    for slot in slots:
+        inputs.fill([2, 1], [slot, slot + 1], [1, 1], True)
+        copies.append(inputs.slots[:2].clone())
+    assert torch.stack(copies).tolist() == [[slot, slot + 1] for slot in slots]
 
 
 def test_inputs_with_chunks() -> None:

@@ -66,23 +66,21 @@ def options(
 
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
-    alone = cost.pass_seconds(load.riding, void=False)
-    plain = Option(0, {}, float(load.requests), _pass(load, 0, cost) - alone + cost.overhead, 0.0)
+    alone, before, riding = cost.pass_seconds(load.riding, void=False), load.decode + load.riding, load.riding.rows > 0
+    plain = Option(0, {}, float(load.requests), _pass(before, 0, cost, riding) - alone + cost.overhead, 0.0)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
     price, given = (plain.per_token, False) if price is None else (price, True)
-    copies = any(each.looked_up for each in drafting)
-    before, riding = load.decode.rows + load.riding.rows, load.riding.rows > 0
-    near = cost.slope(before, riding)
-    for longest in range(0 if copies else 1, deepest + 1):
+    near = cost.slope(before.rows, riding)
+    for longest in range(0 if any(each.looked_up for each in drafting) else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
-        far = cost.slope(before + len(drafting) * max(1, longest), riding)
+        far = cost.slope(before.rows + len(drafting) * max(1, longest), riding)
         for slope in (near,) if near == far else (min(near, far), max(near, far)):
             lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
             if not lengths:
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
-            verify = _pass(load, sum(lengths.values()), cost) - alone
+            verify = _pass(before, sum(lengths.values()), cost, riding) - alone
             seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
             found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
             price = price if given else min(price, found[-1].per_token)
@@ -108,10 +106,11 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
     return lengths, gained, context, lag
 
 
-def _pass(load: Load, drafts: int, cost: CostModel) -> float:
+def _pass(before: Work, drafts: int, cost: CostModel, riding: bool) -> float:
     """Seconds of the pass with so many draft tokens in it. Beside prompts they take rows that prompts would have had:
     where the padding ends does not matter."""
-    return cost.pass_seconds(load.decode + load.riding + Work(rows=drafts), void=not load.riding.rows)
+    rows, *others = before
+    return cost.pass_seconds(Work(rows + drafts, *others), void=not riding)
 
 
 def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:

@@ -117,8 +117,8 @@ class Plan:
         """Whether anybody gets a token who has one already."""
         return self.verify is not None and any(span.start is None for span in self.verify.spans)
 
-    def work(self) -> StepTiming:
-        """Its rows and contexts as the host knows them, bounds; no seconds. Look-ups cost next to nothing."""
+    def work(self, **seconds: float) -> StepTiming:
+        """Its rows and contexts as the host knows them, bounds; `seconds`: measured. Look-ups cost next to nothing."""
         drafts = [span for span in self.draft.spans if span.drafter in (None, self.draft.drafter)] if self.draft else []
         verify = self.verify.spans if self.verify else ()
         beside = [span for span in verify if span.start is not None]
@@ -133,4 +133,5 @@ class Plan:
             verify_context=sum([span.context for span in verify]),
             chunk_rows=sum([span.rows for span in chunks]),
             chunk_context=sum([span.rows * span.context for span in chunks]),
+            **seconds,
         )

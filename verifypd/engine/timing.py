@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from verifypd.control.observe import StepTiming
@@ -40,15 +40,7 @@ class TimedPlan:
 
     def timing(self) -> StepTiming:
         """In the numbers of the cost model."""
-        seconds = self.seconds()
-        return replace(
-            self.plan.work(),
-            draft_seconds=seconds.get("draft_seconds", 0.0),
-            verify_seconds=seconds.get("verify_seconds", 0.0),
-            prefill_seconds=seconds.get("prefill_seconds", 0.0),
-            decode_wait=self.decode_wait,
-            step_seconds=self._step_seconds(),
-        )
+        return self.plan.work(decode_wait=self.decode_wait, step_seconds=self._step_seconds(), **self.seconds())
 
     def _step_seconds(self) -> float:
         """From the beginning of the step to the end of its last batch, host work included; 0: not known."""
