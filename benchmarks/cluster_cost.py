@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import uvloop
 from server_cost import ROOT, Client, Served, stream
 
@@ -62,20 +63,32 @@ async def all_at_once(ports: list[int], body: dict[str, Any], streams: int) -> t
     return time.perf_counter() - begun, [client for _, clients in parts for client in clients]
 
 
+def processor() -> float:
+    """Seconds of processor time that this process and all below it have used."""
+    here, used = psutil.Process(), 0.0
+    for process in (here, *here.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            used += sum(process.cpu_times()[:2])
+    return used
+
+
 def rates(ports: list[int], streams: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Streamed tokens and events a second."""
+    """Streamed tokens and events a second, and what they cost: other work on the machine changes that less."""
     body = {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True}
-    found, events = [], []
+    found, events, used = [], [], 0.0
     for index in range(rounds + 1):
+        before = processor()
         seconds, clients = uvloop.run(all_at_once(ports, body, streams))
         count = sum(client.events(tokens) for client in clients)
         if index:  # the first warms up
+            used += processor() - before
             found.append(streams * tokens / seconds)
             events.append(count / seconds)
     return {
         "tokens_per_second": [round(rate) for rate in found],
         "median_tokens_per_second": round(median(found)),
         "median_events_per_second": round(median(events)),
+        "processor_us_per_token": round(1e6 * used / (rounds * streams * tokens), 1),
     }
 
 

@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     texts = [ids + output.outputs[0].token_ids for ids, output in zip(rendered, outputs, strict=True)]
     length = min(len(ids) for ids in texts)
     taught = torch.tensor([ids[:length] for ids in texts])
-    return verifier, eagle3_for(verifier, base / "head", vocab=384, window=128, texts=taught), prompts
+    return verifier, eagle3_for(verifier, base / "head", vocab=384, window=128, texts=taught, steps=60), prompts
 
 
 def search(folders: tuple[Path, Path, Path], report: Path) -> dict[str, object]:

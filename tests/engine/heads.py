@@ -29,7 +29,7 @@ def make_head(shape: HeadShape, seed: int = 0, kind: type[Head] = Head) -> Head:
     return head
 
 
-def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | None = None) -> None:
+def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | None = None, steps: int = STEPS) -> None:
     """A few steps on the verifier's greedy text: enough that a draft stands now and then. texts [B, T]: on those."""
     model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
     teacher = Teacher(model, head.shape.feature_layers, ids)
@@ -40,7 +40,7 @@ def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | N
         for _ in range(28):
             hidden, _ = read_features(model, texts, ())
             texts = torch.cat([texts, model.logits(hidden[:, -1]).argmax(-1, keepdim=True)], 1)
-    for step in range(STEPS):
+    for step in range(steps):
         lesson = teacher.read(texts[step % 4 :: 4])
         rows = lesson.hidden.shape[0] * lesson.hidden.shape[1]
         target = model.logits(lesson.hidden.reshape(rows, -1))[:, ids].argmax(-1)
@@ -76,13 +76,14 @@ def eagle3_for(
     vocab: int = 300,
     taught: bool = True,
     texts: torch.Tensor | None = None,
+    steps: int = STEPS,
 ) -> Path:
     """The same of the EAGLE-3 architecture, as a speculators checkpoint."""
     model = load_model(resolve(str(verifier)), dtype=torch.float32, device="cpu", kernels=TorchKernels())
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:vocab].sort().values
     head = make_head(eagle3_shape(model.config, layers, 48, None, vocab, window), kind=Eagle3Head)
     if taught:
-        teach(head, verifier, ids, texts)
+        teach(head, verifier, ids, texts, steps)
     teacher = Teacher(model, head.shape.feature_layers, ids)
     write_speculators(to, head, teacher, str(verifier), {"recipe": {"depth": 3}})
     return to
