@@ -22,7 +22,7 @@ from verifypd.runtime.runner import ModelRunner, cache_of
 
 Pair = tuple[Path, Path]
 CPU = torch.device("cpu")
-FP8: dict[str, Any] = {"kv_cache_dtype": "fp8"}
+FP8: dict[str, Any] = {"kv_cache_dtype": "fp8", "batch_invariant": build.library() is not None}
 
 
 def check(pair: Pair, count: int, drafters: tuple[str, ...]) -> None:
@@ -120,13 +120,13 @@ def test_prompts_are_handed_over_as_they_are_kept(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_ranks_scale_the_heads_they_hold(pair: Pair) -> None:
-    found, scales = [], []
-    for size in (1, 2):
-        with make(pair, "unified", tensor_parallel_size=size, **FP8) as llm:
-            found.append(texts(llm, 4))
-            scales.append(llm.engine.verify.runner.cache.scales)
-    assert found[0] == found[1]
-    assert torch.equal(scales[0][:, :, :1], scales[1])
+    found, scales = {}, {}
+    for arch, drafter, size in (("plain", "none", 1), ("plain", "none", 2), ("unified", "model", 2)):
+        with make(pair, arch, drafter, tensor_parallel_size=size, **FP8) as llm:
+            found[arch, size] = texts(llm, 4)
+            scales[arch, size] = llm.engine.verify.runner.cache.scales
+    assert found["plain", 2] == found["unified", 2]
+    assert torch.equal(scales["plain", 1][:, :, :1], scales["plain", 2])
 
 
 @pytest.mark.parametrize(
