@@ -4,7 +4,6 @@ write the same. On the GPU where there is one, else interpreted."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +18,14 @@ from verifypd.attention import backend, tiling
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention, rotate_and_write_rows, write_rows
 from verifypd.errors import ConfigError
+from verifypd.kernels import build
 from verifypd.kernels.base import Normed
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton import TritonKernels
 from verifypd.kv.fp8 import E4M3, narrowed, widened
 from verifypd.kv.pool import LayerCache
+
+NAMES = ["torch", "triton", *(["native"] if build.library() is not None else [])]
 
 
 def scales_for(kv_heads: int) -> Tensor:
@@ -65,8 +67,8 @@ def check(
 ) -> list[int]:
     """Equal to the dense softmax over rounded numbers; the splits that were used."""
     case, meant = in_e4m3(case)
-    there = moved(case)
-    chosen = TritonAttention(batch_invariant=fixed) if name == "triton" else backend("torch")
+    there = moved(case) if name != "native" else case
+    chosen = TritonAttention(batch_invariant=fixed) if name == "triton" else backend(name)
     prepared = chosen.prepare(there.layout)
     scale = case.q.shape[-1] ** -0.5
     q, k, v = (x.to(dtype) for x in (there.q, there.k, there.v))
@@ -77,14 +79,14 @@ def check(
     return [cut.splits for cuts in prepared.cuts.values() for cut in cuts] if name == "triton" else []
 
 
-@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, 5.0)])
 def test_mixed_spans(name: str, window: int | None, softcap: float | None) -> None:
     check(name, make_case(MIXED, **SMALL, slack=9), window, softcap)
 
 
-@pytest.mark.parametrize("name", ["torch", "triton"])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 1, 128), (7, 1, 80), (4, 2, 20)])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 1, 128), (7, 1, 80), (4, 2, 20), (4, 4, 128)])
 def test_heads(name: str, heads: int, kv_heads: int, width: int) -> None:
     check(name, make_case([(70, 4), (0, 18), (-1, 2)], heads, kv_heads, width))
 
@@ -100,12 +102,12 @@ def test_splits_are_merged(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "processors", lambda device: 10)
     monkeypatch.setattr(tiling, "LEAST_SPLIT", 8)
     monkeypatch.setattr(tiling, "SPLIT_TOKENS", 64)
-    assert max(check("triton", make_case([(150, 3), (20, 2)], heads=2, kv_heads=1, width=64), fixed=fixed)) > 2
+    assert max(check("triton", make_case([(150, 3), (20, 2)], heads=4, kv_heads=4, width=64), fixed=fixed)) > 2
 
 
 def test_a_padded_launch() -> None:
     """As a captured pass has it: room for more rows than there are, and a void span."""
-    case, meant = in_e4m3(make_case([(30, 3), (2, 2), (90, 20)], heads=2, kv_heads=1, width=64))
+    case, meant = in_e4m3(make_case([(30, 3), (2, 2), (90, 20)], heads=2, kv_heads=2, width=64))
     assert case.cache.scales is not None
     twin, _ = padded(case, 4)
     cache = twin.cache._replace(scales=case.cache.scales.to(DEVICE))
@@ -140,6 +142,11 @@ def test_all_who_write_write_the_same(dtype: torch.dtype) -> None:
     q = torch.zeros(len(k), 2, 64, dtype=dtype, device=DEVICE)
     rotate_and_write_rows(q, k, v, third.cache, third.layout, (still.cos(), still.sin()))
     same(third.cache, one.cache)
+    if "native" in NAMES:
+        chosen, layout = backend("native"), case.layout
+        q, k, v = (x.float().cpu() for x in (q, k, v))
+        chosen.attend(q, k, v, case.cache, layout, chosen.prepare(layout), scale=1.0, window=None, softcap=None)
+        same(case.cache, LayerCache(one.cache.k.cpu(), one.cache.v.cpu()))
 
 
 def test_a_product_writes_what_is_written_apart() -> None:
@@ -174,9 +181,5 @@ def test_a_product_writes_what_is_written_apart() -> None:
 
 
 def test_who_cannot_read_it_says_so() -> None:
-    assert backend("auto", "cpu", fp8=True).name == "torch"
-    options: dict[str, Any] = {"fp8": True}
-    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs --attention triton or torch: native"):
-        backend("native", "cpu", **options)
-    with pytest.raises(ConfigError, match="flashinfer does not read"):
-        backend("flashinfer", "cuda", **options)
+    with pytest.raises(ConfigError, match="needs --attention native, triton or torch: flashinfer does not read"):
+        backend("flashinfer", "cuda", fp8=True)

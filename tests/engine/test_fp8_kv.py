@@ -10,13 +10,19 @@ import torch
 
 from tests.engine.arms import make, prompts, texts
 from tests.engine.pairs import noisy_copy, preempt_every
-from tests.models.checkpoints import tiny
+from tests.models.checkpoints import load, tiny
 from verifypd import LLM, SamplingParams
+from verifypd.attention import PassLayout, backend
 from verifypd.errors import ConfigError
+from verifypd.kernels import build
+from verifypd.kernels.choose import select
 from verifypd.kv.fp8 import E4M3
+from verifypd.runtime.inputs import BlockTables
+from verifypd.runtime.runner import ModelRunner, cache_of
 
 Pair = tuple[Path, Path]
-FP8: dict[str, Any] = {"kv_cache_dtype": "fp8"}
+CPU = torch.device("cpu")
+FP8: dict[str, Any] = {"kv_cache_dtype": "fp8", "batch_invariant": build.library() is not None}
 
 
 def check(pair: Pair, count: int, drafters: tuple[str, ...]) -> None:
@@ -46,6 +52,25 @@ def test_the_same_in_other_families(family: str, tmp_path: Path) -> None:
     """Soft caps and windows; norms of queries and keys."""
     verifier = tiny(family, tmp_path / "verifier")
     check((verifier, noisy_copy(verifier, tmp_path / "draft", 0.05)), 4, ("model",))
+
+
+@pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
+def test_passes_of_every_shape_write_the_same(tmp_path: Path) -> None:
+    """To the bit, where rows do not feel their neighbours. Elsewhere an entry that lies at the edge of a step falls to
+    either side, and each layer makes a hundred of it: what torch's attention gives in the end is another text."""
+    model = load(tiny("llama", tmp_path, num_hidden_layers=16), kernels=select("cpu", "native", batch_invariant=True))
+    ids = torch.tensor([3 + j * j * 7 % 380 for j in range(48)])
+    table = torch.arange(1, 17, dtype=torch.int32)[None]
+    found = []
+    for rows in (48, 5, 1):
+        runner = ModelRunner(model, backend("native"), cache_of(model, 17, 16, fp8=True), BlockTables(1, 256, 16, CPU))
+        runner.calibrate(ids)
+        for start in range(0, 48, rows):
+            part = ids[start : start + rows]
+            where = torch.tensor([0]), torch.tensor([start])
+            runner.forward(part, PassLayout.build([len(part)], [start + len(part)], *where, table, 16))
+        found.append(runner.cache.rows)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_a_shared_prefix_gives_the_same_text(pair: Pair) -> None:
@@ -95,20 +120,20 @@ def test_prompts_are_handed_over_as_they_are_kept(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_ranks_scale_the_heads_they_hold(pair: Pair) -> None:
-    found, scales = [], []
-    for size in (1, 2):
-        with make(pair, "unified", tensor_parallel_size=size, **FP8) as llm:
-            found.append(texts(llm, 4))
-            scales.append(llm.engine.verify.runner.cache.scales)
-    assert found[0] == found[1]
-    assert torch.equal(scales[0][:, :, :1], scales[1])
+    found, scales = {}, {}
+    for arch, drafter, size in (("plain", "none", 1), ("plain", "none", 2), ("unified", "model", 2)):
+        with make(pair, arch, drafter, tensor_parallel_size=size, **FP8) as llm:
+            found[arch, size] = texts(llm, 4)
+            scales[arch, size] = llm.engine.verify.runner.cache.scales
+    assert found["plain", 2] == found["unified", 2]
+    assert torch.equal(scales["plain", 1][:, :, :1], scales["plain", 2])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attention": "native"}, "--kv-cache-dtype fp8 needs --attention triton or torch: native does not read"),
-        ({"batch_invariant": True}, "--batch-invariant with --kv-cache-dtype fp8 needs CUDA"),
+        ({"attention": "flashinfer"}, "--kv-cache-dtype fp8 needs --attention native, triton or torch: flashinfer"),
+        ({"attention": "torch", "batch_invariant": True}, "--batch-invariant needs kernels and attention of one kind"),
         ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype 'fp4' is not known; choose from auto, fp8"),
     ],
 )

@@ -57,7 +57,7 @@ ATTENTION: Registry[AttentionBackend] = Registry(
 )
 
 
-READ_E4M3 = ("triton", "torch")  # who read a cache of e4m3
+READ_E4M3 = ("native", "triton", "torch")  # who read a cache of e4m3
 
 
 def available_backends(device: torch.device | str = "cpu") -> list[str]:
@@ -78,6 +78,6 @@ def backend(
         name = next(each for each in available_backends(device) if each in READ_E4M3)
     if fp8 and name not in READ_E4M3:
         raise ConfigError(
-            f"--kv-cache-dtype fp8 needs --attention {' or '.join(READ_E4M3)}: {name} does not read such a cache"
+            f"--kv-cache-dtype fp8 needs --attention native, triton or torch: {name} does not read such a cache"
         )
     return ATTENTION.choose(name, device).make(batch_invariant)

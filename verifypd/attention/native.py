@@ -11,13 +11,14 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
+from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import LayerCache
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum in native.c; dtype of the cache
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, E4M3: 5}  # enum in native.c; dtype of the cache
 
 
 class NativeAttention:
-    """float32 queries over a float32, bfloat16 or float16 cache; sums and softmax in float32."""
+    """float32 queries over a float32, bfloat16, float16 or e4m3 cache; sums and softmax in float32."""
 
     name = "native"
     rotates = False
@@ -72,6 +73,7 @@ class NativeAttention:
             cache.k.data_ptr(),
             cache.v.data_ptr(),
             TYPES[cache.k.dtype],
+            None if cache.scales is None else cache.scales.data_ptr(),
             *prepared,
             out.data_ptr(),
             rows,

@@ -92,8 +92,6 @@ def build(config: EngineConfig) -> Built:
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
     fp8 = config.kv_cache_dtype == "fp8"
     attends = backend(config.attention, device, fp8=fp8).name
-    if config.batch_invariant and fp8 and attends == "torch":
-        raise ConfigError("--batch-invariant with --kv-cache-dtype fp8 needs CUDA: leave out one of the two")
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
         raise ConfigError(
             "--batch-invariant needs kernels and attention of one kind, native (--device cpu, and gcc or clang"

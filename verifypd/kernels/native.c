@@ -45,12 +45,14 @@ typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef int8_t vb __attribute__((vector_size(VL)));
+typedef uint8_t vq __attribute__((vector_size(VL)));
 typedef float f4 __attribute__((vector_size(16)));
 
-enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3, HALF = 4 /* packed float16, see native_half.h */ };
+enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3, HALF = 4 /* packed float16, see native_half.h */, E4M3 = 5 /* of caches */ };
 
 typedef uint16_t bf16;  /* bits of a bfloat16 */
 typedef struct { uint16_t bits; } f16;
+typedef struct { uint8_t bits; } e4m3;
 
 /* ---- loads, stores, folds ------------------------------------------------------------------------------------- */
 
@@ -120,6 +122,28 @@ INLINE vf load_f16(const f16 *p) {
 #else
     vf v; for (int i = 0; i < VL; i++) v[i] = one_f16(p[i]); return v;
 #endif
+}
+
+/* The exponent of e4m3 is read as a float's, and put right by a product; below 2^-6 that float is subnormal. */
+INLINE float one_e4m3(e4m3 b) {
+    uint32_t u = (uint32_t)(b.bits & 0x80) << 24 | (uint32_t)(b.bits & 0x7f) << 20;
+    float f; memcpy(&f, &u, 4); return f * 0x1p120f;
+}
+
+INLINE e4m3 to_e4m3(float f) {  /* round to nearest even; what lies beyond 448 is 448, NaN stays NaN */
+    uint32_t u; memcpy(&u, &f, 4);
+    uint32_t a = u & 0x7fffffff, to;
+    if (a > 0x7f800000) to = 0x7f;
+    else if (a >= 0x43e00000) to = 0x7e;
+    else if (a >= 0x3c800000) to = (a - 0x3c000000 + 0x7ffff + ((a >> 20) & 1)) >> 20;
+    else { float g; memcpy(&g, &a, 4); to = (uint32_t)lrintf(g * 0x1p9f); }
+    return (e4m3){(uint8_t)((u >> 24 & 0x80) | to)};
+}
+
+INLINE vf load_e4m3(const e4m3 *p) {
+    vq b; memcpy(&b, p, sizeof b);
+    vu u = __builtin_convertvector(b, vu);
+    return (vf)((u & 0x80) << 24 | (u & 0x7f) << 20) * splat(0x1p120f);
 }
 
 INLINE vf load_i8(const int8_t *p) {
@@ -309,6 +333,7 @@ DEFINE_TILE(f32, float, load_f32, one_f32)
 DEFINE_TILE(bf16, bf16, load_bf16, one_bf16)
 DEFINE_TILE(f16, f16, load_f16, one_f16)
 DEFINE_TILE(i8, int8_t, load_i8, one_i8)
+DEFINE_TILE(e4m3, e4m3, load_e4m3, one_e4m3)
 
 /* ---- linear --------------------------------------------------------------------------------------------------- */
 
@@ -730,6 +755,7 @@ typedef struct {
     float *out;
     ptrdiff_t n, spans, Hq, Hk, D, window; /* window: keys a row sees, its own included; 0: all */
     float scale, softcap;                  /* softcap 0: none */
+    const float *scales;                   /* [2, Hk], what keys and values of a cache in e4m3 are multiplied by */
 } attend_args;
 
 /* acc[M][D part] = o * rescale + sum over keys of p * v, VECS vectors of D at a time. */
@@ -769,10 +795,12 @@ typedef struct {
 #define ONE_f32 one_f32
 #define ONE_bf16 one_bf16
 #define ONE_f16 one_f16
+#define ONE_e4m3 one_e4m3
 
 DEFINE_VALUES(f32, float, load_f32)
 DEFINE_VALUES(bf16, bf16, load_bf16)
 DEFINE_VALUES(f16, f16, load_f16)
+DEFINE_VALUES(e4m3, e4m3, load_e4m3)
 
 /* Scores of one query vector in a step become weights: keys outside [from, to) weigh 0. Returns the factor for what
  * was summed before. */
@@ -823,9 +851,10 @@ INLINE void fetch(const void *at, size_t bytes) {
         const WT *kc = (const WT *)a->kc + h * D, *vc = (const WT *)a->vc + h * D;                                  \
         float *q = scratch, *o = q + nq * D, *p = o + nq * D, *top = p + nq * KEYS, *total = top + nq;              \
         float *rescale = total + nq;                                                                                \
+        const float scale = a->scales ? a->scale * a->scales[h] : a->scale;                                         \
         for (ptrdiff_t i = 0; i < nq; i++) {                                                                        \
             const float *from = a->q + (first + j0 + i / G) * a->qs + (h * G + i % G) * D;                          \
-            for (ptrdiff_t d = 0; d < D; d++) { q[i * D + d] = from[d] * a->scale; o[i * D + d] = 0.0f; }           \
+            for (ptrdiff_t d = 0; d < D; d++) { q[i * D + d] = from[d] * scale; o[i * D + d] = 0.0f; }              \
             top[i] = -INFINITY;                                                                                     \
             total[i] = 0.0f;                                                                                        \
         }                                                                                                           \
@@ -876,6 +905,7 @@ INLINE void fetch(const void *at, size_t bytes) {
         for (ptrdiff_t i = 0; i < nq; i++) { /* void rows saw no key: 0 */                                          \
             float *to = a->out + ((first + j0 + i / G) * a->Hq + h * G + i % G) * D;                                \
             float s = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;                                                     \
+            if (a->scales) s *= a->scales[a->Hk + h];                                                               \
             for (ptrdiff_t d = 0; d < D; d++) to[d] = o[i * D + d] * s;                                             \
         }                                                                                                           \
     }
@@ -892,6 +922,7 @@ INLINE void fetch(const void *at, size_t bytes) {
 DEFINE_ATTEND(f32, float)
 DEFINE_ATTEND(bf16, bf16)
 DEFINE_ATTEND(f16, f16)
+DEFINE_ATTEND(e4m3, e4m3)
 
 static void write_row(const attend_args *a, int type, ptrdiff_t i) {
     ptrdiff_t line = a->Hk * a->D, at = a->write_index[i] * line;
@@ -902,22 +933,26 @@ static void write_row(const attend_args *a, int type, ptrdiff_t i) {
     } else if (type == BF16) {
         for (ptrdiff_t d = 0; d < line; d++) ((bf16 *)a->kc)[at + d] = to_bf16(k[d]);
         for (ptrdiff_t d = 0; d < line; d++) ((bf16 *)a->vc)[at + d] = to_bf16(v[d]);
-    } else {
+    } else if (type == F16) {
         for (ptrdiff_t d = 0; d < line; d++) ((f16 *)a->kc)[at + d] = to_f16(k[d]);
         for (ptrdiff_t d = 0; d < line; d++) ((f16 *)a->vc)[at + d] = to_f16(v[d]);
+    } else {
+        const float *scales = a->scales;
+        for (ptrdiff_t d = 0; d < line; d++) ((e4m3 *)a->kc)[at + d] = to_e4m3(k[d] / scales[d / a->D]);
+        for (ptrdiff_t d = 0; d < line; d++) ((e4m3 *)a->vc)[at + d] = to_e4m3(v[d] / scales[a->Hk + d / a->D]);
     }
 }
 
 EXPORT int vpd_attend(const float *q, ptrdiff_t qs, const float *k, ptrdiff_t ks, const float *v, ptrdiff_t vs,
-                      void *kc, void *vc, int type, const int64_t *write_index, const int64_t *offsets,
-                      const int64_t *slots,
+                      void *kc, void *vc, int type, const float *scales, const int64_t *write_index,
+                      const int64_t *offsets, const int64_t *slots,
                       const int64_t *starts, const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size,
                       const int64_t *begins, float *out, ptrdiff_t n, ptrdiff_t spans, ptrdiff_t Hq, ptrdiff_t Hk, ptrdiff_t D,
                       ptrdiff_t window, float scale, float softcap, int threads) {
     attend_args a = {q, k, v, qs, ks, vs, kc, vc, write_index, offsets, slots, starts, table, table_stride, block_size,
-                     begins, out, n, spans, Hq, Hk, D, window, scale, softcap};
+                     begins, out, n, spans, Hq, Hk, D, window, scale, softcap, scales};
     void (*run)(const attend_args *, ptrdiff_t, ptrdiff_t, ptrdiff_t, ptrdiff_t, float *) =
-        type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : attend_f16;
+        type == F32 ? attend_f32 : type == BF16 ? attend_bf16 : type == F16 ? attend_f16 : attend_e4m3;
     const ptrdiff_t G = Hq / Hk;
     ptrdiff_t tiles = 0, longest = 1, rows = QUERIES / G > 1 ? QUERIES / G : 1; /* rows of a work item */
     for (ptrdiff_t r = 0; r < spans; r++)
@@ -1083,11 +1118,11 @@ static void normed_heads(float *x, ptrdiff_t xs, ptrdiff_t heads, const vector_w
 
 /* residual [n, H] in; the residual stream behind the last layer and, normed, x out, both [n, H]. captures: a place for
  * the stream behind each layer, or 0. scratch: n * vpd_scratch(shape) floats. cache: the layers' keys and, value_bytes behind them,
- * values. Returns 1 where memory is short. */
+ * values; scales: [count, 2, Hk] of e4m3. Returns 1 where memory is short. */
 EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_shape *s, const float *residual,
                       float *stream, float *x, const int64_t *captures, float *scratch, const int64_t *positions,
-                      char *cache, ptrdiff_t layer_bytes, ptrdiff_t value_bytes, int type, const int64_t *write_index,
-                      const int64_t *offsets, const int64_t *slots, const int64_t *starts, const int32_t *table,
+                      char *cache, ptrdiff_t layer_bytes, ptrdiff_t value_bytes, int type, const float *scales,
+                      const int64_t *write_index, const int64_t *offsets, const int64_t *slots, const int64_t *starts, const int32_t *table,
                       ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *begins, ptrdiff_t n,
                       ptrdiff_t spans, int threads) {
     const ptrdiff_t q_width = s->Hq * s->D, width = q_width + 2 * s->Hk * s->D;
@@ -1103,8 +1138,8 @@ EXPORT int vpd_layers(const layer_weights *layers, ptrdiff_t count, const layer_
         }
         float *k = qkv + q_width, *v = k + s->Hk * s->D;
         vpd_rotate(qkv, width, s->Hq, k, width, s->Hk, positions, l->cos, l->sin, n, s->D, s->half, threads);
-        if (vpd_attend(qkv, width, k, width, v, width, cache, cache + value_bytes, type, write_index, offsets, slots,
-                       starts, table, table_stride, block_size, begins, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
+        if (vpd_attend(qkv, width, k, width, v, width, cache, cache + value_bytes, type,
+                       scales ? scales + i * 2 * s->Hk : NULL, write_index, offsets, slots, starts, table, table_stride, block_size, begins, mixed, n, spans, s->Hq, s->Hk, s->D, l->window,
                        s->scale, s->softcap, threads))
             return 1;
         if (multiply(mixed, n, &l->output, added, threads)) return 1;

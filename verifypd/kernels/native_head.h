@@ -117,7 +117,7 @@ static int read_rows(const head_weights *h, const int64_t *ids, const float *fea
     }
     if (multiply(joint, n, &h->fc, residual, threads)) return 1;
     return vpd_layers(h->layers, h->count, s, residual, stream, x, captures, residual + n * H, positions, c->data,
-                      c->layer_bytes, c->value_bytes, (int)c->type, write_index, offsets, slots, starts, c->table,
+                      c->layer_bytes, c->value_bytes, (int)c->type, NULL, write_index, offsets, slots, starts, c->table,
                       c->table_stride, c->block_size, c->first, n, spans, threads);
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
+from verifypd.attention.native import TYPES as CACHE_TYPES
 from verifypd.kernels import build
 from verifypd.kernels.base import Weight
 from verifypd.kernels.native import TYPES, NativeKernels, operand
@@ -104,12 +105,12 @@ class NativeLayers:
         places = (c_int64 * len(self._layers))()
         for index, each in zip(behind, captured, strict=True):
             places[index] = each.data_ptr()
-        size = data.element_size()
+        size, scales = data.element_size(), None if cache.scales is None else cache.scales.data_ptr()
         failed = self._run(
             self._structs, len(self._layers), byref(self._shape), residual.data_ptr(),
             stream.data_ptr(), x.data_ptr(), places, scratch.data_ptr(), layout.positions.data_ptr(),
-            data.data_ptr(), data.stride(0) * size, data.stride(1) * size, TYPES[data.dtype], *prepared, rows,
-            layout.spans, torch.get_num_threads(),
+            data.data_ptr(), data.stride(0) * size, data.stride(1) * size, CACHE_TYPES[data.dtype], scales, *prepared,
+            rows, layout.spans, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the working space of a pass")
