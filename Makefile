@@ -17,6 +17,8 @@ WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 5)))
 # Servers that tests start find the package compiled, whatever the environment says.
 ENV     := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 PYTEST  := $(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# A cluster has a dozen processes of its own: its tests run behind the others, alone.
+RAY     := $(ENV) $(BIN)/python -m pytest -m 'ray and not soak' tests/cluster
 
 PORT        ?= 8000
 SERVE_MODEL ?= smollm2
@@ -50,7 +52,7 @@ $(CORE): pyproject.toml | $(BIN)/python
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@$(MEND)
-	$(PIP) -e '.[test,server]'
+	$(PIP) -e '.[test,server,ray]' || { echo "no Ray for this Python or machine: its tests will be skipped" >&2; $(PIP) -e '.[test,server]'; }
 	@touch $@ $(CORE) $(SERVER)
 
 $(SERVER): pyproject.toml | $(BIN)/python
@@ -59,18 +61,18 @@ $(SERVER): pyproject.toml | $(BIN)/python
 	@touch $@ $(CORE)
 
 test: lint types ## everything CI runs: format, lint, types, tests
-	$(PYTEST) -m 'not gpu and not soak'
+	$(PYTEST) -m 'not gpu and not soak and not ray'
+	$(RAY)
 
 quick: $(STAMP) ## the inner loop: lint and the fast tests, about a minute
 	@$(BIN)/python -m ruff check --quiet .
-	$(PYTEST) -q -x -m 'not gpu and not soak and not slow and not network'
+	$(PYTEST) -q -x -m 'not gpu and not soak and not ray and not slow and not network'
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-test-ray: $(STAMP) ## the tests that need Ray, and Ray
-	$(PIP) -e '.[test,server,ray]'
-	$(BIN)/python -m pytest tests/cluster
+test-ray: $(STAMP) ## the last part of `make test`: a real Ray Serve cluster on this machine
+	$(RAY)
 
 lint: $(STAMP) ## ruff: rules and format, no changes
 	$(BIN)/python -m ruff check .

@@ -4,6 +4,7 @@
     python benchmarks/attention.py --before                         # beside splits by the host's bounds alone
     python benchmarks/attention.py --skip-checks --sweep            # other rules for splits and rows of chunk tiles
     python benchmarks/attention.py --skip-checks --sweep tiles      # other tiles, warps and stages
+    python benchmarks/attention.py --fp8                            # keys and values in e4m3
     TRITON_INTERPRET=1 python benchmarks/attention.py --tiny        # no GPU: the checks alone, on small cases
 
 Each check draws its own numbers, compares with float32 attention by ‖out − ref‖ / ‖ref‖ and starts from memory full of
@@ -34,6 +35,7 @@ from verifypd.attention import triton as triton_backend
 from verifypd.attention.base import AttentionBackend
 from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
 from verifypd.bench.provenance import provenance
+from verifypd.kv.fp8 import E4M3, fitting
 from verifypd.kv.pool import KVCache
 from verifypd.runtime.passes import PassInputs, pass_key
 
@@ -80,6 +82,7 @@ TINY_SHAPES = {"tiny": (2, 0, 4, 2, 32, 0, 0)}
 SWEEPS = {  # block_m: of chunks
     "splits": {"least": (128, 256, 512, 1024), "programs": (2, 4), "block_m": (64, 128)},
     "tiles": {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 5)},
+    "depths": {"block_m": (64,), "block_n": (64, 128), "warps": (4,), "stages": (2, 3, 4)},
 }
 CONSTANTS = {  # of the tiling, that a sweep sets
     "least": ("LEAST_SPLIT", "LEAST_CHUNK_SPLIT"),
@@ -120,13 +123,19 @@ def make_pass(
     dtype: torch.dtype,
     device: torch.device,
     padded: bool = False,
+    fp8: bool = False,
 ) -> Pass:
     """Random numbers in shuffled blocks."""
     _, _, heads, kv_heads, width, _, _ = shape
     each = [(rows, before) for count, rows, before in spans for _ in range(count)]
     needs = [-(-(rows + before) // BLOCK) for rows, before in each]
-    cache = KVCache(layers, sum(needs) + 1, BLOCK, kv_heads, width, dtype, device)
-    cache.data.normal_()
+    cache = KVCache(layers, sum(needs) + 1, BLOCK, kv_heads, width, E4M3 if fp8 else dtype, device)
+    if cache.scales is None:
+        cache.data.normal_()
+    else:
+        cache.take_scales(fitting(torch.full(cache.scales.shape, 4.0)))
+        for layer in cache.data:
+            layer.copy_(32 * torch.randn(layer.shape, device=device, dtype=torch.float16))
     blocks = iter((torch.randperm(sum(needs)) + 1).tolist())
     table = torch.zeros(len(each), max(needs), dtype=torch.int32)
     for row, count in zip(table, needs, strict=True):
@@ -143,8 +152,8 @@ def make_pass(
         layout = inputs.layout(torch.tensor(contexts, device=device), table.to(device), BLOCK, BOUND)
     fused = torch.randn(layout.rows, heads + 2 * kv_heads, width, device=device).to(dtype)
     q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
-    size = dtype.itemsize * width
-    read = size * (2 * kv_heads * (sum(contexts) + 2 * sum(rows)) + 2 * heads * sum(rows))
+    kept = cache.data.element_size() * 2 * kv_heads * (sum(contexts) + sum(rows))
+    read = width * (kept + dtype.itemsize * (2 * kv_heads + 2 * heads) * sum(rows))
     return Pass(layout, exact, cache, q, k, v, read)
 
 
@@ -169,15 +178,19 @@ def error(
     fixed: bool,
     options: dict[str, Any],
     padded: bool = False,
+    fp8: bool = False,
 ) -> float:
-    """‖out − ref‖ / ‖ref‖ against the torch backend in float32."""
-    case = make_pass(shape, spans, 1, dtype, device, padded)
+    """‖out − ref‖ / ‖ref‖ against the torch backend in float32; over the same e4m3 where keys and values are that."""
+    case = make_pass(shape, spans, 1, dtype, device, padded, fp8)
     rows, (_, kv_heads, width) = case.exact.rows, case.k.shape
     wide = Pass(
-        case.exact, case.exact, KVCache(1, case.cache.blocks, BLOCK, kv_heads, width, torch.float32, device),
+        case.exact, case.exact,
+        KVCache(1, case.cache.blocks, BLOCK, kv_heads, width, E4M3 if fp8 else torch.float32, device),
         case.q[:rows].float(), case.k[:rows].float(), case.v[:rows].float(), 0,
     )  # fmt: skip
     wide.cache.data.copy_(case.cache.data)
+    if case.cache.scales is not None:
+        wide.cache.take_scales(case.cache.scales)
     reference = wide.run(backend("torch", device), 1, options)
     poison(tuple(case.q.shape), device)
     found = case.run(backend("triton", device, batch_invariant=fixed), 1, options).float()
@@ -187,7 +200,11 @@ def error(
 
 
 def check(
-    shapes: dict[str, tuple[int, ...]], cases: dict[str, Any], device: torch.device, padded: Iterable[str] = ()
+    shapes: dict[str, tuple[int, ...]],
+    cases: dict[str, Any],
+    device: torch.device,
+    padded: Iterable[str] = (),
+    fp8: bool = False,
 ) -> list[dict[str, Any]]:
     """Every shape, case and type; windows and caps on some."""
     plain: dict[str, Any] = {"window": None, "softcap": None}
@@ -196,7 +213,7 @@ def check(
     results = []
     for (shape, numbers), (name, spans) in itertools.product(shapes.items(), cases.items()):
         for dtype, fixed, options in variants:
-            found = error(numbers, spans, dtype, device, fixed, options, name in padded)
+            found = error(numbers, spans, dtype, device, fixed, options, name in padded, fp8)
             row = {"shape": shape, "case": name, "dtype": str(dtype).removeprefix("torch."), "fixed": fixed, **options}
             results.append({**row, "error": found, "ok": found <= TOLERANCE[dtype]})
             if not results[-1]["ok"]:
@@ -214,10 +231,11 @@ def time_case(
     padded: bool = False,
     before: bool = False,
     swept: str | None = None,
+    fp8: bool = False,
 ) -> dict[str, Any]:
     """µs of one layer, beside its floor, other rules and other backends; with FlashInfer also a pass's plan."""
     layers = min(shape[0], 16)
-    case = make_pass(shape, spans, layers, torch.bfloat16, device, padded)
+    case = make_pass(shape, spans, layers, torch.bfloat16, device, padded, fp8)
     options: dict[str, Any] = {"window": None, "softcap": None}
     ms = layer_ms("triton", case, layers, options, device)
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
@@ -322,6 +340,7 @@ def main() -> None:
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--before", action="store_true", help="time splits by the host's bounds alone beside it")
     parser.add_argument("--sweep", nargs="?", const="splits", choices=SWEEPS, help="time other cuts too")
+    parser.add_argument("--fp8", action="store_true", help="keys and values in e4m3")
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
     parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer beside it, where it is installed")
     parser.add_argument("--tiny", action="store_true", help="small cases, checks only")
@@ -346,16 +365,16 @@ def main() -> None:
             {name: c for name, c in known.items() if name in wanted} for known in (cases, padded_cases)
         )
     beside = [name for name in ("torch", "flashinfer") if getattr(args, name)]
-    report: dict[str, Any] = {**provenance(args.commit), "checks": [], "times": []}
+    report: dict[str, Any] = {**provenance(args.commit), "fp8": args.fp8, "checks": [], "times": []}
     with torch.inference_mode():
         if not args.skip_checks:
-            report["checks"] = check(shapes, cases | padded_cases, device, padded_cases)
+            report["checks"] = check(shapes, cases | padded_cases, device, padded_cases, args.fp8)
         if not args.tiny:
             speed = report["copy_tb_s"] = copy_tb_s(device)
             print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':30} {'µs':>8} {'floor':>8} {'of floor':>8}")
             for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
                 padded = name in padded_cases
-                timed = time_case(numbers, spans, device, speed, beside, padded, args.before, args.sweep)
+                timed = time_case(numbers, spans, device, speed, beside, padded, args.before, args.sweep, args.fp8)
                 row = {"shape": shape, "case": name, **timed}
                 report["times"].append(row)
                 others = "".join(f"  {k.removesuffix('_us')} {row[k]:.1f}" for k in row if k.startswith(tuple(beside)))

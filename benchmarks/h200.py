@@ -35,7 +35,7 @@ from verifypd.bench.device import copy_tb_s, product_tflop_s
 from verifypd.bench.drive import Drive
 from verifypd.bench.dummy import dummy_draft, dummy_model, parsed
 from verifypd.bench.exact import check_all
-from verifypd.bench.profile import look
+from verifypd.bench.profile import host_ms, look
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival, mixed, read
 from verifypd.control.cost import CostModel
@@ -196,11 +196,12 @@ class Bench:
         """Share of a steady batch's time in which the device had nothing to do, by its own account."""
         if self.device.type != "cuda":
             raise SystemExit("idle time is measured on a GPU: leave it out with --parts")
-        for level in self.levels:
-            engine = self.told("auto").engine
-            found = look(engine, level, 24)
-            self.details[f"idle_{level}"] = {name: found[name] for name in ("cycle_ms", "idle", "gaps", "host_ms")}
-            self.figures[f"host_share_{level}"] = found["host_ms"] / found["cycle_ms"]
+        hosts = {level: host_ms(self.told("auto").engine, level, 100) for level in self.levels}
+        for level, host in hosts.items():
+            found = look(self.told("auto").engine, level, 24)
+            measured = {name: found[name] for name in ("cycle_ms", "idle", "gaps")}
+            self.details[f"idle_{level}"] = measured | {"host_ms": host}
+            self.figures[f"host_share_{level}"] = host / found["cycle_ms"]
             self.figures["idle_fraction"] = max(self.figures.get("idle_fraction", 0.0), found["idle"])
 
     def mixed(self) -> None:

@@ -44,7 +44,7 @@ def in_registers(done):
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "slots": "*i64", "starts": "*i64",
     "block_table": "*i32", "q_row": "i32", "table_row": "i32", "splits": "i32", "pairs": "*i32", "members": "*i32",
     "row_offsets": "*i64", "scale": "fp32", "cap": "fp32", "partial": "*fp32", "summary": "*fp32", "counters": "*i32",
-    "out": "*bf16", "first_head": "i32", "held": "i32", "tile_rows": "i32"}
+    "out": "*bf16", "first_head": "i32", "held": "i32", "tile_rows": "i32", "scales": "*fp32"}
 aligned = ["q", "q_row", "cache_k", "cache_v", "out", "partial", "summary", "pairs", "counters", "block_table"]
 plan = {"pairs": "*i32", "counters": "*i32", "members": "*i32", "row_offsets": "*i64", "slots": "*i64",
     "starts": "*i64", "begins": "*i64", "count": "i32", "pair_count": "i32", "counter_count": "i32", "splits": "i32",
@@ -59,18 +59,25 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
         "KV_HEADS": kv_heads, "BLOCK_SIZE": 16,
         "PAIRED": cut.pairs > 0, "SPLIT": cut.splits > 1, "UNMASKED": count > 16 and not window, "BEGINS": False,
         "WINDOW": window or 0, "CAPPED": capped,
-        "WIDEN": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
+        "WIDEN": False, "SCALED": False, "BLOCK_M": cut.block_m, "BLOCK_Q": cut.block_q, "BLOCK_N": cut.block_n,
         "SPLIT_TOKENS": cut.split_tokens, "PDL": True}
     done = build(kernels.attend_tile, attend, constants, aligned, num_warps=cut.warps, num_stages=cut.stages)
     assert instruction in done.asm["ptx"] and in_registers(done), (heads, kv_heads, width, spans, count)
+    done = build(kernels.attend_tile, {**attend, "cache_k": "*fp8e4nv", "cache_v": "*fp8e4nv"},
+        {**constants, "SCALED": True}, aligned, num_warps=cut.warps, num_stages=cut.stages)
+    assert instruction in done.asm["ptx"], (heads, kv_heads, width, spans, count)
+    assert in_registers(done) or window, "two may be kept on the stack, once a program"
+    assert "cvt.rn.f16x2.e4m3x2" in done.asm["ptx"] and "ld.shared.b8" not in done.asm["ptx"]
     build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "LISTED": True,
         "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens},
         num_warps=8)
-pair = {"k": "*bf16", "v": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "write_index": "*i64", "k_row": "i32"}
-build(kernels.write_cache, {**pair, "v_row": "i32"}, {"ELEMENTS": 256, "BLOCK": 256})
-build(kernels.rotate_and_write, {**pair, "v_row": "i32", "q": "*bf16", "q_row": "i32", "positions": "*i64",
-    "cos": "*fp32", "sin": "*fp32"}, {"Q_HEADS": 32, "KV_HEADS": 4, "WIDTH": 64, "HALF": 32, "BLOCK_H": 16,
-    "BLOCK_D": 32, "BLOCK_W": 64, "PDL": True})
+for kept, scaled in (("*bf16", False), ("*fp8e4nv", True)):
+    pair = {"k": "*bf16", "v": "*bf16", "cache_k": kept, "cache_v": kept, "scales": "*fp32", "write_index": "*i64",
+        "k_row": "i32", "v_row": "i32"}
+    build(kernels.write_cache, pair, {"ELEMENTS": 256, "WIDTH": 64, "SCALED": scaled, "BLOCK": 256})
+    build(kernels.rotate_and_write, {**pair, "q": "*bf16", "q_row": "i32", "positions": "*i64",
+        "cos": "*fp32", "sin": "*fp32"}, {"Q_HEADS": 32, "KV_HEADS": 4, "WIDTH": 64, "HALF": 32, "SCALED": scaled,
+        "BLOCK_H": 16, "BLOCK_D": 32, "BLOCK_W": 64, "PDL": True})
 
 from verifypd.kernels import triton_kernels as layer
 
@@ -111,10 +118,12 @@ for outputs, depth, gated, fp8 in shapes:
     assert reads_nothing_before_it_waits(done)
     assert ("f32.e4m3.e4m3" in done.asm["ptx"]) == (fp8 and outputs > 4000)
     assert ("prefetch.L2" in done.asm["ptx"].split("griddepcontrol.wait")[0]) == (fp8 and outputs > 4000)
-for fp8 in (False, True):
-    done = build(products.skinny_qkv, {**skinny, **(fp8_rows if fp8 else {}), "q": "*bf16",
-        "cache_k": "*bf16", "cache_v": "*bf16", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64",
-        "positions": "*i64"}, {**cut(12288, 4096, fp8=fp8), "Q_HEADS": 32, "KV_HEADS": 32, "WIDTH": 128},
+for fp8 in (False, True):  # of weights, and of the cache
+    kept = "*bf16" if fp8 else "*fp8e4nv"
+    done = build(products.skinny_qkv, {**skinny, **(fp8_rows if fp8 else {}), "q": "*bf16", "cache_k": kept,
+        "cache_v": kept, "scales": "*fp32", "cos": "*fp32", "sin": "*fp32", "write_index": "*i64",
+        "positions": "*i64"}, {**cut(12288, 4096, fp8=fp8), "Q_HEADS": 32, "KV_HEADS": 32, "WIDTH": 128,
+        "CACHE_SCALED": not fp8},
         [*known, "q", "cache_k", "cache_v", "cos", "sin"], num_warps=4)
     assert "wgmma" in done.asm["ptx"] and in_registers(done) and reads_nothing_before_it_waits(done)
 done = build(products.split_rows, {"x": "*bf16", "squares": "*fp32", "out": "*fp8e4nv", "scale": "*fp32",

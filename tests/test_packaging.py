@@ -134,6 +134,19 @@ def test_make_test_checks_everything():
     plan = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for tool in ("ruff check", "ruff format --check", "mypy", "pytest"):
         assert tool in plan
+    *_, beside, behind = [line for line in plan.splitlines() if "-m pytest" in line]
+    assert "not gpu and not soak and not ray" in beside and " -n " in beside
+    assert "-m 'ray and not soak'" in behind and " -n " not in behind, "a cluster has the machine to itself"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_test_installs_what_its_tests_need():
+    """Ray too; where there is none, the rest."""
+    plan = subprocess.run(
+        ["make", "-n", "test", "VENV=no-such-folder"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    [line] = [line for line in plan.stdout.splitlines() if "pip install" in line]
+    assert line.index(".[test,server,ray]") < line.index("its tests will be skipped") < line.index(".[test,server]'")
 
 
 def test_links_in_the_documentation_lead_somewhere():

@@ -1,6 +1,6 @@
 """What a plan hands to the lanes: slots and upper bounds, never token ids or lengths. Pure data.
 
-Spans are tuples: some are made for every request in every step.
+Spans and verdicts are tuples: some are made for every request in every step.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class VerifyBatch:
         return sum(span.rows for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a verify span came to: how many drafted tokens stand, and every token it emits."""
 
     slot: int

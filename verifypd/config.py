@@ -80,8 +80,8 @@ class EngineConfig:
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
         " some multiprocessors only (prefill=partition:48); the draft model in a process of its own, on the same device"
-        " (decode=process) or on another (decode=cuda:1, decode=cpu), and so with prompts (prefill=process); pd and pdv"
-        " have a prefill lane",
+        " (decode=process) or another (decode=cuda:1, decode=cpu), or the verifier on another (verify=cuda:1), and so"
+        " with prompts (prefill=process); pd and pdv have a prefill lane",
     )
     measure_costs: bool | None = setting(
         None,
@@ -105,6 +105,12 @@ class EngineConfig:
     )
     load_format: str = setting("auto", "'dummy': random weights in the shape of the config", choices=("auto", "dummy"))
     kv_memory: str | int | None = setting(None, "memory for both models' KV blocks, e.g. 2GB (default: by device)")
+    kv_cache_dtype: str = setting(
+        "auto",
+        "keys and values of the verifier: as they are computed, or fp8 (e4m3 with a scale for each head), half the"
+        " bytes of bfloat16; drafts keep theirs as they are computed",
+        choices=("auto", "fp8"),
+    )
     max_model_len: int | None = setting(None, "longest prompt + output, tokens (default: the model's, 8192 at most)")
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
@@ -169,6 +175,7 @@ class EngineConfig:
             "quantization",
             "draft_quantization",
             "load_format",
+            "kv_cache_dtype",
             "attention",
             "kernels",
             "sampler",
@@ -256,8 +263,12 @@ class EngineConfig:
             if lane and lane not in LANES:
                 raise ConfigError(f"--placement: no lane {lane!r}; lanes are {', '.join(LANES)}")
             apart = re.fullmatch(APART, where) is not None
-            if apart and lane not in ("decode", "prefill"):
-                raise ConfigError(f"--placement: {where!r} is for drafts or for prompts; use decode={where}")
+            if apart and not lane:
+                raise ConfigError(f"--placement: {where!r} is for one lane; use decode={where}, verify= or prefill=")
+            if apart and lane == "verify":  # the same split, seen from the other side: see `verify_apart`
+                lane = "decode"
+            if apart and chosen[lane] != "fused":
+                raise ConfigError(f"--placement {self.placement}: verify= and decode= are one split; give one of them")
             if not apart and where not in PLACEMENTS and not re.fullmatch(r"partition:[1-9]\d*", where):
                 raise ConfigError(f"--placement: {where!r} is not known; use {' or '.join(PLACEMENTS)}")
             if where.startswith("partition") and lane not in ("prefill", "decode"):
@@ -277,6 +288,12 @@ class EngineConfig:
         """Where the draft model runs in a process of its own: `process`, the verifier's device, or a device's name."""
         where = self.placements["decode"]
         return where if re.fullmatch(APART, where) else None
+
+    @property
+    def verify_apart(self) -> str | None:
+        """Where the verifier is to run, apart from its draft, which then stays on `device`; the engine goes along."""
+        found = re.findall(rf"verify=({APART})(?=\s*(?:,|$))", self.placement)
+        return found[0][0] if found else None
 
     @property
     def prefill_apart(self) -> str | None:

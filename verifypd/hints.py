@@ -27,7 +27,6 @@ VLLM: dict[str, str] = {
     "compilation_config": "use {graphs}",
     "max_seq_len_to_capture": "use {graphs}",
     "attention_backend": "use {attention}",
-    "kv_cache_dtype": "KV blocks have the dtype of the activations; leave it out",
     "scheduling_policy": "every request has a priority of its own; leave it out",
     **dict.fromkeys(
         ("pipeline_parallel_size", "distributed_executor_backend"),

@@ -6,13 +6,12 @@ The engine and the simulator keep the same books with it. Knows counts; nothing 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CAUGHT_UP = 2  # tokens: the verdict's next one and, if all drafts stood, the last of them
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):  # a tuple, because one is made for every request in every step
     """A draft on its way: first it waits for the verify lane, then its verdict is out."""
 
     length: int  # tokens

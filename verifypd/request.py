@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from verifypd.config import DRAFT_TEMPERATURES
@@ -183,7 +183,7 @@ def _number(
         raise RequestError(f"{name}={value!r} must be a number in {bracket}{low:g}, {high:g}]", param=name)
 
 
-class State(Enum):
+class State(StrEnum):  # of strings, which look themselves up quickly: in PATH, and among the lanes by name
     """Where a request stands on its way through the lanes."""
 
     WAITING = "waiting"  # holds nothing
@@ -263,12 +263,14 @@ class RequestMetrics:
         self.span_emitted += emitted
         self.drafted += drafted
         self.accepted += accepted
-        grow = drafted - len(self.drafted_per_position)
-        self.drafted_per_position += [0] * grow
-        self.accepted_per_position += [0] * grow
+        proposed, stood = self.drafted_per_position, self.accepted_per_position
+        if drafted > len(proposed):
+            proposed += [0] * (drafted - len(proposed))
+            stood += [0] * (drafted - len(stood))
         for position in range(drafted):
-            self.drafted_per_position[position] += 1
-            self.accepted_per_position[position] += position < accepted
+            proposed[position] += 1
+        for position in range(accepted):
+            stood[position] += 1
 
 
 @dataclass(slots=True)
@@ -345,6 +347,7 @@ class Request(Progress):
             [None] if params.prompt_logprobs is not None and choice == 0 and not output else None
         )
         self.origins: list[TokenOrigin] | None = [] if params.token_origins else None
+        self.terms: Any = None  # what the engine has worked out of its parameters
         self.grammar: Any = None  # a sampling.grammar.GrammarState; None: anything goes
         self.last_draft = (0, 0)  # drafted and accepted tokens of the last verdict that judged a draft
         self.metrics = RequestMetrics(arrival_time=arrival)

@@ -48,6 +48,14 @@ def test_a_verify_span_fits_one_tile() -> None:
     assert cut(LLAMA, 32, 5, 600).block_m == 16
 
 
+def test_few_programs_read_much_at_once_and_crowds_little() -> None:
+    assert (cut(LLAMA, 1, 5, 600).block_n, cut(TINY, 16, 1, 600).block_n) == (128, 128)
+    assert cut(LLAMA, 1, 5, 600, shared_memory=99 * 1024).block_n < 128
+    for found in (cut(LLAMA, 8, 5, 600), cut(TINY, 128, 1, 600)):
+        assert (found.block_n, found.warps) == (32, 2)
+    assert cut(QWEN, 128, 5, 600).warps == 4  # tiles of 64 rows need the registers of four
+
+
 def test_tiles_of_chunks_follow_the_memory_of_the_device() -> None:
     large, small = cut(LLAMA, 1, 1024, 2048), cut(LLAMA, 1, 1024, 2048, shared_memory=99 * 1024)
     assert (large.block_m, large.warps, large.stages) == (128, 8, 3)

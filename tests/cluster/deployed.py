@@ -24,11 +24,12 @@ REPLICA = "ServeReplica:verifypd:Engine"
 class Deployed(Server):
     """One cluster on this machine."""
 
-    def __init__(self, folders: tuple[Path, Path], log: Path, port: int, **flags: Any) -> None:
+    def __init__(self, log: Path, port: int, **flags: Any) -> None:
+        """These settings stay, unless a change names others."""
         self.log = log
         self._log = log.open("w")
-        self._flags = {"model": folders[0], "draft": folders[1], "served-model-name": "tiny", "port": port, **TINY}
-        self.process = self._start("--local", **flags)
+        self._flags = {"served-model-name": "tiny", "port": port, **TINY, **flags}
+        self.process = self._start("--local")
         assert self.process.stdout is not None
         self.address, self.port = f"http://127.0.0.1:{port}", port
         line = "verifypd deploy"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -259,8 +259,8 @@ def test_a_mean_never_remembers_more_than_it_may(trials: list[tuple[float, float
 
 def test_it_never_sees_a_token() -> None:
     """Lengths that depended on a drawn token would bias the text: nothing it is handed can hold one."""
-    for field in dataclasses.fields(Observation):
-        assert field.type in ("int", "float", "bool", "str | None", "float | None"), field.name
+    for name, kind in get_type_hints(Observation).items():
+        assert kind in (int, float, bool, str | None, float | None), name
     told = {
         "curve": {"request", "kind"},
         "mean": set(),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.drafters.ngram import NgramDrafter, NgramIndex, look_up
+from verifypd.kernels import build
 from verifypd.request import Request, SamplingParams
 from verifypd.runtime.inputs import Slots
 
@@ -52,6 +55,28 @@ def test_a_repetition_of_any_period_is_drafted_whole() -> None:
     drafts, found = look_up(tokens, torch.tensor([6]), 2, 4, 7)
     assert found.tolist() == [True]
     assert drafts.tolist() == [[5, 6, 7, 5, 6, 7, 5]]
+
+
+@pytest.mark.skipif(build.library() is None, reason="no C compiler")
+@pytest.mark.parametrize("always", [False, True])
+def test_in_one_call_of_c_it_finds_the_same(always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = torch.Generator().manual_seed(4)
+    for _ in range(40):
+        lengths = torch.randint(1, 24, (5,), generator=noise)
+        texts = torch.randint(0, 3, (5, 32), generator=noise)
+        wanted = torch.randint(0, 6, (5,), generator=noise).tolist()
+        spans = tuple(DraftSpan(i, 0, 0, n, int(lengths[i]) + n) for i, n in enumerate(wanted))
+        found = []
+        for compiled in (True, False):
+            slots = Slots(5, 32, 6, torch.device("cpu"))
+            slots.tokens.copy_(texts)
+            slots.lengths.copy_(lengths)
+            with monkeypatch.context() as patch:
+                if not compiled:
+                    patch.setattr(build, "loaded", lambda: None)
+                NgramDrafter(slots, 2, 4, max_draft=6, always=always).launch(DraftBatch("ngram", spans))
+            found.append((slots.drafts.tolist(), slots.draft_lens.tolist()))
+        assert found[0] == found[1]
 
 
 def test_it_expects_more_while_copying_pays_and_less_when_it_does_not() -> None:

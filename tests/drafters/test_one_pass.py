@@ -57,9 +57,10 @@ class AtOnce:
 def test_texts_follow_the_verifiers_law(pair: tuple[Path, Path]) -> None:  # noqa: F811
     """Drawn by rejection from what it really drew from: the second token has the verifier's distribution."""
     params = SamplingParams(temperature=1.0, allowed_token_ids=list(ALLOWED), max_tokens=3, ignore_eos=True)
+    many: dict[str, Any] = {"max_draft": 3, "seed": 5, "batch_size": 250, "prefill_chunk": 900, "draft_chunk": 900}
     counts: dict[bool, torch.Tensor] = {}
     for speculate in (False, True):
-        with make(pair, "unified" if speculate else "plain", "model", max_draft=3, seed=5) as llm:
+        with make(pair, "unified" if speculate else "plain", "model", **many) as llm:
             drafter = None
             if speculate:
                 drafter = AtOnce(llm.engine)

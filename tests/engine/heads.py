@@ -17,7 +17,7 @@ from verifypd.models.config import ModelConfig
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
 
-STEPS = 60
+STEPS = 24  # more do not make more drafts stand
 
 
 def make_head(shape: HeadShape, seed: int = 0, kind: type[Head] = Head) -> Head:

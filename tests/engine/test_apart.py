@@ -16,8 +16,10 @@ import pytest
 from tests.engine.arms import finish, make, parameters, prompts, switch_every, texts
 from tests.engine.pairs import preempt_every
 from verifypd import LLM, SamplingParams
+from verifypd.config import EngineConfig
 from verifypd.drafters.ahead import LEVEL
 from verifypd.drafters.remote import LONGEST_WAIT, RemoteDrafter
+from verifypd.engine.build import seen_from_the_verifier
 from verifypd.engine.measure import Point, time_points
 from verifypd.errors import ConfigError, ModelError
 from verifypd.request import Request
@@ -132,8 +134,9 @@ def test_times_are_measured_of_whole_drafts(apart: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def frail(pair: tuple[Path, Path]) -> Iterator[LLM]:
-    """The same with look-up beside it, as by default; nobody waits long for drafts."""
-    with make(pair, "pd", f"{pair[1]},ngram", placement="decode=process", max_model_len=256) as llm:
+    """The same with look-up beside it, as by default, asked for from the verifier's side. Nobody waits long."""
+    with make(pair, "pd", f"{pair[1]},ngram", placement="verify=cpu", max_model_len=256) as llm:
+        assert (llm.engine.config.device, llm.engine.config.placement) == ("cpu", "decode=cpu")
         yield llm
 
 
@@ -222,6 +225,21 @@ def test_a_silent_process_is_replaced(frail: LLM, lasting: Any) -> None:
     assert run.texts() == lasting
 
 
+def test_a_verifier_apart_is_a_draft_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes with its verifier; the draft is where the engine would have been."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+    def seen(placement: str, device: str = "cuda:0") -> tuple[str, str]:
+        made = seen_from_the_verifier(EngineConfig(device=device, placement=placement, arch="pd"))
+        assert made.verify_apart is None and made.draft_apart
+        return made.device, made.placement
+
+    assert seen("verify=cuda:1") == ("cuda:1", "decode=cuda:0")
+    assert seen("prefill=cpu, verify=cuda", "cpu") == ("cuda", "prefill=cpu, decode=cpu")
+    assert seen("verify=process", "auto") == ("auto", "decode=process")
+    assert seen("decode=cuda:1") == ("cuda:0", "decode=cuda:1")
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +249,7 @@ def test_a_silent_process_is_replaced(frail: LLM, lasting: Any) -> None:
         ("head", "decode=process", "reads the verifier's states"),
         ("ngram", "decode=process", "looks text up"),
         ("model", "decode=cuda:7", "CUDA devices"),
-        ("model", "verify=process", "use decode=process"),
+        ("model", "verify=cuda:7", "--placement verify=cuda:7: PyTorch sees"),
         ("model", "cpu", "use decode=cpu"),
         ("none", "decode=cpu", "nothing is drafted"),
     ],

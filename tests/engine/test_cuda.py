@@ -59,6 +59,26 @@ def test_greedy_on_the_device(family: str, changes: dict[str, Any], tmp_path: Pa
     check_family(family, tmp_path, **changes)
 
 
+def check_fp8(folder: Path, **changes: Any) -> None:
+    """With keys and values in fp8, drafts, graphs and preemption leave the text as it is."""
+    verifier = tiny("llama", folder / "verifier")
+    draft = noisy_copy(verifier, folder / "draft", 0.05)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    found = []
+    for arch, name, graphs in (("plain", None, "off"), ("unified", str(draft), "off"), ("unified", str(draft), "lazy")):
+        settings: dict[str, Any] = {**OPTIONS, "prefill_chunk": 11, "kv_cache_dtype": "fp8", **changes}
+        with LLM(str(verifier), draft=name, arch=arch, device="cuda", graphs=graphs, **settings) as llm:
+            preempt_every(llm, 5)
+            found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
+            assert arch == "plain" or llm.engine.stats.accepted
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16", "batch_invariant": True}])
+def test_fp8_keys_and_values_on_the_device(changes: dict[str, Any], tmp_path: Path) -> None:
+    check_fp8(tmp_path, **changes)
+
+
 def check_seeded(folder: Path) -> None:
     """Coupled text does not depend on drafts or neighbours on the device either."""
     verifier = tiny("llama", folder / "verifier")

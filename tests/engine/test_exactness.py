@@ -52,9 +52,15 @@ def short_texts(llm: LLM) -> list[list[int]]:
 # -- the text of plain decoding ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tau", TAUS)
-@pytest.mark.parametrize("controller", CONTROLLERS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+# every controller under every architecture, and the temperatures in turn: each meets every one of both
+TURNS = [
+    (arch, controller, TAUS[(i + j) % len(TAUS)])
+    for i, arch in enumerate(ARCHITECTURES)
+    for j, controller in enumerate(CONTROLLERS)
+]
+
+
+@pytest.mark.parametrize(("arch", "controller", "tau"), TURNS)
 def test_greedy_and_seeded_texts_are_plain_texts(
     pair: tuple[Path, Path], plain: Any, arch: str, controller: str, tau: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

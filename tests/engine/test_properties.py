@@ -69,12 +69,14 @@ def plain(pair: tuple[Path, Path]):
 
 @pytest.fixture(scope="module")
 def engines(pair: tuple[Path, Path]):
-    """Few slots and a small pool, so that queueing and preemption happen by themselves."""
-    made = {}
+    """By drafter and lateness, each made when it is first asked for. Few slots and a small pool, so that queueing and
+    preemption happen by themselves."""
+    made: dict[tuple[str, bool], LLM] = {}
     head = str(pair[0].parent / "head")
     drafts = {"ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}
-    for drafter in drafts:
-        for late in (False, True):
+
+    def get(drafter: str, late: bool) -> LLM:
+        if (drafter, late) not in made:
             made[drafter, late] = LLM(
                 str(pair[0]),
                 draft=drafts[drafter],
@@ -94,14 +96,16 @@ def engines(pair: tuple[Path, Path]):
                 block_size=8,
                 late_tickets=late,
             )
-    yield made
+        return made[drafter, late]
+
+    yield get
     for llm in made.values():
         llm.shutdown()
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=ARRIVALS,
     preempt=st.sets(st.integers(0, 40), max_size=4),
@@ -109,7 +113,7 @@ def engines(pair: tuple[Path, Path]):
     switches=st.dictionaries(st.integers(0, 40), st.sampled_from(ARCHITECTURES), max_size=4),
 )
 def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals, preempt, arch, switches) -> None:
-    engine = engines[drafter, late].engine
+    engine = engines(drafter, late).engine
     engine.switch(arch)
     pending = [(arrival.step, request(arrival, 1000 + i), arrival) for i, arrival in enumerate(arrivals)]
     made = [r for _, r, _ in pending]

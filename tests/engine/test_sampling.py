@@ -42,14 +42,22 @@ def texts(llm: LLM, prompts: list[list[int]], params: Any) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_seeded_text_is_plain_seeded_text_whatever_drafts_and_neighbours(pair: tuple[Path, Path], late: bool) -> None:
-    seeds = range(50)
+@pytest.fixture(scope="module")
+def seeded(pair: tuple[Path, Path]) -> tuple[list[SamplingParams], list[list[int]]]:
+    """Fifty requests with seeds and all transforms, and the text of each alone."""
     names = list(TRANSFORMS)
-    params = [SamplingParams(**TRANSFORMS[names[s % len(names)]], seed=s, max_tokens=24) for s in seeds]
+    params = [SamplingParams(**TRANSFORMS[names[s % len(names)]], seed=s, max_tokens=24) for s in range(50)]
     with make(pair, "none", batch_size=1) as llm:
         alone = [texts(llm, [PROMPT], each)[0] for each in params]
     assert len({tuple(text) for text in alone}) == 50
+    return params, alone
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_seeded_text_is_plain_seeded_text_whatever_drafts_and_neighbours(
+    pair: tuple[Path, Path], seeded: tuple[list[SamplingParams], list[list[int]]], late: bool
+) -> None:
+    params, alone = seeded
     for drafter in ("none", "ngram", "model", "head", "both"):
         with make(pair, drafter, batch_size=20, prefill_chunk=7, late_tickets=late) as llm:
             preempt_every(llm, 5)
@@ -70,12 +78,19 @@ def test_choices_of_one_seed_differ_and_repeat(pair: tuple[Path, Path]) -> None:
     assert [c.token_ids for c in first.outputs] == [c.token_ids for c in again.outputs]
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
-@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
-@pytest.mark.parametrize("stormy", [False, True])
-@pytest.mark.parametrize("name", ["temperature", "top_p", "penalties"])
+# drafter, acceptance, whether requests are preempted and verdicts late, transform: all triples of the first three, each
+# with one transform, so that every drafter, both acceptances and both weathers meet every transform
+LAWS = [
+    (drafter, acceptance, bool(stormy), ("temperature", "top_p", "penalties")[(i + 2 * j + stormy) % 3])
+    for i, drafter in enumerate(("ngram", "model", "head", "both"))
+    for j, acceptance in enumerate(("rejection", "coupled"))
+    for stormy in range(2)
+]
+
+
+@pytest.mark.parametrize(("drafter", "acceptance", "stormy", "name"), LAWS)
 def test_distribution_of_each_position_is_the_verifiers(
-    pair: tuple[Path, Path], drafter: str, acceptance: str, name: str, stormy: bool
+    pair: tuple[Path, Path], drafter: str, acceptance: str, stormy: bool, name: str
 ) -> None:
     """Tokens drawn through the engine, pooled over prefixes, against plain sampling's own law at that prefix."""
     prompt = [*range(3, 11), *range(3, 11)]  # every allowed token has occurred: look-ups of one token always match

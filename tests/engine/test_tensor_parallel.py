@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,3 +146,14 @@ def test_a_rank_that_cannot_start_says_why(blocks: int, model: bool, pair: Pair,
 def test_a_model_that_cannot_be_divided_is_refused(pair: Pair) -> None:
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3: .*4 heads, 2 key/value heads.*by 1, 2, 4"):
         make(pair, "unified", tensor_parallel_size=3)
+
+
+def test_a_group_of_devices_is_left_once() -> None:
+    """NCCL itself has never run here: this is the order of what would be asked of it."""
+    asked: list[str] = []
+    made = group.Group(Shard(0, 2), torch.device("cuda"))
+    made.leave()
+    made._backend = SimpleNamespace(abort=lambda: asked.append("abort"))
+    made.leave()
+    made.leave()
+    assert asked == ["abort"]

@@ -224,3 +224,19 @@ def test_unknown_kernels_are_refused() -> None:
     with pytest.raises(ConfigError, match="native does not run on meta here: it needs a CPU"):
         select("meta", "native")
     assert select("meta").name == "torch"
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.int8, "half"])
+def test_embed(native: Kernels, kind: torch.dtype | str) -> None:
+    """Rows of every kind of table as torch reads them, to the bit."""
+    table: Tensor | Int8Weight | HalfWeight = random(20, 48)
+    if kind == "half":
+        table = HalfWeight.pack(random(20, 48, dtype=torch.bfloat16))
+    elif kind is torch.int8:
+        table = Int8Weight.quantize(random(20, 48))
+    elif isinstance(kind, torch.dtype):
+        table = random(20, 48, dtype=kind)
+    ids = torch.tensor([0, 19, 7, 7, 1])
+    assert torch.equal(native.embed(ids, table), reference.embed(ids, table).float())
+    with pytest.raises(IndexError, match="token id"):
+        native.embed(torch.tensor([3, 20]), table)

@@ -16,6 +16,7 @@ from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
 from verifypd.batch import VerifyBatch, VerifySpan
 from verifypd.errors import ConfigError
+from verifypd.sampling.case import Spans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -180,6 +181,13 @@ def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path)
         spans += [VerifySpan(3, 4, 0, 9, False, 13), VerifySpan(0, 2, 0, 0, True, 2)] if chunks else []
         before = runner.cache.data.clone()
         padded = lane.padded.run(spans).clone()
+        judged, depth = lane.padded.judged(spans), [span.drafts for span in spans]
+        assert (judged is None) == chunks and lane.padded.judged(list(spans)) is None
+        if judged is not None:
+            known = Spans.of([span.slot for span in spans], depth, slots.lengths.device)
+            assert (judged.slot_ids, judged.depth) == (known.slot_ids, known.depth)
+            for name in ("slots", "drafted", "row_span", "row_depth", "first_row"):
+                assert torch.equal(getattr(judged, name), getattr(known, name)), name
         after = runner.cache.data.clone()
         runner.cache.data.copy_(before)
         lane.padded = None

@@ -78,12 +78,20 @@ def test_inputs() -> None:
     assert inputs.own.tolist() == [5, 0, 2, 7, -1, -1, -1, -1]
     assert inputs.offsets.tolist() == [0, 3, 4, 6, 9, 12, 12, 12, 12]
     assert inputs.depth.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 2, 0, 0, 0]
+    assert inputs.drafts.tolist() == [2, 0, 1, 2, 0, 0, 0, 0]
     layout = inputs.layout(torch.full((8,), 40), torch.ones(8, 4, dtype=torch.int32), 16, 64)
     assert (layout.starts[:4] == 39).all() and (layout.starts[4:] < 0).all()
     assert (layout.write_index[9:] == 0).all()  # the null block
     assert (layout.write_index[:9] > 0).all()
     with pytest.raises(ValueError, match="do not fit"):
         padding([3, 3], pass_key([1], 3))
+
+
+def test_inputs_of_a_loop_say_how_much_each_span_drafts() -> None:
+    inputs = PassInputs(pass_key([2, 2, 2], 2), torch.device("cpu"))
+    inputs.fill([2, 2, 2], [5, 0, 2], [2, 2, 2], False, drafts=[4, 0, 3])
+    assert inputs.drafts.tolist() == [4, 0, 3, 0]
+    assert not inputs.depth.any()
 
 
 def test_inputs_with_chunks() -> None:

@@ -13,6 +13,8 @@ from verifypd.request import SamplingParams
 from verifypd.sampling import native
 from verifypd.sampling.case import Spans
 from verifypd.sampling.choose import pick_sampler
+from verifypd.sampling.draws import best
+from verifypd.sampling.rows import clean
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import judge
 
@@ -22,8 +24,8 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 def test_they_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others compare is not torch with itself."""
-    calls, real = [], native._function()
-    monkeypatch.setattr(native, "_function", lambda: lambda arguments: (calls.append(1), real(arguments)))
+    calls, (real, likeliest) = [], native._functions()
+    monkeypatch.setattr(native, "_functions", lambda: (lambda args: (calls.append(1), real(args)), likeliest))
     Cycle("cpu", "native").run()
     outcome("native", "greedy", 2, True, 31)
     assert len(calls) == 2
@@ -89,3 +91,17 @@ def test_uneven_spans_whose_rows_say_it_all(logprobs: int | None) -> None:
                 [getattr(verdicts.logprobs, name).tolist() for name in NUMBERS] if logprobs else None,
             ])  # fmt: skip
         assert results[0] == results[1]
+
+
+def test_the_likeliest_token_is_the_first_of_the_best() -> None:
+    """Of what is left without NaN and infinity, whatever lies in the padding; the first where nothing is left."""
+    noise = torch.Generator().manual_seed(5)
+    for vocab in (1, 9, 255, 256, 700, 1500):
+        logits = torch.randint(-6, 7, (9, vocab + 5), generator=noise).float()
+        logits[:, vocab:] = 99.0
+        for row, value in enumerate((torch.nan, torch.inf, -torch.inf, 2e30)):
+            logits[row, torch.randint(vocab, (vocab // 3 + 1,), generator=noise)] = value
+        logits[4, :vocab], logits[5, :vocab], logits[6, :vocab] = torch.nan, -torch.inf, torch.inf
+        top, own = best(clean(logits, vocab))
+        found = native.likeliest(logits, vocab)
+        assert torch.equal(found[0], own) and torch.equal(found[1], top)

@@ -103,6 +103,7 @@ def test_metrics_count(server):
         "verifypd:draft_length_count",
         "verifypd:architecture_switches_total",
         'verifypd:kv_blocks{pool="draft",state="free"}',
+        'verifypd:kv_cache_bytes{dtype="float32"}',
         "vllm:prefix_cache_hits_total",
         "vllm:num_preemptions_total",
         "verifypd:requests_within_slo_total",

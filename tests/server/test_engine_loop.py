@@ -126,6 +126,32 @@ def test_no_step_waits_for_a_grammar(loop: EngineLoop, compiler: Compiler, sent:
     assert compiler.closed == [LETTERS] * 2
 
 
+def test_steps_within_a_moment_share_a_message(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    """Each token is told once and in order, who leaves meanwhile is told so, and nothing waits for an idle engine."""
+    now = [100.0]
+    loop.clock, loop.gather = lambda: now[0], 1.0
+    for call, most in ((1, 20), (2, 8), (3, 6)):
+        loop.take(submit(call, max_tokens=most))
+
+    def step(seconds: float) -> list[tuple[int, int, int, str | None]]:
+        sent.clear()
+        now[0] += seconds
+        loop.turn()
+        news = [output for _, message in sent if isinstance(message, Outputs) for output in message.outputs]
+        return sorted((output.call, output.start, len(output.tokens), output.finish) for output in news)
+
+    assert step(0.0) == [(call, 0, 1, None) for call in (1, 2, 3)]
+    assert step(0.4) == step(0.4) == []
+    assert step(0.4) == [(call, 1, 3, None) for call in (1, 2, 3)]
+    assert step(0.4) == [] and step(0.4) == []
+    loop.take(Abort(0, 2, -1))
+    assert 3 not in {track.call for track in loop.tracks.values() if not track.request.finished}
+    assert step(0.4) == [(1, 4, 3, None), (2, 4, 2, "abort"), (3, 4, 2, "length")]
+    for _ in range(12):
+        assert step(0.05) == []
+    assert step(0.05) == [(1, 7, 13, "length")] and not loop.engine.busy and not loop.tracks
+
+
 def test_a_call_that_was_let_in_before_is_not_turned_away(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
     """Its choices that have not ended go on where they stood; a new one finds the queue full."""
     loop.admission.max_queue = 0

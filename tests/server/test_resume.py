@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.server.clients import Stream
+from tests.server.clients import Stream, together
 from tests.server.frail import PROMPTS, body
 from tests.server.inprocess import INFO, connected
 from tests.server.serving import Server
@@ -38,7 +39,7 @@ ASKED: list[dict[str, Any]] = [
     {**SAMPLED, "n": 2},
     {"logprobs": 3, "return_token_origins": True},
     {},  # with stop strings, which are chosen from what it says
-    {**SAMPLED, "logit_bias": {"40": -3.0, "41": 2.0}, "min_tokens": 100, "return_token_ids": True},
+    {**SAMPLED, "logit_bias": {"40": -3.0, "41": 2.0}, "return_token_ids": True},
     {"prompt_logprobs": 1},
 ]
 
@@ -46,12 +47,14 @@ ASKED: list[dict[str, Any]] = [
 class Eight:
     """The eight requests, and what each answers when nothing breaks."""
 
-    def __init__(self, server: Server) -> None:
-        self.bodies = [body(i, **more) for i, more in enumerate(ASKED)]
+    def __init__(self, server: Server, tokens: int = 150) -> None:
+        """`tokens`: of each, but for the one that ends when its JSON does."""
+        self.bodies = [body(i, **{"max_tokens": tokens, **more}) for i, more in enumerate(ASKED)]
+        self.bodies[6]["min_tokens"] = tokens * 2 // 3
         said = server.complete(**self.bodies[5])["choices"][0]["text"]
         late = next(at for at in range(len(said) // 2, len(said)) if said.find(said[at : at + 3]) == at)
         self.bodies[5]["stop"] = [said[late : late + 3], "never said"]
-        self.whole = [server.complete(**body) for body in self.bodies]
+        self.whole = together([partial(server.complete, **body) for body in self.bodies])
 
     def start(self, server: Server) -> list[Stream]:
         usage = {"stream_options": {"include_usage": True}}

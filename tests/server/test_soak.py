@@ -26,7 +26,7 @@ from tests.server.serving import ROOT, Server
 pytestmark = pytest.mark.xdist_group("server-soak")
 
 CLIENTS = 24  # at once, against 10 slots and a queue of 6
-SHORT, LONG = 40.0, 600.0  # s
+SHORT, LONG = 20.0, 600.0  # s
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Targets act: a tighter one is met better, an impossible one does no harm, and nobody starves for another's.
 
-Twenty paired seeds of four seconds each.
+Twenty paired seeds of four seconds each; ten for the target that nobody can meet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
 )
 SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
 RATE, REQUESTS = 24.0, 96  # requests a second, and of each run
-SEEDS = range(20)
+SEEDS, HALF = range(20), range(10)
 
 
 def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: int = 0) -> Report:
@@ -46,10 +46,15 @@ def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: i
 
 
 @cache
-def figures(slo_ttft: float = 500.0, slo_tpot: float = 15.0) -> dict[str, float]:
-    """Mean figures over all seeds of mixed traffic, in ms."""
+def summary(slo_ttft: float, slo_tpot: float, seed: int) -> dict[str, float]:
+    """Figures of one run of mixed traffic, in ms."""
     server = replace(SERVER, slo_ttft=slo_ttft, slo_tpot=slo_tpot)
-    runs = [serve(poisson(RATE, REQUESTS, Acceptance(0.8), seed=seed), server, seed=seed).summary() for seed in SEEDS]
+    return serve(poisson(RATE, REQUESTS, Acceptance(0.8), seed=seed), server, seed=seed).summary()
+
+
+def figures(slo_ttft: float = 500.0, slo_tpot: float = 15.0, seeds: range = SEEDS) -> dict[str, float]:
+    """Their means over seeds."""
+    runs = [summary(slo_ttft, slo_tpot, seed) for seed in seeds]
     return {name: mean(run[name] for run in runs) for name in ("ttft_p95", "tpot_p95", "unfinished")}
 
 
@@ -72,8 +77,8 @@ def test_tokens_come_faster_with_a_tighter_target() -> None:
 
 @pytest.mark.slow
 def test_an_impossible_target_does_no_harm() -> None:
-    best = min(figures(slo_ttft=target)["ttft_p95"] for target in (50.0, 100.0, 200.0))
-    impossible = figures(slo_ttft=1.0)
+    best = min(figures(slo_ttft=target, seeds=HALF)["ttft_p95"] for target in (50.0, 100.0, 200.0))
+    impossible = figures(slo_ttft=1.0, seeds=HALF)
     assert impossible["unfinished"] == 0
     assert impossible["ttft_p95"] <= 1.05 * best, (impossible["ttft_p95"], best)
 

@@ -57,17 +57,27 @@ ATTENTION: Registry[AttentionBackend] = Registry(
 )
 
 
+READ_E4M3 = ("triton", "torch")  # who read a cache of e4m3
+
+
 def available_backends(device: torch.device | str = "cpu") -> list[str]:
     """Names of the backends that run on `device`, the preferred one first; "torch" is always among them."""
     return ATTENTION.available(device)
 
 
 def backend(
-    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False
+    name: str = "auto", device: torch.device | str = "cpu", *, batch_invariant: bool = False, fp8: bool = False
 ) -> AttentionBackend:
     """The backend called `name`; "auto" takes the preferred one of the device.
 
     batch_invariant: rows must not feel their neighbours; asked of "triton" only ("native" rows never do, "torch" rows
     always may, and "flashinfer" refuses).
+    fp8: keys and values are e4m3.
     """
+    if fp8 and name == "auto":
+        name = next(each for each in available_backends(device) if each in READ_E4M3)
+    if fp8 and name not in READ_E4M3:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs --attention {' or '.join(READ_E4M3)}: {name} does not read such a cache"
+        )
     return ATTENTION.choose(name, device).make(batch_invariant)

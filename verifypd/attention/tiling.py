@@ -65,12 +65,14 @@ def tiling(
     processors: int,
     shared_memory: int,
     fixed: bool = False,
+    fp8: bool = False,
 ) -> Tiling:
     """The cut for `spans` spans of at most `rows` rows and `context` tokens, in a pass of `pass_rows` rows.
 
     own_rows: of these spans where all others of the pass are as long as they may be; they can be more.
     shared_memory: bytes that a program may have.
     fixed: tiles and splits do not depend on the batch, so a row's sums are taken in the same order in any company.
+    fp8: keys and values are e4m3.
     """
     shared = heads // kv_heads
     wide = width > 128
@@ -82,9 +84,17 @@ def tiling(
     block_m = max(block_m, LEAST_ROWS, power_of_two(shared))
     block_q = block_m // shared
     block_n = 32 if wide or full else 128 if long and width <= 64 and not fixed else 64
+    stages = 2 if wide or full or (long and not (fixed or large)) else 3
+    warps = 8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4
     tiles = -(-rows // block_q)
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
+    if not (long or fixed or full or wide):
+        few = 2 * real_tiles * kv_heads <= processors
+        if (few or (fp8 and block_m == LEAST_ROWS)) and shared_memory >= ROOMY:
+            block_n = 128  # a program waits for its own reads: they are to be large and few
+        elif block_m == LEAST_ROWS:
+            block_n, warps = 32, 2  # others go on meanwhile: programs are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
     if fixed:
         workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)
@@ -109,8 +119,8 @@ def tiling(
         split_tokens=SPLIT_TOKENS if fixed else 0,
         tile_rows=tile_rows,
         shared_tiles=shared_tiles if splits > 1 else 0,
-        warps=8 if block_m * power_of_two(width) > (2048 if full else 8192) else 4,
-        stages=2 if wide or full or (long and not (fixed or large)) else 3,
+        warps=warps,
+        stages=stages,
     )
 
 

@@ -143,8 +143,7 @@ class TorchAttention:
         rotary: Rotary | None = None,
     ) -> Tensor:
         """See AttentionBackend.attend."""
-        cache.k.view(-1, *cache.k.shape[2:]).index_copy_(0, layout.write_index, k.to(cache.k.dtype))
-        cache.v.view(-1, *cache.v.shape[2:]).index_copy_(0, layout.write_index, v.to(cache.v.dtype))
+        cache.write(k, v, layout.write_index)
         out = q.new_empty(q.shape)
         for group in prepared:
             run = _pairwise if group.short else _padded
@@ -177,8 +176,7 @@ def _pairwise(
     pairs = tiles.span.shape[0]
     padded = (q[group.rows].float() * scale).view(spans, rows, kv_heads, shared, dim)
     padded = padded.permute(0, 2, 3, 1, 4).reshape(spans, kv_heads, shared * rows, dim)
-    keys = cache.k[tiles.blocks].flatten(1, 2).float()  # [T, K, Hkv, D]
-    values = cache.v[tiles.blocks].flatten(1, 2).float()
+    keys, values = cache.read(tiles.blocks, torch.float32)  # [T, K, Hkv, D]
     scores = padded[tiles.span] @ keys.permute(0, 2, 3, 1)  # [T, Hkv, shared * Q, K]
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
@@ -215,8 +213,7 @@ def _padded(
     exact = softcap is not None or q.device.type == "cpu"
     dtype = torch.float32 if exact else q.dtype
     padded = q[group.rows].to(dtype).transpose(1, 2)  # [G, Hq, Q, D]
-    keys = cache.k[tiles.blocks].flatten(1, 2).to(dtype).transpose(1, 2)  # [G, Hkv, K, D]
-    values = cache.v[tiles.blocks].flatten(1, 2).to(dtype).transpose(1, 2)
+    keys, values = (x.transpose(1, 2) for x in cache.read(tiles.blocks, dtype))  # [G, Hkv, K, D]
     seen = _visible(group.positions, tiles.keys, window, group.first)[:, None]  # [G, 1, Q, K]
     if group.first is not None:  # a void row sees nothing: let it see anything, so that it comes out finite
         seen |= ~seen.any(-1, keepdim=True)

@@ -152,13 +152,14 @@ class TritonAttention:
             return out
         shape = (heads, cache.k.shape[2], width, window)
         if shape not in prepared.cuts:
-            prepared.cuts[shape] = [self._tiling(spans, shape, q) for spans in prepared.classes]
+            fp8 = cache.scales is not None
+            prepared.cuts[shape] = [self._tiling(spans, shape, q, fp8) for spans in prepared.classes]
         plans, new = prepared.plan(layout, shape)
         early = dependent(q.device) and not new  # what was planned is older than the kernel before
         _launch(q, cache, layout, prepared.classes, prepared.cuts[shape], plans, out, scale, window, softcap, early)
         return out
 
-    def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor) -> Tiling:
+    def _tiling(self, spans: SpanClass, shape: Shape, q: Tensor, fp8: bool) -> Tiling:
         heads, kv_heads, width, window = shape
         return tiling(
             spans=spans.spans,
@@ -174,6 +175,7 @@ class TritonAttention:
             processors=processors(q.device),
             shared_memory=shared_memory(q.device),
             fixed=self.batch_invariant,
+            fp8=fp8,
         )
 
 
@@ -199,13 +201,29 @@ def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
     )
 
 
+def _scales_of(cache: LayerCache, layout: PassLayout) -> Tensor:
+    """The scales of a cache, as kernels take them; what is not read is anything."""
+    return layout.starts if cache.scales is None else cache.scales
+
+
 def write_rows(k: Tensor, v: Tensor, cache: LayerCache, layout: PassLayout) -> None:
     """Keys and values of the pass into the cache, in one launch."""
     rows, kv_heads, width = k.shape
     elements = kv_heads * width
     block = min(power_of_two(elements), WRITE_ELEMENTS)
     write_cache[(rows, -(-elements // block))](
-        k, v, cache.k, cache.v, layout.write_index, k.stride(0), v.stride(0), ELEMENTS=elements, BLOCK=block
+        k,
+        v,
+        cache.k,
+        cache.v,
+        _scales_of(cache, layout),
+        layout.write_index,
+        k.stride(0),
+        v.stride(0),
+        ELEMENTS=elements,
+        WIDTH=width,
+        SCALED=cache.scales is not None,
+        BLOCK=block,
     )
 
 
@@ -223,6 +241,7 @@ def rotate_and_write_rows(
         v,
         cache.k,
         cache.v,
+        _scales_of(cache, layout),
         layout.write_index,
         layout.positions,
         *rotary,
@@ -233,6 +252,7 @@ def rotate_and_write_rows(
         KV_HEADS=kv_heads,
         WIDTH=width,
         HALF=half,
+        SCALED=cache.scales is not None,
         BLOCK_H=block_h,
         BLOCK_D=power_of_two(half),
         BLOCK_W=power_of_two(width),
@@ -342,6 +362,7 @@ def _attend(
         q,
         cache.k,
         cache.v,
+        _scales_of(cache, layout),
         out,
         partial,
         summary,
@@ -368,7 +389,8 @@ def _attend(
         LISTED=spans.members is not None and plan is None,
         # with another code for some blocks a row's sums would depend on where its chunk begins
         UNMASKED=window is None and layout.first is None and spans.rows > SHORT_ROWS and not cut.split_tokens,
-        WIDEN=INTERPRETED or q.dtype != cache.k.dtype,
+        WIDEN=INTERPRETED or (q.dtype != cache.k.dtype if cache.scales is None else q.dtype == torch.float32),
+        SCALED=cache.scales is not None,
         BLOCK_M=cut.block_m,
         BLOCK_Q=cut.block_q,
         BLOCK_N=cut.block_n,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifypd.kernels.triton_kernels import after_the_kernel_before
+from verifypd.kernels.triton_kernels import after_the_kernel_before, as_stored
 
 FLOOR: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf where a difference is taken
 MERGED_ELEMENTS: tl.constexpr = tl.constexpr(4096)  # of partial results, merged at once
 SCANNED: tl.constexpr = tl.constexpr(32)  # spans whose lengths are read at once
 PLANNED: tl.constexpr = tl.constexpr(128)  # pairs that one program of plan_pairs writes
 PAIR: tl.constexpr = tl.constexpr(8)  # numbers of a pair
+MOST_BLOCKS: tl.constexpr = tl.constexpr(8)  # of the pool, that are read one by one for a block of keys
 
 
 @triton.jit
@@ -23,10 +24,13 @@ def write_cache(
     v,
     cache_k,  # [places, KV_HEADS * WIDTH]
     cache_v,
+    scales,  # float32 [2, KV_HEADS], of keys and values; not read unless SCALED
     write_index,  # [N] int64
     k_row,
     v_row,
     ELEMENTS: tl.constexpr,  # KV_HEADS * WIDTH
+    WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Keys and values of a row go to the place its index names. Grid: rows, parts of a row."""
@@ -36,8 +40,11 @@ def write_cache(
     inside = column < ELEMENTS
     key = tl.load(k + row * k_row + column, mask=inside)
     value = tl.load(v + row * v_row + column, mask=inside)
-    tl.store(cache_k + place * ELEMENTS + column, key.to(cache_k.dtype.element_ty), mask=inside)
-    tl.store(cache_v + place * ELEMENTS + column, value.to(cache_v.dtype.element_ty), mask=inside)
+    head = tl.minimum(column // WIDTH, ELEMENTS // WIDTH - 1)
+    key = as_stored(key, scales, head, cache_k.dtype.element_ty, SCALED)
+    value = as_stored(value, scales, ELEMENTS // WIDTH + head, cache_v.dtype.element_ty, SCALED)
+    tl.store(cache_k + place * ELEMENTS + column, key, mask=inside)
+    tl.store(cache_v + place * ELEMENTS + column, value, mask=inside)
 
 
 @triton.jit
@@ -47,6 +54,7 @@ def rotate_and_write(
     v,
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
+    scales,  # float32 [2, KV_HEADS], of keys and values; not read unless SCALED
     write_index,  # [N] int64
     positions,  # [N] int64
     cos,  # float32 [T, HALF]
@@ -58,6 +66,7 @@ def rotate_and_write(
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,  # dimensions past 2 HALF are not rotated
+    SCALED: tl.constexpr,
     BLOCK_H: tl.constexpr,  # heads of a program
     BLOCK_D: tl.constexpr,  # HALF padded to a power of two
     BLOCK_W: tl.constexpr,  # WIDTH padded
@@ -77,7 +86,8 @@ def rotate_and_write(
         held = (head < KV_HEADS)[:, None] & (w < WIDTH)[None, :]
         place = head[:, None] * WIDTH + w[None, :]
         value = tl.load(v + row * v_row + place, mask=held)
-        tl.store(cache_v + target + place, value.to(cache_v.dtype.element_ty), mask=held)
+        by = KV_HEADS + tl.minimum(head, KV_HEADS - 1)[:, None]
+        tl.store(cache_v + target + place, as_stored(value, scales, by, cache_v.dtype.element_ty, SCALED), mask=held)
         return
     d = tl.arange(0, BLOCK_D)
     position = tl.load(positions + row)
@@ -102,13 +112,33 @@ def rotate_and_write(
         # rounded to the queries' type first: the cache may be wider
         kind = k.dtype.element_ty
         narrow = cache_k.dtype.element_ty
-        tl.store(cache_k + target + place, (low * c - high * s).to(kind).to(narrow), mask=held)
-        tl.store(cache_k + target + place + HALF, (high * c + low * s).to(kind).to(narrow), mask=held)
+        by = tl.minimum(head, KV_HEADS - 1)[:, None]
+        below, above = (low * c - high * s).to(kind), (high * c + low * s).to(kind)
+        tl.store(cache_k + target + place, as_stored(below, scales, by, narrow, SCALED), mask=held)
+        tl.store(cache_k + target + place + HALF, as_stored(above, scales, by, narrow, SCALED), mask=held)
         if WIDTH > 2 * HALF:
             w = tl.arange(0, BLOCK_W)
             rest = (head < KV_HEADS)[:, None] & ((w >= 2 * HALF) & (w < WIDTH))[None, :]
             tail = head[:, None] * WIDTH + w[None, :]
-            tl.store(cache_k + target + tail, tl.load(k + row * k_row + tail, mask=rest).to(narrow), mask=rest)
+            kept = tl.load(k + row * k_row + tail, mask=rest)
+            tl.store(cache_k + target + tail, as_stored(kept, scales, by, narrow, SCALED), mask=rest)
+
+
+# two pairs of e4m3, of which the first or the second become two float16
+EVEN: tl.constexpr = tl.constexpr(
+    "{.reg .b16 a, b; .reg .b32 g; prmt.b32 g, $1, 0, 0x20; mov.b32 {a, b}, g; cvt.rn.f16x2.e4m3x2 $0, a;}"
+)
+ODD: tl.constexpr = tl.constexpr(EVEN.value.replace("0x20", "0x31"))
+
+
+@triton.jit
+def _widened(pair, odd: tl.constexpr, kind: tl.constexpr):
+    """The first or second e4m3 of each pair that was read as an int16."""
+    if kind == tl.float16:
+        return tl.inline_asm_elementwise(ODD if odd else EVEN, "=r,r", [pair], tl.float16, is_pure=True, pack=2)
+    else:
+        byte = (pair >> 8 if odd else pair).to(tl.int8)
+        return byte.to(tl.float8e4nv, bitcast=True).to(kind)
 
 
 @triton.jit
@@ -118,7 +148,8 @@ def _absorb(
     query,  # [BLOCK_M, BLOCK_D]
     top,  # [BLOCK_M] highest score so far
     total,  # [BLOCK_M] sum of weights, relative to it
-    mixed,  # [BLOCK_M, BLOCK_D] weighted values, likewise
+    mixed,  # [BLOCK_M, BLOCK_D] weighted values, likewise; where PAIRS, of even dimensions
+    other,  # those of odd dimensions; not read unless PAIRS
     position,  # [BLOCK_M]
     lowest,  # key that may be seen; not read unless BEGINS
     cache_k,
@@ -134,7 +165,8 @@ def _absorb(
     WINDOW: tl.constexpr,
     BEGINS: tl.constexpr,
     CAPPED: tl.constexpr,
-    WIDEN: tl.constexpr,
+    kind: tl.constexpr,  # in which keys and values are multiplied
+    PAIRS: tl.constexpr,  # see `attend_tile`
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,  # some row may not see some key of the block
 ):
@@ -149,8 +181,7 @@ def _absorb(
         keys = tl.load(cache_k + place[None, :] + d[:, None], mask=(d < WIDTH)[:, None], other=0.0)
     else:
         keys = tl.load(cache_k + place[None, :] + d[:, None])
-    if WIDEN:
-        keys = keys.to(tl.float32)
+    keys = keys.to(kind)
     scores = tl.dot(query, keys, input_precision="ieee") * scale
     if CAPPED:
         scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * cap  # tanh, see `_scales`
@@ -165,24 +196,43 @@ def _absorb(
     weights = tl.exp2(scores - higher[:, None])
     fade = tl.exp2(top - higher)
     total = total * fade + tl.sum(weights, 1)
+    if PAIRS:
+        d = tl.arange(0, BLOCK_D // 2)
+        pairs = cache_v.to(tl.pointer_type(tl.int16)) + place[:, None] // 2 + d[None, :]
+        values = tl.load(pairs, mask=held[:, None] & (d < WIDTH // 2)[None, :], other=0)
+        weights = weights.to(kind)
+        mixed = tl.dot(weights, _widened(values, False, kind), mixed * fade[:, None], input_precision="ieee")
+        other = tl.dot(weights, _widened(values, True, kind), other * fade[:, None], input_precision="ieee")
+        return higher, total, mixed, other
     if MASKED:
         values = tl.load(cache_v + place[:, None] + d[None, :], mask=held[:, None] & (d < WIDTH)[None, :], other=0.0)
     elif WIDTH < BLOCK_D:
         values = tl.load(cache_v + place[:, None] + d[None, :], mask=(d < WIDTH)[None, :], other=0.0)
     else:
         values = tl.load(cache_v + place[:, None] + d[None, :])
-    if WIDEN:
-        values = values.to(tl.float32)
+    values = values.to(kind)
     mixed = mixed * fade[:, None]
-    mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
-    return higher, total, mixed
+    mixed = tl.dot(weights.to(kind), values, mixed, input_precision="ieee")
+    return higher, total, mixed, other
 
 
 @triton.jit
 def _held_in(blocks, begin, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Blocks of the pool that hold the keys from `begin` on, by the request's row of the block table."""
-    key = begin + tl.arange(0, BLOCK_N)
-    return tl.load(blocks + key // BLOCK_SIZE, mask=key < high, other=0)
+    """Blocks of the pool that hold the keys from `begin` on, by the request's row of the block table.
+
+    `begin` is a multiple of BLOCK_N. Where that is a few blocks, each is read once and handed to its keys: a load for
+    each key takes half as many registers again, and a tenth longer.
+    """
+    key = tl.arange(0, BLOCK_N)
+    if BLOCK_N % BLOCK_SIZE == 0 and BLOCK_N <= MOST_BLOCKS * BLOCK_SIZE:
+        block = tl.zeros([BLOCK_N], tl.int32)
+        for i in tl.static_range(BLOCK_N // BLOCK_SIZE):
+            first = begin + i * BLOCK_SIZE
+            one = tl.load(blocks + first // BLOCK_SIZE, mask=first < high, other=0)
+            block = tl.where(key // BLOCK_SIZE == i, one, block)
+        return block
+    else:
+        return tl.load(blocks + (begin + key) // BLOCK_SIZE, mask=begin + key < high, other=0)
 
 
 @triton.jit
@@ -398,6 +448,7 @@ def attend_tile(
     q,  # [N, HEADS, WIDTH], rows q_row apart
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
+    scales,  # float32 [2, KV_HEADS], of keys and values; not read unless SCALED
     out,  # [N, HEADS, WIDTH]
     partial,  # float32 [tiles with several splits, splits, held, tile_rows * SHARED, WIDTH]: not normalised
     summary,  # float32, the same with 2 instead of WIDTH: highest score and sum of weights
@@ -429,6 +480,7 @@ def attend_tile(
     LISTED: tl.constexpr,
     UNMASKED: tl.constexpr,  # whether to go through blocks without a mask first: pays where rows and keys are many
     WIDEN: tl.constexpr,  # compute in float32 whatever is stored
+    SCALED: tl.constexpr,  # the cache is e4m3 with scales
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -515,29 +567,38 @@ def attend_tile(
         after_the_kernel_before()
     q_place = (first_row + row)[:, None] * q_row + (query_head * WIDTH)[:, None] + d[None, :]
     query = tl.load(q + q_place, mask=real[:, None] & inside[None, :], other=0.0)
-    if WIDEN:
-        query = query.to(tl.float32)
+    # e4m3 widens to float16 in one instruction and to bfloat16 in three; queries then keep all their bits, too
+    kind: tl.constexpr = tl.float32 if WIDEN else tl.float16 if SCALED else cache_k.dtype.element_ty
+    if SCALED:
+        scale *= tl.load(scales + head)
+        if not WIDEN:
+            query = tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0)
+    query = query.to(kind)
     top = tl.full([BLOCK_M], FLOOR, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    PAIRS: tl.constexpr = SCALED and BLOCK_M < 64 and BLOCK_D >= 64 and WIDTH % 2 == 0
+    mixed = tl.zeros([BLOCK_M, BLOCK_D // 2 if PAIRS else BLOCK_D], tl.float32)
+    other = tl.zeros([BLOCK_M, BLOCK_D // 2], tl.float32) if PAIRS else total
     masked = low
     if UNMASKED:  # blocks of keys that every row sees whole
         masked += tl.maximum(tl.minimum(high, start + 1) - low, 0) // BLOCK_N * BLOCK_N
         for begin in range(low, masked, BLOCK_N):
             following = _held_in(blocks, begin + BLOCK_N, high, BLOCK_SIZE, BLOCK_N)
-            top, total, mixed = _absorb(
-                begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, block, head, scale, cap,
-                KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, False,
+            top, total, mixed, other = _absorb(
+                begin, high, query, top, total, mixed, other, position, lowest, cache_k, cache_v, block, head, scale,
+                cap, KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, kind, PAIRS, BLOCK_N, False,
             )  # fmt: skip
             block = following
     for begin in range(masked, high, BLOCK_N):
         following = _held_in(blocks, begin + BLOCK_N, high, BLOCK_SIZE, BLOCK_N)
-        top, total, mixed = _absorb(
-            begin, high, query, top, total, mixed, position, lowest, cache_k, cache_v, block, head, scale, cap,
-            KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, WIDEN, BLOCK_N, True,
+        top, total, mixed, other = _absorb(
+            begin, high, query, top, total, mixed, other, position, lowest, cache_k, cache_v, block, head, scale, cap,
+            KV_HEADS, WIDTH, BLOCK_D, BLOCK_SIZE, WINDOW, BEGINS, CAPPED, kind, PAIRS, BLOCK_N, True,
         )  # fmt: skip
         block = following
 
+    if PAIRS:
+        mixed = tl.reshape(tl.join(mixed, other), [BLOCK_M, BLOCK_D])
     kept = real[:, None] & inside[None, :]
     if SPLIT:  # read again: kept through the loop they cost 32 registers, and a quarter of the programs at a time
         split = tl.load(pair + 5, cache_modifier=".ca")
@@ -555,9 +616,13 @@ def attend_tile(
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1:
             o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
             merged = _merge(partial, summary, first, step, shares, real, WIDTH, BLOCK_D, BLOCK_M)
+            if SCALED:
+                merged *= tl.load(scales + KV_HEADS + head)
             tl.store(out + o_place, merged.to(out.dtype.element_ty), mask=kept)
             tl.store(counter, 0)  # for the next layer
     else:
         o_place = ((first_row + row) * HEADS + query_head)[:, None] * WIDTH + d[None, :]
         result = mixed / tl.maximum(total, 1e-30)[:, None]  # padding rows may have seen nothing
+        if SCALED:
+            result *= tl.load(scales + KV_HEADS + head)
         tl.store(out + o_place, result.to(out.dtype.element_ty), mask=kept)

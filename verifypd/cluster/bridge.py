@@ -25,7 +25,7 @@ LAST_TOKENS = 5.0  # s that tokens may take longer than the word that they were 
 SILENT = 10.0  # s without figures, or three times as long as they take, after which a replica is taken for gone
 GREATEST = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms")  # figures of which the worst replica's is shown
 # Figures that end with their replica; the others count what has happened, and only grow.
-PRESENT = {"running", "waiting", "slots", "pools", "depth", *GREATEST, "gpu", "live"}
+PRESENT = {"running", "waiting", "slots", "pools", "kv_bytes", "depth", *GREATEST, "gpu", "live"}
 
 Run = Callable[[Submit], Awaitable[None]]
 Line = Callable[[ToEngine], None]

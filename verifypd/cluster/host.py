@@ -33,6 +33,7 @@ from verifypd.server.totals import Targets
 log = logging.getLogger(__name__)
 
 DECODER = msgspec.msgpack.Decoder(Submit)
+GATHER = 1e-3  # s: steps that take less share a message; those of a real model take more
 GONE = 10.0  # s without a line to a process, after which its calls end here
 LATELY = 60.0  # s, of requests that count for the goodput
 ENDED_WELL = ("stop", "length")
@@ -101,6 +102,7 @@ class EngineHost:
             compile_grammar=self._compiler.start if self._compiler is not None else None,
             ring=self._bell.ring,
             interval=config.metrics_interval,
+            gather=GATHER,
             model=tokens_of(engine_config),
         )
         self._loop.gpu = gpu_reader(engine)

@@ -40,11 +40,13 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean, kept off 0 and 1."""
-        return min(HIGH, max(LOW, self.stood / self.trials))
+        mean = self.stood / self.trials
+        return HIGH if mean > HIGH else LOW if mean < LOW else mean
 
     def learn(self, stood: float, trials: float, memory: float) -> None:
         """Add trials; what lies further back than `memory` of them fades."""
-        keep = max(0.0, min(1.0 - trials / memory, memory / self.trials))
+        keep, most = 1.0 - trials / memory, memory / self.trials
+        keep = most if most < keep else keep if keep > 0.0 else 0.0
         self.stood = self.stood * keep + stood
         self.trials = self.trials * keep + trials
         self.reached = True
@@ -105,17 +107,17 @@ class Acceptance:
         own = self._requests[seen.request_id][kind]
         accepted = min(seen.accepted, seen.drafted)
         trials = min(accepted + 1, seen.drafted)
-        means = self._means(kind)
+        means, last = self._means(kind), self.depth - 1
         self._drafts += 1
         looked_at = self._drafts % seen.drafted  # one position a draft, picked before its outcome is known
         expected = 0.0
         for position in range(trials):
-            mean = means[min(position, self.depth - 1)]
-            stood = position < accepted
+            mean = means[position if position < last else last]
+            value, stood = mean.value, position < accepted
             if position == looked_at:
-                chance = mean.value + own.excess / (own.trials + PRIOR_TRIALS)
+                chance = value + own.excess / (own.trials + PRIOR_TRIALS)
                 self.reliability.add(min(HIGH, max(LOW, chance)), stood)
-            expected += mean.value
+            expected += value
             mean.learn(stood, 1.0, memory)
         if trials < len(means) and not means[trials].reached:
             for later in means[trials:]:

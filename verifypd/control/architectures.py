@@ -87,8 +87,8 @@ class Architecture:
         """
         riding = Work() if apart or not self.controller.may_draft else self.riding(views, snapshot)
         drafts = self.draft(views, snapshot, riding)
-        lengths = {span.slot: span.drafts for span in drafts}
-        spans = tuple(decode_span(view, lengths.get(view.slot, 0), view.proposer or snapshot.drafter) for view in views)
+        lengths, own = {span.slot: span.drafts for span in drafts}, snapshot.drafter
+        spans = tuple([decode_span(view, lengths.get(view.slot, 0), view.proposer or own) for view in views])
         decode = decode_work(views) + Work(rows=sum(lengths.values()))
         return draft_batch(drafts, snapshot), spans, self._beside(decode, views, drafts, snapshot, apart)
 
@@ -323,8 +323,8 @@ def decode_span(view: RequestView, drafts: int, drafter: str | None) -> VerifySp
     """The last confirmed token and its drafts, pending ones as they stand; plain decoding is the case of no draft."""
     if view.pending:
         drafts, drafter = view.pending, view.drafter
-    context, by = view.context + drafts, drafter if drafts else None
-    return VerifySpan(view.slot, rows=drafts + 1, drafts=drafts, start=None, emits=True, context=context, drafter=by)
+    start, emits = None, True
+    return VerifySpan(view.slot, drafts + 1, drafts, start, emits, view.context + drafts, drafter if drafts else None)
 
 
 def draft_batch(spans: Sequence[DraftSpan], snapshot: Snapshot) -> DraftBatch | None:

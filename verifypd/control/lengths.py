@@ -40,8 +40,7 @@ class Load:
     riding: Work = NOTHING  # prompt chunks in the same pass
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One longest draft and what it comes to."""
 
     longest: int
@@ -73,11 +72,12 @@ def options(
     deepest = max((len(each.curve) for each in drafting), default=0)
     price, given = (plain.per_token, False) if price is None else (price, True)
     copies = any(each.looked_up for each in drafting)
-    before = load.decode.rows + load.riding.rows
+    before, riding = load.decode.rows + load.riding.rows, load.riding.rows > 0
+    near = cost.slope(before, riding)
     for longest in range(0 if copies else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
-        ends = (before, before + len(drafting) * max(1, longest))
-        for slope in sorted({cost.slope(rows, load.riding.rows > 0) for rows in ends}):
+        far = cost.slope(before + len(drafting) * max(1, longest), riding)
+        for slope in (near,) if near == far else (min(near, far), max(near, far)):
             lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
             if not lengths:
                 continue

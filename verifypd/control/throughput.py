@@ -93,9 +93,9 @@ class ThroughputController(Controller):
         """Its draft of `most` tokens; None where that would not pay for bringing its drafter's cache up to date."""
         curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
-            debt = max(0, view.draft_lag - snapshot.routine_lag)
-            lag = float(max(1, view.draft_lag - debt))
-            if debt:
+            debt = view.draft_lag - snapshot.routine_lag
+            lag = float(max(1, min(view.draft_lag, snapshot.routine_lag)))
+            if debt > 0:
                 left = view.expected_left(snapshot.mean_output)
                 lag += debt / left
                 if self._alone is not None:

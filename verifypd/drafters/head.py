@@ -7,6 +7,9 @@ read again, with the verifier's features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from verifypd.batch import DraftBatch, DraftSpan
 from verifypd.drafters.model import ModelDrafter
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.padded import DraftLoops, Drawing
@@ -24,3 +27,19 @@ class HeadDrafter(ModelDrafter):
         super().__init__(runner, slots, drawing, loops)
         self.routine = slots.drafts.shape[1] + 1  # all drafts and the verdict's next token are read again
         self.reader = runner.features  # keeps every row: confirmed ones are read later, rejected ones written over
+        self.native = runner.native_loop(slots) if loops is None else None  # a whole loop in one call
+
+    def launch(self, batch: DraftBatch) -> None:
+        """See ModelDrafter.launch. In one call where all drafts are greedy, on a CPU."""
+        spans = [span for span in batch.spans if span.rows]
+        if self.native is None or not self._greedy(spans) or not self.native.takes(sum(span.rows for span in spans)):
+            super().launch(batch)
+            return
+        spans.sort(key=lambda span: -span.drafts)
+        self.native.run([(s.slot, s.rows, s.drafts, -s.lag if s.start is None else s.start) for s in spans])
+
+    def _greedy(self, spans: Sequence[DraftSpan]) -> bool:
+        """Whether somebody drafts, and every drafted token is the likeliest as the head has it."""
+        drafting = [span.slot for span in spans if span.drafts]
+        needs = self.drawing.sampling.needs(drafting)
+        return bool(drafting) and needs.plain and not needs.sampled

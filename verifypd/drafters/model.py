@@ -81,8 +81,6 @@ class ModelDrafter:
             self._catch_up(left)
         level = [span for span in catching if span.drafts or span.rows == span.lag <= loops.routine]
         if level:
-            index = host_tensor([span.slot for span in level], self.slots.device)
-            self.slots.draft_lens[index] = host_tensor([span.drafts for span in level], self.slots.device)
             loops.draft(level)
 
     def _catch_up(self, spans: Sequence[DraftSpan]) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from verifypd.attention.choose import backend
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
-from verifypd.engine import costs, dtypes
+from verifypd.engine import calibration, costs, dtypes
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import warm_up
 from verifypd.engine.quantized import check_verifier, draft_quantization, verifier_quantization
@@ -24,6 +24,7 @@ from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, Tokenize
 from verifypd.kernels.base import Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.budget import Budget, plan_budget, show
+from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
 from verifypd.models.base import Model
@@ -57,6 +58,7 @@ class Built:
 
 def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
+    config = seen_from_the_verifier(config)
     device = pick_device(config.device)
     if not config.prefill_chunk:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
@@ -88,7 +90,10 @@ def build(config: EngineConfig) -> Built:
     here = None if apart else draft_source  # what is loaded into this process
     check_memory(config, source, here, device)  # before kernels are compiled
     kernels = select(device, config.kernels, batch_invariant=config.batch_invariant)
-    attends = backend(config.attention, device).name
+    fp8 = config.kv_cache_dtype == "fp8"
+    attends = backend(config.attention, device, fp8=fp8).name
+    if config.batch_invariant and fp8 and attends == "torch":
+        raise ConfigError("--batch-invariant with --kv-cache-dtype fp8 needs CUDA: leave out one of the two")
     if config.batch_invariant and (kernels.name == "torch" or attends in ("torch", "flashinfer")):
         raise ConfigError(
             "--batch-invariant needs kernels and attention of one kind, native (--device cpu, and gcc or clang"
@@ -124,7 +129,7 @@ def build(config: EngineConfig) -> Built:
             Job(
                 shard=shard, source=source, dtype=dtype, device=device, kernels=kernels.name, attention=attends,
                 batch_invariant=config.batch_invariant, load_format=config.load_format,
-                quantization=form, max_model_len=max_len, block_size=config.block_size,
+                quantization=form, max_model_len=max_len, block_size=config.block_size, fp8_kv=fp8,
             )
         )  # fmt: skip
     model = _load(config, source, dtype, device, kernels, max_len, form, shard, ranks)
@@ -140,11 +145,12 @@ def build(config: EngineConfig) -> Built:
     if ranks is not None:
         ranks.begin(budget.blocks)
     log.info(
-        "%s on %s, %s weights, %s kernels; %s",
+        "%s on %s, %s weights, %s kernels, %s keys and values; %s",
         source.name,
         device if ranks is None else f"{shard.size} ranks from {device} on",
         str(dtype).removeprefix("torch."),
         kernels.name,
+        "fp8" if fp8 else str(model.activation_dtype).removeprefix("torch."),
         budget,
     )
     vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
@@ -156,6 +162,7 @@ def build(config: EngineConfig) -> Built:
     parts = Parts(
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
+        sample=tuple(calibration.sample(tokenizer, model.config.vocab_size, max_len)) if fp8 else (),
         processes=lane_processes(
             config, dtype, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}
         ),
@@ -176,6 +183,16 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
         return ("ngram",)
     return (known.draft, "ngram")
+
+
+def seen_from_the_verifier(config: EngineConfig) -> EngineConfig:
+    """`verify=DEVICE` in the terms of the engine, which is where its verifier is: the draft stays on `--device`."""
+    where = config.verify_apart
+    if where is None:
+        return config
+    draft = where if where == "process" else str(pick_device(config.device))
+    device = config.device if where == "process" else str(pick_device(where, "--placement verify="))
+    return replace(config, device=device, placement=config.placement.replace(f"verify={where}", f"decode={draft}"))
 
 
 def check_apart(config: EngineConfig, draft: ModelSource | None, device: torch.device) -> torch.device | None:
@@ -277,7 +294,7 @@ def make_budget(
         parts.append(("attention", aside))
     if replayed:
         parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None, isinstance(draft, DraftHead))))
-    verifier_block = _block_bytes(model, config.block_size)
+    verifier_block = _block_bytes(model, config.block_size, E4M3 if config.kv_cache_dtype == "fp8" else None)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
     share = available_bytes() // config.tensor_parallel_size  # ranks on a CPU are in one memory
@@ -305,10 +322,11 @@ def make_budget(
     )
 
 
-def _block_bytes(model: Model, block_size: int) -> int:
+def _block_bytes(model: Model, block_size: int, kept: torch.dtype | None = None) -> int:
+    """kept: dtype of keys and values, where it is not that of activations."""
     shape, dtype = model.config, model.activation_dtype
     features = block_size * model.feature_width * dtype.itemsize if isinstance(model, DraftHead) else 0
-    return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, dtype) + features
+    return block_bytes(shape.layers, block_size, shape.kv_heads, shape.head_dim, kept or dtype) + features
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer | None:

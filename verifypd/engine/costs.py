@@ -80,6 +80,7 @@ def describe(engine: Engine) -> dict[str, Any]:
                 "prefill_chunk",
                 "draft_chunk",
                 "block_size",
+                "kv_cache_dtype",
                 "placement",
                 "batch_invariant",
                 "tensor_parallel_size",

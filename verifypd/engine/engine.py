@@ -303,8 +303,7 @@ class Engine:
             ticket = self._hand_over(batch, requests) if lane == "prefill" else None
             ticket = ticket or self.verify.launch(batch, replay=not apart)
         ticket.slots, ticket.apart = frozenset(span.slot for span in batch.spans), apart
-        for request, span in zip(requests, batch.spans, strict=True):
-            self._note_launch(request, span)
+        self._note_launch(requests, batch.spans)
         ticket.launched = timer.started
         self.inflight.add(ticket)
         self.stats.passes += 1
@@ -324,7 +323,7 @@ class Engine:
 
     def _note_drafts(self, batch: DraftBatch) -> float:
         """The draft's cache catches up now; what is drafted waits for the verify lane. Returns the longest wait, s."""
-        now, longest = self.clock(), 0.0
+        now, step, longest = self.clock(), self.stats.steps, 0.0
         for span in batch.spans:
             request = self.running[span.slot]
             request.caught_up(span.rows)
@@ -332,7 +331,7 @@ class Engine:
                 longest = max(longest, now - request.entered)
                 self.residents.enter(request, State.VERIFY, now)
                 request.drafted(Draft(span.drafts, span.drafter or batch.drafter, span.temperature))
-                request.served = self.stats.steps
+                request.served = step
         return longest
 
     def _fail(self, slots: set[int], error: BaseException) -> None:
@@ -351,22 +350,24 @@ class Engine:
             elif not (request.finished or request.preempting):
                 self.residents.preempt(request)
 
-    def _note_launch(self, request: Request, span: VerifySpan) -> None:
-        request.tickets += 1
-        request.served = self.stats.steps
-        request.unread = request.unread or not self.verify.keeps
-        if span.start is not None:
-            request.read(span.rows)
-            self.stats.prompt_tokens += span.rows
-        if not span.emits:
-            return
-        drafter = self.decode.drafters[span.drafter] if span.drafter is not None else None
-        request.launched(span.drafts, kept=drafter is not None and drafter.has_cache and drafter.keeps_drafts)
-        now = self.clock()
-        if request.state is State.DECODE:
-            # one token and no draft: through the lane within this plan
-            self.residents.enter(request, State.VERIFY, now)
-        self.residents.enter(request, State.DECODE, now)
+    def _note_launch(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
+        """What the pass reads is read, and whoever gets a token drafts next."""
+        now, stats, enter = self.clock(), self.stats, self.residents.enter
+        kept = {name: drafter.has_cache and drafter.keeps_drafts for name, drafter in self.decode.drafters.items()}
+        for request, span in zip(requests, spans, strict=True):
+            request.tickets += 1
+            request.served = stats.steps
+            request.unread = request.unread or not self.verify.keeps
+            if span.start is not None:
+                request.read(span.rows)
+                stats.prompt_tokens += span.rows
+            if not span.emits:
+                continue
+            request.launched(span.drafts, kept=span.drafter is not None and kept[span.drafter])
+            if request.state is State.DECODE:
+                # one token and no draft: through the lane within this plan
+                enter(request, State.VERIFY, now)
+            enter(request, State.DECODE, now)
 
     def tell(self) -> None:
         """Pass on what has been timed since: to the policy, and to the record."""
@@ -396,25 +397,19 @@ class Engine:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
         batch: VerifyBatch = ticket.batch
         result: PassResult = ticket.result()
-        news = []
-        for index, span in enumerate(batch.spans):
+        now, news = self.clock(), []
+        for span, verdict in zip(batch.spans, result.verdicts, strict=True):
             request = self.running[span.slot]
             request.tickets -= 1
-            verdict = result.verdicts[index]
-            tau = 1.0
-            if verdict is not None:
-                tau = request.absorbed(0 if request.finished else len(verdict.tokens)).temperature
-            if not request.finished:
-                take_prompt_logprobs(request, span, result)
-                if verdict is not None:
-                    self._confirm(request, verdict)
-                    if request.origins is not None:
-                        request.origins += origins(span, verdict)
-                    if span.start is None:
-                        self.stats.verdicts += 1
-                        self.stats.continued += len(verdict.tokens)
+            going = not request.finished
+            draft = None if verdict is None else request.absorbed(len(verdict.tokens) if going else 0)
+            if going:
+                if request.prompt_logprobs is not None:
+                    take_prompt_logprobs(request, span, result)
+                if verdict is not None and draft is not None:
+                    self._confirm(request, span, verdict, now)
                     if verdict.drafted:
-                        self._observe(request, span, verdict, tau)
+                        self._observe(request, span, verdict, draft.temperature)
                     news.append(request)
                 computed = len(request.tokens) - 1 if verdict is not None else (span.start or 0) + span.rows
                 self.memory.commit(request, computed)
@@ -424,12 +419,18 @@ class Engine:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
 
-    def _confirm(self, request: Request, verdict: Verdict) -> None:
+    def _confirm(self, request: Request, span: VerifySpan, verdict: Verdict, now: float) -> None:
         """The verdict's tokens are the request's; what ends with it ends."""
-        confirm(request, verdict, self.clock())
-        self.stats.emitted += len(verdict.tokens)
-        self.stats.drafted += verdict.drafted
-        self.stats.accepted += verdict.accepted
+        stats, emitted = self.stats, len(verdict.tokens)
+        confirm(request, verdict, now)
+        stats.emitted += emitted
+        stats.drafted += verdict.drafted
+        stats.accepted += verdict.accepted
+        if span.start is None:
+            stats.verdicts += 1
+            stats.continued += emitted
+        if request.origins is not None:
+            request.origins += origins(span, verdict)
         if verdict.finish == "stop":
             last = verdict.tokens[-1]
             self.end(request, "stop", None if last in self.eos_ids else last)
@@ -442,7 +443,7 @@ class Engine:
             self.first_drafts.count(verdict.drafted, verdict.accepted)
         if self.choice is not None:
             self.choice.observe(request.order, span.drafter, verdict.drafted, verdict.accepted)
-        self.architecture.observe(observation(request, span, verdict, tau, self.config.acceptance))
+        self.architecture.observe(observation(request, span, verdict, tau, self.config))
 
     def end(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         """The request has all its tokens; it leaves when nothing of it is in flight."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,13 +19,14 @@ from verifypd.kernels.base import Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import show
-from verifypd.kv.pool import KVCache, block_bytes
+from verifypd.kv.fp8 import E4M3
+from verifypd.kv.pool import block_bytes
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
 from verifypd.models.loader import load_model
 from verifypd.runtime.inputs import BlockTables
 from verifypd.runtime.peer import Link, hello
-from verifypd.runtime.runner import ModelRunner
+from verifypd.runtime.runner import ModelRunner, cache_of
 
 Served = TypeVar("Served")
 
@@ -59,20 +60,22 @@ class Place:
             quantization=quantization, max_model_len=self.max_len,
         )  # fmt: skip
 
-    def paged(self, model: Model) -> tuple[ModelRunner, BlockPool]:
-        """Its runner, and who owns the blocks of its cache."""
-        config, shape, count = self.config, model.config, self._block_count(model)
-        cache = KVCache(
-            shape.layers, count, config.block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, self.device
-        )
+    def paged(self, model: Model, scales: Sequence[float] | None = None) -> tuple[ModelRunner, BlockPool]:
+        """Its runner, and who owns the blocks of its cache. scales: of a cache in e4m3, the engine's own."""
+        config, fp8 = self.config, scales is not None
+        count = self._block_count(model, fp8)
+        cache = cache_of(model, count, config.block_size, fp8)
+        if cache.scales is not None:
+            cache.take_scales(torch.tensor(scales).view(cache.scales.shape))
         tables = BlockTables(config.slots, self.capacity, config.block_size, self.device)
-        attention = backend(config.attention, self.device, batch_invariant=config.batch_invariant)
+        attention = backend(config.attention, self.device, batch_invariant=config.batch_invariant, fp8=fp8)
         return ModelRunner(model, attention, cache, tables), BlockPool(count, config.block_size, prefix_cache=False)
 
-    def _block_count(self, model: Model) -> int:
+    def _block_count(self, model: Model, fp8: bool) -> int:
         """Blocks for all slots, or for as many as fit beside the weights."""
         size, shape = self.config.block_size, model.config
-        each = block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, model.activation_dtype)
+        dtype = E4M3 if fp8 else model.activation_dtype
+        each = block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, dtype)
         longest = -(-self.capacity // size)
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)

@@ -81,18 +81,26 @@ class RequestMemory:
         assert self.draft is not None
         self.draft.tables.begin_at(slots, lengths)
 
+    def holds(self, request: Request, tokens: int) -> bool:
+        """Whether it has room for `tokens` tokens in all."""
+        tokens = min(tokens, self.capacity)
+        for pool in self._pools:
+            blocks = pool.blocks
+            if len(blocks.held.get(request.order, ())) * blocks.block_size < tokens:
+                return False
+        return True
+
     def reserve(self, request: Request, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; False, and nothing changed, when a pool cannot."""
+        if self.holds(request, tokens):
+            return True
         tokens = min(tokens, self.capacity)
-        if all(len(pool.blocks.held.get(request.order, ())) * pool.blocks.block_size >= tokens for pool in self._pools):
-            return True  # most steps
         missing = [pool.blocks.missing(request.order, tokens) for pool in self._pools]
         if any(count > pool.blocks.available for count, pool in zip(missing, self._pools, strict=True)):
             return False
+        assert request.slot is not None
         for pool in self._pools:
-            if self._reserve(pool, request.order, tokens):
-                assert request.slot is not None
-                pool.tables.write(request.slot, pool.blocks.held[request.order])
+            pool.tables.extend(request.slot, self._reserve(pool, request.order, tokens))
         return True
 
     def publish(self) -> None:
@@ -118,13 +126,13 @@ class RequestMemory:
                 self._read.update(blocks.held[request.order][marked:full])
                 self._marked[request.order] = full
 
-    def _reserve(self, pool: PagedPool, owner: int, tokens: int) -> bool:
-        """Give `owner` blocks for `tokens` tokens in all; returns whether its table changed."""
+    def _reserve(self, pool: PagedPool, owner: int, tokens: int) -> list[int]:
+        """Give `owner` blocks for `tokens` tokens in all; returns those that it did not have before."""
         before = len(pool.blocks.held.get(owner, ()))
-        changed = pool.blocks.reserve(owner, tokens)
-        if changed and pool is self.draft:
-            self._read.difference_update(pool.blocks.held[owner][before:])
-        return changed
+        fresh = pool.blocks.held[owner][before:] if pool.blocks.reserve(owner, tokens) else []
+        if fresh and pool is self.draft:
+            self._read.difference_update(fresh)
+        return fresh
 
     def _commit(self, pool: PagedPool, request: Request, tokens: int) -> None:
         full = tokens // pool.blocks.block_size

@@ -77,7 +77,7 @@ def make(settings: dict[str, Any]) -> Prompts:
     place = Place.of(settings)
     config = place.config
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
-    runner, blocks = place.paged(place.load(source, verifier_quantization(config)))
+    runner, blocks = place.paged(place.load(source, verifier_quantization(config)), settings["scales"])
     return Prompts(runner, Slots(config.slots, place.capacity, 0, place.device), blocks)
 
 

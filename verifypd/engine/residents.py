@@ -13,7 +13,8 @@ from verifypd.control.prompts import prompt_key
 from verifypd.control.snapshot import Plan
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import keep
-from verifypd.engine.views import COUNTED, targets
+from verifypd.engine.terms import targets
+from verifypd.engine.views import COUNTED
 from verifypd.errors import EngineError
 from verifypd.lanes.placement import Placements
 from verifypd.metrics.stats import EngineStats
@@ -121,30 +122,37 @@ class Residents:
     def enter(self, request: Request, state: State, now: float | None = None) -> None:
         """Move a request along its path, and count it in the lanes."""
         lanes = self.stats.lanes
-        before = lanes.get(request.state.value)
+        before, after = lanes.get(request.state), lanes.get(state)
         waited = request.enter(state, self.clock() if now is None else now)
-        if before:
+        if before is not None:
             before.leave(waited)
-        if state.value in lanes:
-            lanes[state.value].enter()
+        if after is not None:
+            after.enter()
 
     def reserve(self, plan: Plan) -> Plan:
         """Make room for what the plan may write, best rank first. Drafts give way first, then the youngest request."""
-        planned = {span.slot: span.drafts for span in plan.draft.spans} if plan.draft else {}
+        wanted = {span.slot: span.drafts for span in plan.draft.spans} if plan.draft else {}
         for batch in (plan.verify, plan.prefill):
-            planned.update({span.slot: span.drafts for span in batch.spans} if batch else {})
-        drafts: dict[int, int] = {}
-        for slot, request in sorted(((slot, self.running[slot]) for slot in planned), key=lambda pair: pair[1].rank()):
-            wanted = planned[slot]
-            for length in (wanted, 0) if wanted else (0,):
-                if self._make_room(request, length, may_preempt=length == 0):
+            wanted.update({span.slot: span.drafts for span in batch.spans} if batch else {})
+        requests = {slot: self.running[slot] for slot in wanted}
+        short = {slot for slot, length in wanted.items() if not self._has_room(requests[slot], length)}
+        if not short:
+            return plan
+        drafts = {slot: length for slot, length in wanted.items() if slot not in short}
+        for slot in sorted(short, key=lambda slot: requests[slot].rank()):
+            for length in (wanted[slot], 0) if wanted[slot] else (0,):
+                if self._make_room(requests[slot], length, may_preempt=length == 0):
                     drafts[slot] = length
                     break
-        return keep(plan, drafts)
+        return keep(plan, {slot: length for slot, length in drafts.items() if not _gone(requests[slot])})
+
+    def _has_room(self, request: Request, drafts: int) -> bool:
+        """Whether it holds all the blocks it needs, as most do in most steps."""
+        return self.memory.holds(request, request.length_bound + drafts + 1) and not request.preempting
 
     def _make_room(self, request: Request, drafts: int, may_preempt: bool) -> bool:
         needed = request.length_bound + drafts + 1
-        while not request.preempting and request.slot is not None:
+        while not _gone(request):
             if self.memory.reserve(request, needed):
                 return True
             victim = max((r for r in self.running.values() if not r.finished and not r.preempting), key=Request.rank)
@@ -203,10 +211,15 @@ class Residents:
         self.memory.check()
         assert sorted([*self.free_slots, *self.running]) == list(range(self.config.slots)), "a slot is lost"
         for name, lane in self.stats.lanes.items():
-            members = sum(request.state.value == name for request in self.running.values())
+            members = sum(request.state == name for request in self.running.values())
             assert lane.depth == members, f"the {name} lane counts {lane.depth} requests and holds {members}"
         active = [r for r in self.running.values() if not r.finished]
         assert all(r.confirmed == len(r.tokens) for r in active), "a token that no verdict brought"
         assert all((r.pending > 0) <= (r.state is State.VERIFY) for r in self.running.values()), (
             "a draft outside a lane"
         )
+
+
+def _gone(request: Request) -> bool:
+    """Whether it has given way, or is about to."""
+    return request.preempting or request.slot is None

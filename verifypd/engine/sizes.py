@@ -15,6 +15,7 @@ from verifypd.engine.quantized import kept_in, verifier_quantization
 from verifypd.errors import MemoryBudgetError
 from verifypd.kernels.base import Quantization
 from verifypd.kv.budget import show
+from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import weight_bytes
@@ -85,7 +86,10 @@ def check_memory(
 def kv_bytes(config: EngineConfig, shapes: list[ModelConfig], dtype: torch.dtype, asked: int | None) -> int:
     """Bytes of KV blocks that will be allocated at least: what was asked for, or one request of the longest kind."""
     size = config.block_size
-    each = sum(block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, dtype) for shape in shapes)
+    each = 0
+    for index, shape in enumerate(shapes):  # the verifier, and its draft
+        kind = E4M3 if index == 0 and config.kv_cache_dtype == "fp8" else dtype
+        each += block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, kind)
     each += sum(size * shape.hidden_size * dtype.itemsize for shape in shapes if shape.is_head)  # its features
     tokens = min(config.max_model_len or DEFAULT_MAX_LEN, shapes[0].max_position) + config.max_draft + 2
     if asked is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from verifypd.batch import Verdict, VerifySpan
+from verifypd.config import EngineConfig
 from verifypd.control.observe import Observation
+from verifypd.engine.terms import terms_of
 from verifypd.lanes.verify import PassResult
 from verifypd.request import Logprob, Request, TokenOrigin
 
@@ -12,18 +14,18 @@ LOOKUP = "ngram"  # the drafter that copies
 
 def confirm(request: Request, verdict: Verdict, now: float) -> None:
     """Its tokens are the request's, from now (s) on."""
-    metrics = request.metrics
-    if request.output_len == 0 and verdict.tokens:
+    metrics, tokens, drafted, accepted = request.metrics, verdict.tokens, verdict.drafted, verdict.accepted
+    if tokens and request.output_len == 0:
         metrics.first_token_time = now
     else:
-        metrics.count(verdict.drafted, verdict.accepted, len(verdict.tokens))
-    if verdict.tokens:
+        metrics.count(drafted, accepted, len(tokens))
+    if tokens:
         request.last_output = now
-    if verdict.drafted:
-        request.last_draft = (verdict.drafted, verdict.accepted)
-    request.tokens.extend(verdict.tokens)
+    if drafted:
+        request.last_draft = (drafted, accepted)
+    request.tokens.extend(tokens)
     if request.logprobs is not None:
-        for token, (own, rank, top) in zip(verdict.tokens, verdict.logprobs, strict=True):
+        for token, (own, rank, top) in zip(tokens, verdict.logprobs, strict=True):
             request.logprobs.append(_logprobs(token, own, rank, top, request.params.logprobs or 0))
 
 
@@ -38,20 +40,19 @@ def origins(span: VerifySpan, verdict: Verdict) -> list[TokenOrigin]:
     return [*made, TokenOrigin("bonus" if verdict.drafted else "plain")]
 
 
-def observation(request: Request, span: VerifySpan, verdict: Verdict, tau: float, acceptance: str) -> Observation:
-    """What became of a draft, or of a single token, in counts. tau: the drafter's temperature; acceptance: the rule
-    where the request names none."""
-    params = request.params
+def observation(request: Request, span: VerifySpan, verdict: Verdict, tau: float, config: EngineConfig) -> Observation:
+    """What became of a draft, or of a single token, in counts. tau: the drafter's temperature."""
+    terms = terms_of(request, config)
     return Observation(
-        request_id=request.order,
-        drafted=verdict.drafted,
-        accepted=verdict.accepted,
-        emitted=len(verdict.tokens),
-        coupled=params.coupled(acceptance),
-        greedy=params.greedy,
-        temperature=params.temperature,
-        drafter=span.drafter,
-        tau=tau if params.draft_temperature is None else None,
+        request.order,
+        verdict.drafted,
+        verdict.accepted,
+        len(verdict.tokens),
+        terms.coupled,
+        terms.greedy,
+        terms.temperature,
+        span.drafter,
+        tau if request.params.draft_temperature is None else None,
     )
 
 

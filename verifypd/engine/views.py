@@ -12,6 +12,7 @@ from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
+from verifypd.engine.terms import targets, terms_of
 from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.verify import VerifyLane
 from verifypd.metrics.stats import EngineStats
@@ -89,72 +90,52 @@ def snapshot(engine: Seen) -> Snapshot:
 
 def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:
     """mean: tokens that a request comes to."""
-    params = request.params
-    decoding = request.state is not State.PREFILL
-    limit = engine.config.max_draft if params.max_draft is None else min(params.max_draft, engine.config.max_draft)
-    drafting = may_draft and decoding and params.speculation and engine.drafter is not None
-    assert request.slot is not None
+    terms, drafter = terms_of(request, engine.config), engine.drafter
+    decoding, first_token = request.state is not State.PREFILL, request.metrics.first_token_time
+    limit = terms.draft_limit if may_draft and decoding and drafter is not None else 0
     proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
-    if drafting and engine.drafter is not None and limit:
-        able = not (request.unread and engine.drafter.reader is not None)
-        proposed = engine.drafter.expected(request) if able else 0
+    if limit and drafter is not None:
+        able = not (request.unread and drafter.reader is not None)
+        proposed = drafter.expected(request) if able else 0
         if engine.choice is None:
             expected = proposed
         else:
             name, expected, lookups = engine.choice.pick(request, limit, able=proposed > 0)
-            if name != engine.drafter.name:
+            if name != drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
-    first, further = targets(request, engine.config, mean)
-    return RequestView(
-        slot=request.slot,
-        rank=request.rank(),
-        served=request.served,
-        chunk_start=request.computed,
-        prefill_left=0 if decoding else len(request.tokens) - request.computed,
-        length_floor=request.length_floor,
-        length_bound=request.length_bound,
-        max_length=request.max_length,
-        draft_limit=limit if drafting else 0,
-        draft_lag=lag,
-        expected=expected,
-        prompt_logprobs=-1 if request.prompt_logprobs is None else params.prompt_logprobs or 0,
-        request_id=request.order,
-        waited=max(0.0, now - request.entered),
-        pending=request.pending,
-        drafter=request.draft.drafter,
-        slo_ttft=first,
-        slo_tpot=further,
-        decoding=max(0.0, now - request.metrics.first_token_time) if request.metrics.first_token_time else 0.0,
-        since_output=max(0.0, now - request.last_output),
-        emitted=request.output_len,
-        greedy=params.greedy,
-        coupled=params.coupled(engine.config.acceptance),
-        temperature=params.temperature,
-        draft_temperature=engine.config.draft_temperature
-        if params.draft_temperature is None
-        else params.draft_temperature,
-        proposer=proposer,
-        lookups=lookups,
+    slo_tpot = terms.slo_tpot if request.params.deadline_ms is None else targets(request, engine.config, mean)[1]
+    assert request.slot is not None
+    return RequestView(  # in order: names would take twice the time, for every request in every step
+        request.slot,
+        terms.rank,
+        request.served,
+        request.computed,  # chunk_start
+        0 if decoding else len(request.tokens) - request.computed,  # prefill_left
+        request.length_floor,
+        request.length_bound,
+        request.max_length,
+        limit,
+        lag,
+        expected,
+        terms.prompt_logprobs,
+        request.order,  # request_id
+        now - request.entered if now > request.entered else 0.0,  # waited
+        request.draft.length,  # pending
+        request.draft.drafter,
+        terms.slo_ttft,
+        slo_tpot,
+        now - first_token if first_token and now > first_token else 0.0,  # decoding
+        now - request.last_output if now > request.last_output else 0.0,  # since_output
+        len(request.tokens) - request.prompt_len,  # emitted
+        terms.greedy,
+        terms.coupled,
+        terms.temperature,
+        terms.draft_temperature,
+        proposer,
+        lookups,
     )
 
 
 def mean_output(stats: EngineStats) -> float:
     """Tokens of a request that has ended with any; before many have, about what is expected of any request."""
     return (PRIOR_TRIALS * MEAN_OUTPUT + stats.finished_tokens) / (PRIOR_TRIALS + stats.answered)
-
-
-def targets(request: Request, config: EngineConfig, expected: float = MEAN_OUTPUT) -> tuple[float, float]:
-    """ms for its first token and for each further one: its own, or the engine's; a deadline leaves half for each.
-
-    expected: tokens it will come to, at most. No first token can be asked for within less than a step may last, and no
-    further one within less than a millisecond: whoever asked for it would take everybody else's time.
-    """
-    params = request.params
-    first = config.slo_ttft if params.slo_ttft is None else params.slo_ttft
-    further = config.slo_tpot if params.slo_tpot is None else params.slo_tpot
-    if params.deadline_ms is not None:
-        first = min(first, params.deadline_ms / 2)
-        further = min(
-            further, params.deadline_ms / 2 / max(1.0, min(request.max_length - request.prompt_len, expected))
-        )
-    return max(first, config.slo_gap), max(further, 1.0)

@@ -36,11 +36,12 @@ from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.parallel.ranks import ParallelRunner, Ranks
 from verifypd.runtime.graphs import Graphs, capture
-from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.runtime.inputs import BlockTables, Slots, host_tensor
 from verifypd.runtime.padded import DraftLoops, Drawing, VerifyPasses
 from verifypd.runtime.passes import reachable
 from verifypd.runtime.peer import Peer
 from verifypd.runtime.runner import HeadRunner, ModelRunner, cache_of
+from verifypd.runtime.streams import HostCopy
 from verifypd.sampling.state import SamplingState
 
 DRAFT_PROCESS = "verifypd.engine.draft_process"  # the module that it runs
@@ -66,6 +67,7 @@ class Parts:
     replayed: str  # when passes are captured: off, lazy or start
     processes: Mapping[str, dict[str, Any]]  # of lanes that run apart: what each is told
     ranks: Ranks | None = None  # who hold the rest of the model
+    sample: tuple[int, ...] = ()  # tokens that a cache in e4m3 is scaled by; none: keys and values stay as they are
 
 
 def may_draft(config: EngineConfig) -> bool:
@@ -103,13 +105,16 @@ def _captured(config: EngineConfig) -> tuple[int, int]:
 def wire(parts: Parts, cost: CostModel) -> Engine:
     """The engine, with every graph it may replay at hand."""
     config, device = parts.config, parts.model.device
-    attention = backend(config.attention, device, batch_invariant=config.batch_invariant)
+    fp8 = bool(parts.sample)
+    attention = backend(config.attention, device, batch_invariant=config.batch_invariant, fp8=fp8)
     draws = may_draft(config) and (parts.draft is not None or "decode" in parts.processes)
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)
     sampling = SamplingState(config.slots, parts.vocab, config.max_draft, device, parts.sampler)
-    runner, pool = _paged(parts, parts.model, attention)
+    runner, pool = _paged(parts, parts.model, attention, fp8=fp8)
     if parts.ranks is not None:
         runner = ParallelRunner(parts.ranks, runner)
+    if fp8:
+        runner.calibrate(host_tensor(parts.sample, device))
     spans, widest = _captured(config)
     graphs = Graphs(device) if parts.replayed != "off" else None
     shape = (slots, widest, chunk_rows(config) + spans * widest)
@@ -176,15 +181,17 @@ def _reading(parts: Parts, lane: VerifyLane) -> PrefillProcess | None:
     """The process that reads prompts, which is up; None: the verifier does."""
     if "prefill" not in parts.processes:
         return None
-    process = PrefillProcess(lane, _starter(parts, "prefill", PREFILL_PROCESS))
+    found = lane.runner.cache.scales
+    scales = None if found is None else [float(scale) for scale in HostCopy({"all": found}).wait()["all"].flat]
+    process = PrefillProcess(lane, _starter(parts, "prefill", PREFILL_PROCESS, scales=scales))
     process.keeper.wait_ready()
     return process
 
 
-def _starter(parts: Parts, lane: str, module: str) -> Callable[[], Peer]:
+def _starter(parts: Parts, lane: str, module: str, **more: Any) -> Callable[[], Peer]:
     """What starts the process of a lane, each time anew."""
     known = {"vocab": parts.vocab, "eos_ids": parts.eos_ids, "max_len": parts.max_len, "capacity": parts.capacity}
-    return partial(Peer, module, {**parts.processes[lane], **known})
+    return partial(Peer, module, {**parts.processes[lane], **known, **more})
 
 
 def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architecture]:
@@ -196,10 +203,10 @@ def policies(config: EngineConfig, cost: CostModel) -> Callable[[str], Architect
 
 
 def _paged(
-    parts: Parts, model: Model, attention: AttentionBackend, first: int | None = None
+    parts: Parts, model: Model, attention: AttentionBackend, first: int | None = None, fp8: bool = False
 ) -> tuple[ModelRunner, PagedPool]:
     config = parts.config
-    cache = cache_of(model, parts.budget.blocks, config.block_size)
+    cache = cache_of(model, parts.budget.blocks, config.block_size, fp8)
     tables = BlockTables(config.slots, parts.capacity, config.block_size, model.device, first)
     blocks = BlockPool(parts.budget.blocks, config.block_size, config.prefix_cache)
     return ModelRunner(model, attention, cache, tables), PagedPool(blocks, tables)

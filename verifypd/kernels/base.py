@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 Activation = Literal["silu", "gelu_tanh"]
 Quantization = Literal["int8", "fp8"]  # of weights, with a scale for each row
@@ -226,6 +227,10 @@ class Kernels(Protocol):
         """x [N, in], weight [out, in] row-major, or of those that `pack` makes -> [N, out]."""
         ...
 
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """Rows `ids` [N] of a table [V, H], or of one that `pack` made: [N, H], of its dtype or wider."""
+        ...
+
     def whole(self, x: Rows) -> Tensor:
         """Rows as a tensor."""
         ...
@@ -258,9 +263,11 @@ class Kernels(Protocol):
         cache_k: Tensor,
         cache_v: Tensor,
         write_index: Tensor,
+        scales: Tensor | None = None,
     ) -> Tensor | None:
         """linear(x, weight, bias) as queries, keys and values; queries and keys are rotated, keys and values written to
-        their places [N] of a cache [places, heads, D]. Returns the queries [N, heads, D]; None: not here, do it apart.
+        their places [N] of a cache [places, heads, D], over its `scales` [2, heads] where it has some. Returns the
+        queries [N, heads, D]; None: not here, do it apart.
         """
         ...
 
@@ -298,6 +305,10 @@ class Kernels(Protocol):
 class Composed:
     """What is made of several operations, one after the other."""
 
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """See Kernels.embed."""
+        return embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
+
     def whole(self, x: Rows) -> Tensor:
         """See Kernels.whole."""
         return whole(x)
@@ -313,6 +324,7 @@ class Composed:
         cache_k: Tensor,
         cache_v: Tensor,
         write_index: Tensor,
+        scales: Tensor | None = None,
     ) -> Tensor | None:
         """See Kernels.linear_qkv."""
         return None

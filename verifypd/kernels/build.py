@@ -173,13 +173,24 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
         "vpd_place": "pppnpnpnnpnpp",
+        "vpd_place_last": "pppnpnnpnnpnppp",
+        "vpd_ids": "pppppnpnnp",
+        "vpd_look_up": "pnnppnnnnipnp",
         "vpd_keep": "ppnpnnppppn",
         "vpd_attend": "pnpnpnppipppppnnppnnnnnnffi",
         "vpd_layers": "pnppppppppnnipppppnnpnni",
         "vpd_scratch": "p",
         "vpd_verdicts": "p",
+        "vpd_embed": "pnpipnnp",
+        "vpd_best": "pnnnppi",
+        "vpd_project": "ppnnfppni",
+        "vpd_read": "pppppppppppnni",
+        "vpd_draft": "p",
     }
-    told = ("vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place")
+    told = (
+        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place", "vpd_embed",
+        "vpd_project", "vpd_read", "vpd_draft", "vpd_place_last", "vpd_ids",
+    )  # fmt: skip
     results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t
     for name, letters in signatures.items():

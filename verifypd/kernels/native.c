@@ -677,6 +677,33 @@ EXPORT int vpd_place(const int64_t *row_span, const int64_t *within, const int64
     return 0;
 }
 
+/* The same for spans that begin at the last of the lengths[slot] tokens of their slots, whose places come out too; row i
+ * of the pass is of a span that has offsets[span] rows before it. */
+EXPORT int vpd_place_last(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
+                          const int64_t *lengths, ptrdiff_t spans, ptrdiff_t blocks, const int32_t *table,
+                          ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *first, ptrdiff_t n,
+                          int64_t *starts, int64_t *positions, int64_t *write_index) {
+    for (ptrdiff_t i = 0; i < spans; i++) {
+        if (slots[i] < 0 || slots[i] >= all_slots) return 1;
+        starts[i] = lengths[slots[i]] - 1;
+    }
+    return vpd_place(row_span, within, slots, all_slots, starts, blocks, table, table_stride, block_size, first, n,
+                     positions, write_index);
+}
+
+/* Tokens of such a pass: the last confirmed one of each span, then its drafts. Returns 1 where a row has none. */
+EXPORT int vpd_ids(const int64_t *row_span, const int64_t *slots, const int64_t *starts, const int64_t *positions,
+                   const int64_t *tokens, ptrdiff_t tokens_stride, const int64_t *drafts, ptrdiff_t drafts_stride,
+                   ptrdiff_t n, int64_t *ids) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int64_t slot = slots[row_span[i]], depth = positions[i] - starts[row_span[i]];
+        if (positions[i] >= tokens_stride + drafts_stride || depth > drafts_stride) return 1;
+        if (depth <= 0 && positions[i] >= tokens_stride) return 1;
+        ids[i] = depth > 0 ? drafts[slot * drafts_stride + depth - 1] : tokens[slot * tokens_stride + positions[i]];
+    }
+    return 0;
+}
+
 /* Row i goes where the cache holds position positions[i] of slot slots[row_span[i]]; a void row, which writes its keys to
  * place 0, goes nowhere. */
 EXPORT void vpd_keep(float *data, const float *rows, ptrdiff_t width, const int32_t *table, ptrdiff_t table_stride,
@@ -988,6 +1015,34 @@ EXPORT void vpd_verdicts(const verdict_args *a) {
     }
 }
 
+/* ---- look-up ---------------------------------------------------------------------------------------------------- */
+
+/* Whoever has drafts to find, a pair of slot and drafts each: what followed the latest of the longest earlier
+ * occurrences of its last tokens, `shortest` to `longest` of them, in the first `width` of its row; a draft that runs
+ * past the end goes on with itself. `depth` drafts are written of each; how many count: those it has, or none where
+ * nothing was found, unless `always`. */
+EXPORT void vpd_look_up(const int64_t *tokens, ptrdiff_t tokens_stride, ptrdiff_t width, const int64_t *lengths,
+                        const int64_t *wanted, ptrdiff_t count, ptrdiff_t shortest, ptrdiff_t longest, ptrdiff_t depth,
+                        int always, int64_t *drafts, ptrdiff_t drafts_stride, int64_t *draft_lens) {
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const int64_t slot = wanted[2 * r], length = lengths[slot], last = length - 1;
+        const int64_t *text = tokens + slot * tokens_stride;
+        ptrdiff_t best = 0, size = 0; /* where the best match ends, and its tokens */
+        for (ptrdiff_t end = 0; end < width && end < last; end++) {
+            if (text[end] != text[last]) continue;
+            ptrdiff_t same = 1;
+            while (same < longest && same <= end && text[end - same] == text[last - same]) same++;
+            if (same >= shortest && same >= size) { size = same; best = end; }
+        }
+        const int64_t start = best + 1, period = length - start > 1 ? length - start : 1;
+        for (ptrdiff_t j = 0; j < depth; j++) {
+            const int64_t at = start + j % period;
+            drafts[slot * drafts_stride + j] = text[at < width ? at : width - 1];
+        }
+        draft_lens[slot] = size || always ? wanted[2 * r + 1] : 0;
+    }
+}
+
 /* ---- decoder layers --------------------------------------------------------------------------------------------- */
 
 /* The layers of a pass in one call: from a caller in Python each of their operations costs 20 us beside its work, since
@@ -1072,3 +1127,5 @@ EXPORT ptrdiff_t vpd_scratch(const layer_shape *s) {
     const ptrdiff_t attention = 2 * (s->Hq + s->Hk) * s->D, mlp = 2 * s->I;
     return s->H + s->I + (attention > mlp ? attention : mlp);
 }
+
+#include "native_head.h"

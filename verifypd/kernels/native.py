@@ -57,6 +57,7 @@ class NativeKernels(Composed):
         self._gated = loaded.vpd_gated
         self._rotate = loaded.vpd_rotate
         self._keep = loaded.vpd_keep
+        self._embed = loaded.vpd_embed
 
     def activation_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
         """float32 always: weights are widened as they are read."""
@@ -101,6 +102,17 @@ class NativeKernels(Composed):
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the working space of a product")
+        return y
+
+    def embed(self, ids: Tensor, table: Weight) -> Tensor:
+        """See Kernels.embed. In float32, which activations have here."""
+        if ids.dim() != 1 or ids.dtype is not torch.int64:
+            return super().embed(ids, table)
+        ids, (rows, width) = ids.contiguous(), table.shape
+        at, scale, kind = operand(table)
+        y = torch.empty(len(ids), width)
+        if self._embed(ids.data_ptr(), len(ids), at, kind, scale, rows, width, y.data_ptr()):
+            raise IndexError(f"a token id is not in 0..{rows - 1}")
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:

@@ -41,21 +41,25 @@ static void halve_row(const float *x, ptrdiff_t K, ptrdiff_t height, float16_t *
     }
 }
 
-/* The lanes of eight vectors summed, of each in the same order; `count` 4: of four of them. */
-INLINE float16x8_t half_sums(const float16x8_t *v, const int count) {
-    const float16x8_t low = vpaddq_f16(vpaddq_f16(v[0], v[1]), vpaddq_f16(v[2], v[3]));
-    return vpaddq_f16(low, count > 4 ? vpaddq_f16(vpaddq_f16(v[4], v[5]), vpaddq_f16(v[6], v[7])) : low);
+/* A row of K entries in parts of at most HALF_STEPS steps, none of them longer than another by more than one. */
+typedef struct { ptrdiff_t parts, shortest, longer; } half_parts; /* longer: by how many steps they are more in all */
+
+INLINE half_parts parts_of(ptrdiff_t K) {
+    const ptrdiff_t steps = K / 8, parts = (steps + HALF_STEPS - 1) / HALF_STEPS;
+    return (half_parts){parts, parts ? steps / parts : 0, parts ? steps % parts : 0};
 }
 
-/* M rows times four outputs; scales of the rows and of the weights. */
+/* M rows times four outputs; scales of the rows and of the weights. Nothing is divided here: the processor would wait
+ * for where the next rows are. (Eight outputs at once are two streams of weights, which memory brings half as fast.) */
 INLINE void half_product(const int M, const float16_t *x, const float *scale, const float16_t *w, const float *w_scale,
-                         ptrdiff_t K, ptrdiff_t ahead, float *out, ptrdiff_t os) {
+                         half_parts p, ptrdiff_t ahead, float *out, ptrdiff_t os) {
     float32x4_t total[HALF_ROWS];
     UNROLL for (int m = 0; m < M; m++) total[m] = vdupq_n_f32(0.0f);
-    const ptrdiff_t steps = K / 8, parts = (steps + HALF_STEPS - 1) / HALF_STEPS;
-    for (ptrdiff_t part = 0; part < parts; part++) {
+    for (ptrdiff_t part = 0, over = 0; part < p.parts; part++) {
         float16x8_t acc[4 * HALF_ROWS];
-        const float16_t *end = x + (steps * (part + 1) / parts - steps * part / parts) * 8 * M;
+        over += p.longer;
+        const float16_t *end = x + (p.shortest + (over >= p.parts)) * 8 * M;
+        if (over >= p.parts) over -= p.parts;
         UNROLL for (int m = 0; m < M; m++) {
             UNROLL for (int o = 0; o < 4; o++) acc[4 * m + o] = vmulq_f16(vld1q_f16(x + 8 * m), vld1q_f16(w + 8 * o));
         }
@@ -68,37 +72,45 @@ INLINE void half_product(const int M, const float16_t *x, const float *scale, co
                 UNROLL for (int o = 0; o < 4; o++) acc[4 * m + o] = vfmaq_f16(acc[4 * m + o], a, b[o]);
             }
         }
-        UNROLL for (int m = 0; m < M; m += 2) {
-            const float16x8_t s = half_sums(acc + 4 * m, 4 * (M - m));
-            total[m] = vaddq_f32(total[m], vcvt_f32_f16(vget_low_f16(s)));
-            if (m + 1 < M) total[m + 1] = vaddq_f32(total[m + 1], vcvt_high_f32_f16(s));
+        /* all rows' sums side by side: those of one alone would wait for each other */
+        UNROLL for (int i = 0; i < 2 * M; i++) acc[i] = vpaddq_f16(acc[2 * i], acc[2 * i + 1]);
+        UNROLL for (int i = 0; i < M; i++) acc[i] = vpaddq_f16(acc[2 * i], acc[2 * i + 1]);
+        UNROLL for (int m = 0; m < M; m += 2) acc[m] = vpaddq_f16(acc[m], acc[m + 1 < M ? m + 1 : m]);
+        UNROLL for (int m = 0; m < M; m++) {
+            const float16x8_t s = acc[m / 2 * 2];
+            total[m] = vaddq_f32(total[m], m % 2 ? vcvt_high_f32_f16(s) : vcvt_f32_f16(vget_low_f16(s)));
         }
     }
     const float32x4_t by = vld1q_f32(w_scale);
     UNROLL for (int m = 0; m < M; m++) vst1q_f32(out + m * os, vmulq_f32(vmulq_n_f32(total[m], scale[m]), by));
 }
 
+/* Outputs [from, to), multiples of four, of the `height` rows from `row` on. */
+static void half_outputs(const linear_args *a, const half_rows *x, half_parts p, ptrdiff_t row, ptrdiff_t height,
+                         ptrdiff_t from, ptrdiff_t to, ptrdiff_t ahead) {
+    const float16_t *rows = x->rows + row * a->K, *w = (const float16_t *)a->w + from * a->K;
+    const float *scale = x->scale + row;
+    float *y = a->y + row * a->out;
+#define HALF_CASE(M)                                                                                                \
+    case M:                                                                                                         \
+        for (ptrdiff_t o = from; o < to; o += 4, w += 4 * a->K)                                                     \
+            half_product(M, rows, scale, w, a->scale + o, p, ahead, y + o, a->out);                                 \
+        break;
+    switch (height) { HALF_CASE(1) HALF_CASE(2) HALF_CASE(3) HALF_CASE(4) HALF_CASE(5) HALF_CASE(6) }
+#undef HALF_CASE
+}
+
 /* Outputs [from, to), multiples of four. */
 static void linear_half(const linear_args *a, const half_rows *x, ptrdiff_t from, ptrdiff_t to) {
-    const ptrdiff_t K = a->K, tiles = half_tiles(a->n);
+    const ptrdiff_t tiles = half_tiles(a->n);
+    const half_parts p = parts_of(a->K);
+    ptrdiff_t row[16], height[16];
     for (ptrdiff_t first = 0; first < tiles; first += 16) {
-        const ptrdiff_t last = first + 16 < tiles ? first + 16 : tiles;
-        for (ptrdiff_t o = from; o < to; o += 4) {
-            const float16_t *w = (const float16_t *)a->w + o * K;
-            for (ptrdiff_t t = first; t < last; t++) {
-                ptrdiff_t height, row = half_tile(a->n, t, &height), ahead = t == first ? HALF_AHEAD : 0;
-                const float16_t *rows = x->rows + row * K;
-                const float *scale = x->scale + row;
-                float *y = a->y + row * a->out + o;
-                switch (height) {
-                case 1: half_product(1, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                case 2: half_product(2, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                case 3: half_product(3, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                case 4: half_product(4, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                case 5: half_product(5, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                case 6: half_product(6, rows, scale, w, a->scale + o, K, ahead, y, a->out); break;
-                }
-            }
+        const ptrdiff_t count = first + 16 < tiles ? 16 : tiles - first, step = count == 1 ? to - from : 4;
+        for (ptrdiff_t t = 0; t < count; t++) row[t] = half_tile(a->n, first + t, height + t);
+        for (ptrdiff_t o = from; o < to; o += step) {
+            for (ptrdiff_t t = 0; t < count; t++)
+                half_outputs(a, x, p, row[t], height[t], o, o + step, t ? 0 : HALF_AHEAD);
         }
     }
     linear_args scaled = *a;

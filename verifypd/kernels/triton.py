@@ -147,6 +147,7 @@ class TritonKernels(TorchKernels):
         cache_k: Tensor,
         cache_v: Tensor,
         write_index: Tensor,
+        scales: Tensor | None = None,
     ) -> Tensor | None:
         """See Kernels.linear_qkv."""
         tile = self._tile(x, weight)
@@ -166,6 +167,7 @@ class TritonKernels(TorchKernels):
             q,
             cache_k,
             cache_v,
+            cos if scales is None else scales,
             write_index,
             positions,
             cos,
@@ -177,6 +179,7 @@ class TritonKernels(TorchKernels):
             Q_HEADS=heads - 2 * kv_heads,
             KV_HEADS=kv_heads,
             WIDTH=width,
+            CACHE_SCALED=scales is not None,
             **_constants(rows, given, channels, bias, tile),
         )
         return q

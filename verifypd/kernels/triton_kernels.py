@@ -22,6 +22,22 @@ def after_the_kernel_before():
 
 
 @triton.jit
+def as_stored(x, scales, head, kind: tl.constexpr, SCALED: tl.constexpr):
+    """Keys or values as a cache of `kind` holds them: over the scale of their head where SCALED, which is for e4m3.
+
+    What lies beyond its range saturates. Rounded to its three bits here, and the conversion changes nothing: Triton's
+    interpreter would cut them off.
+    """
+    if SCALED:
+        x = tl.minimum(tl.maximum(x.to(tl.float32) / tl.load(scales + head), -448.0), 448.0)
+        bits = x.to(tl.int32, bitcast=True)
+        even = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        fine = (x + 24576.0) - 24576.0  # steps of 2^-9, below 2^-6
+        x = tl.where(tl.abs(x) < 0.015625, fine, even.to(tl.float32, bitcast=True))
+    return x.to(kind)
+
+
+@triton.jit
 def acted(gate, SILU: tl.constexpr):
     """The activation of float32: SiLU, or GELU by tanh."""
     if SILU:

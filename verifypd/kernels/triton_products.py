@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifypd.kernels.triton_kernels import acted, after_the_kernel_before
+from verifypd.kernels.triton_kernels import acted, after_the_kernel_before, as_stored
 
 
 @triton.jit
@@ -271,6 +271,7 @@ def skinny_qkv(
     q,  # out, [rows, Q_HEADS, WIDTH]
     cache_k,  # [places, KV_HEADS, WIDTH]
     cache_v,
+    scales,  # float32 [2, KV_HEADS], of keys and values in the cache; not read unless CACHE_SCALED
     write_index,  # [rows] int64, a row's place
     positions,  # [rows] int64
     cos,  # float32 [T, WIDTH / 2]
@@ -288,6 +289,7 @@ def skinny_qkv(
     SCALED: tl.constexpr,
     SQUARES: tl.constexpr,
     SQUARES_PADDED: tl.constexpr,
+    CACHE_SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -332,15 +334,16 @@ def skinny_qkv(
         low, high = low * c - high * s, high * c + low * s
     place = tl.load(write_index + m, mask=there, other=0)
     held = there[None, :]
+    narrow = cache_k.dtype.element_ty
     if head < Q_HEADS:
-        target = q + (m[None, :] * Q_HEADS + head) * WIDTH + d[:, None]
-        tl.store(target, low.to(kind), mask=held)
-        tl.store(target + HALF, high.to(kind), mask=held)
+        query = q + (m[None, :] * Q_HEADS + head) * WIDTH + d[:, None]
+        tl.store(query, low.to(kind), mask=held)
+        tl.store(query + HALF, high.to(kind), mask=held)
     elif head < Q_HEADS + KV_HEADS:
         target = cache_k + (place[None, :] * KV_HEADS + head - Q_HEADS) * WIDTH + d[:, None]
-        tl.store(target, low.to(kind).to(cache_k.dtype.element_ty), mask=held)
-        tl.store(target + HALF, high.to(kind).to(cache_k.dtype.element_ty), mask=held)
+        tl.store(target, as_stored(low.to(kind), scales, head - Q_HEADS, narrow, CACHE_SCALED), mask=held)
+        tl.store(target + HALF, as_stored(high.to(kind), scales, head - Q_HEADS, narrow, CACHE_SCALED), mask=held)
     else:
         target = cache_v + (place[None, :] * KV_HEADS + head - Q_HEADS - KV_HEADS) * WIDTH + d[:, None]
-        tl.store(target, low.to(cache_v.dtype.element_ty), mask=held)
-        tl.store(target + HALF, high.to(cache_v.dtype.element_ty), mask=held)
+        tl.store(target, as_stored(low, scales, head - Q_HEADS, narrow, CACHE_SCALED), mask=held)
+        tl.store(target + HALF, as_stored(high, scales, head - Q_HEADS, narrow, CACHE_SCALED), mask=held)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verifypd.kernels.base import Kernels, PagedRows
+from verifypd.kv.fp8 import E4M3, fitting, narrowed, widened
 
 
 class LayerCache(NamedTuple):
@@ -16,6 +17,28 @@ class LayerCache(NamedTuple):
 
     k: Tensor
     v: Tensor
+    scales: Tensor | None = None  # float32 [2, kv_heads], of keys and values in e4m3: see `fp8`
+
+    def write(self, k: Tensor, v: Tensor, places: Tensor) -> None:
+        """Rows [N, kv_heads, head_dim] to their places [N] among those of all blocks."""
+        if self.scales is None:
+            k, v = k.to(self.k.dtype), v.to(self.v.dtype)
+        else:
+            k, v = narrowed(k, self.scales[0]), narrowed(v, self.scales[1])
+        for rows, held in ((k, self.k), (v, self.v)):
+            _bytes(held).view(-1, *held.shape[2:]).index_copy_(0, places, _bytes(rows))
+
+    def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of blocks [T, B], each [T, B * block_size, kv_heads, head_dim]."""
+        k, v = (_bytes(held)[blocks].flatten(1, 2).view(held.dtype) for held in (self.k, self.v))
+        if self.scales is None:
+            return k.to(dtype), v.to(dtype)
+        return widened(k, self.scales[0], dtype), widened(v, self.scales[1], dtype)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The same, where torch cannot move e4m3 about but bytes."""
+    return x.view(torch.uint8) if x.dtype == E4M3 else x
 
 
 def block_bytes(layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -36,12 +59,26 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        """In e4m3 all scales are 1 until `take_scales`."""
         self.block_size = block_size
         self.blocks = blocks
         shape = (layers, 2, blocks, block_size, kv_heads, head_dim)
         # written and not only reserved, so that memory a machine does not have is missed at start and not under load
         self.data = torch.empty(shape, dtype=dtype, device=device).zero_()
-        self._layers = [LayerCache(self.data[i, 0], self.data[i, 1]) for i in range(layers)]
+        self.scales = torch.ones(layers, 2, kv_heads, device=device) if dtype == E4M3 else None
+        self._layers = [
+            LayerCache(self.data[i, 0], self.data[i, 1], None if self.scales is None else self.scales[i])
+            for i in range(layers)
+        ]
+
+    def fitting_scales(self) -> Tensor:
+        """Scales [layers, 2, kv_heads] for keys and values such as those held here, in another dtype than e4m3."""
+        return fitting(self.data.abs().amax((2, 3, 5)))
+
+    def take_scales(self, scales: Tensor) -> None:
+        """From now on, of what is in e4m3; nothing may be held yet."""
+        assert self.scales is not None
+        self.scales.copy_(scales)
 
     def layer(self, index: int) -> LayerCache:
         """Keys and values of layer `index`, as views."""
@@ -49,8 +86,9 @@ class KVCache:
 
     @property
     def rows(self) -> Tensor:
-        """The same, token by token: [layers, keys and values, blocks · block_size, kv_heads, head_dim], as a view."""
-        return self.data.flatten(2, 3)
+        """The same, token by token: [layers, keys and values, blocks · block_size, kv_heads, head_dim], as a view; of
+        bytes where it is e4m3."""
+        return _bytes(self.data).flatten(2, 3)
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from verifypd.runtime.streams import stream_of
+
 PARTITION = 48  # multiprocessors, where the setting does not say
 STREAM_PRIORITY = {"prefill": 0, "verify": -1, "decode": -2}  # lower goes first
 
@@ -22,20 +24,23 @@ STREAM_PRIORITY = {"prefill": 0, "verify": -1, "decode": -2}  # lower goes first
 class LaneTimer:
     """Start and length of one launch. On a CPU a launch is the work; on CUDA events mark it."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None, clock: Callable[[], float]) -> None:
+        """stream: where it runs; None on a CPU."""
         self.started = clock()  # s of the engine's clock, when the host launched it
         self._clock = clock
         self._ended = self.started
+        self._stream = stream
+        self._seconds: float | None = None
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
+        if stream is not None:
             self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            self._events[0].record()
+            self._events[0].record(stream)
 
     def stop(self) -> None:
         """The launch is complete on the host."""
         self._ended = self._clock()
         if self._events:
-            self._events[1].record()
+            self._events[1].record(self._stream)
 
     def ready(self) -> bool:
         """Whether `seconds` is known; never waits."""
@@ -45,7 +50,9 @@ class LaneTimer:
         """How long it ran."""
         if self._events is None:
             return self._ended - self.started
-        return self._events[0].elapsed_time(self._events[1]) / 1e3
+        if self._seconds is None:
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
+        return self._seconds
 
     @property
     def ended(self) -> float | None:
@@ -60,7 +67,8 @@ class Placements:
         self, chosen: Mapping[str, str], device: torch.device, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.chosen = dict(chosen)
-        self.device = device
+        here = device.type == "cuda" and device.index is None
+        self.device = torch.device("cuda", torch.cuda.current_device()) if here else device
         self.clock = clock
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._contexts: list[Any] = []  # green contexts; a stream of one ends with it
@@ -88,11 +96,11 @@ class Placements:
     def run(self, lane: str, slots: Iterable[int]) -> Iterator[LaneTimer]:
         """Launch what follows on the lane's stream; it starts when earlier work on these slots has ended."""
         if not self._streams:
-            timer = LaneTimer(self.device, self.clock)
+            timer = LaneTimer(stream_of(self.device) if self.device.type == "cuda" else None, self.clock)
             yield timer
             timer.stop()
             return
-        own = torch.cuda.current_stream(self.device)  # carries new slots and block tables
+        own = stream_of(self.device)  # carries new slots and block tables
         stream = self._streams.get(lane, own)
         touched = list(slots)
         if stream is not own:
@@ -102,7 +110,7 @@ class Placements:
         done = torch.cuda.Event()
         try:
             with torch.cuda.stream(stream):
-                timer = LaneTimer(self.device, self.clock)
+                timer = LaneTimer(stream, self.clock)
                 yield timer
                 timer.stop()
         finally:  # a launch that broke off has queued a part of its work: whoever gets its blocks comes after it
@@ -113,4 +121,4 @@ class Placements:
         """Order what was launched for a slot before what comes next: it and its blocks are about to change hands."""
         event = self._last.pop(slot, None)
         if event is not None:
-            torch.cuda.current_stream(self.device).wait_event(event)
+            stream_of(self.device).wait_event(event)

@@ -24,7 +24,9 @@ from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import judge
 
 LOGPROB_ROWS = 64  # prompt rows whose logits are held at once
-FINISH = {Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
+FINISH: dict[int, str | None] = {
+    Finish.RUNNING: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error",
+}  # fmt: skip
 
 TokenLogprobs = tuple[float, int, tuple[tuple[int, float], ...]]  # own, rank, most likely (id, logprob)
 
@@ -75,15 +77,17 @@ class VerifyLane:
         right in the rows that emit.
         """
         batch = VerifyBatch(tuple(sorted(batch.spans, key=lambda span: span.start is not None)))
-        emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
-        spans = [span for _, span in emitting]
+        spans, rows = batch.spans, None
+        if spans[-1].start is not None:
+            emitting = [(first, span) for first, span in _first_rows(batch.spans) if span.emits]
+            spans, rows = tuple([span for _, span in emitting]), _emitting_rows(emitting)
         constrained = self._read_constrained(spans)
         hidden = self.forward(batch, replay) if hidden is None else hidden
         tensors: dict[str, Tensor] = {}
-        if emitting:
-            logits = self.runner.logits(_take(hidden, _emitting_rows(emitting), self.slots.device))
+        if spans:
+            logits = self.runner.logits(hidden if rows is None else _take(hidden, rows, self.slots.device))
             mask = self._masks(spans, constrained) if constrained else None
-            if any(span.drafts and span.slot in self.shown for span in spans):
+            if self.shown and any(span.drafts and span.slot in self.shown for span in spans):
                 tensors["drafts"] = self.slots.drafts[host_tensor([span.slot for span in spans], self.slots.device)]
             verdicts = self.verdict(spans, logits, mask)
             tensors["verdicts"] = verdicts.packed()
@@ -111,9 +115,10 @@ class VerifyLane:
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
         """Stage two: accept, draw, cut and write the slots. `mask` [rows, vocab] forbids tokens, e.g. by a grammar."""
+        laid = self.padded.judged(spans) if self.padded is not None else None
         return judge(
             logits,
-            Spans.of([span.slot for span in spans], [span.drafts for span in spans], self.slots.device),
+            laid or Spans.of([span.slot for span in spans], [span.drafts for span in spans], self.slots.device),
             self.sampling,
             self.slots.tokens,
             self.slots.lengths,
@@ -122,12 +127,12 @@ class VerifyLane:
             self.slots.draft_q,
             [span.drafter is None or self.drafters[span.drafter].point_mass for span in spans],
             mask=mask,
-            context=max(span.context for span in spans),
+            context=max([span.context for span in spans]),
         )
 
     def _read_constrained(self, spans: Sequence[VerifySpan]) -> HostCopy | None:
         """Start bringing what grammars must read to the host: confirmed tokens they have not seen, and drafts."""
-        some = [span for span in spans if span.slot in self.grammars]
+        some = [span for span in spans if span.slot in self.grammars] if self.grammars else []
         if not some:
             return None
         slots = host_tensor([span.slot for span in some], self.slots.device)
@@ -164,6 +169,8 @@ class VerifyLane:
 
     def _prompt_logprobs(self, batch: VerifyBatch, hidden: Tensor) -> dict[str, Tensor]:
         """Logprobs of the token after each prompt row, where wanted: [rows] own and rank, [rows, K] most likely."""
+        if batch.spans[-1].start is None:  # no prompt
+            return {}
         wanted = [(first, span) for first, span in _first_rows(batch.spans) if span.prompt_logprobs >= 0]
         if not wanted:
             return {}
@@ -224,9 +231,7 @@ def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassRe
             drafted = accepted
         logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
         drafts = tuple(arrays["drafts"][index, :drafted].tolist()) if "drafts" in arrays else ()
-        verdicts.append(
-            Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[Finish(finish)], logprobs, drafts)
-        )
+        verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[finish], logprobs, drafts))
         index += 1
     prompt: dict[int, list[TokenLogprobs]] = {}
     row = 0

@@ -35,7 +35,8 @@ class LaneStats:
     def enter(self) -> None:
         """A request joins the queue."""
         self.depth += 1
-        self.deepest = max(self.deepest, self.depth)
+        if self.depth > self.deepest:
+            self.deepest = self.depth
 
     def leave(self, waited: float) -> None:
         """A request leaves the queue, served or not."""

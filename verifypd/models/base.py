@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
@@ -50,10 +49,9 @@ class Model:
         self.device = self.embedding.device
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         scale = config.embed_scale  # rounded as the checkpoint's own dtype rounds it
-        self._embed_scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
-        self.kv_scales: dict[
-            int, dict[str, Tensor]
-        ] = {}  # of a layer's keys ("k") and values ("v"), where the file has them
+        self.embed_scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
+        # of a layer's keys ("k") and values ("v"), where the file has them
+        self.kv_scales: dict[int, dict[str, Tensor]] = {}
         self.narrow = False  # ids may lie past the embedding: a draft whose verifier has a padded vocabulary
         self._split = [config.heads, config.kv_heads, config.kv_heads]
         self._eps, self._unit = config.norm_eps, config.unit_offset
@@ -179,12 +177,10 @@ class Model:
 
     def embed(self, ids: Tensor) -> Tensor:
         """[N] -> [N, H], in the activation dtype. Ids that a narrow model does not know are its last one."""
-        table = self.embedding
         if self.narrow:
             ids = ids.clamp(max=self.config.vocab_size - 1)
-        rows = F.embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
-        rows = rows.to(self.activation_dtype)
-        return rows if self._embed_scale is None else rows * self._embed_scale
+        rows = self.kernels.embed(ids, self.embedding).to(self.activation_dtype)
+        return rows if self.embed_scale is None else rows * self.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, H] -> [M, rows of the head] float32, soft-capped where the family does so."""

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
+from verifypd.attention.native import NativeAttention
 from verifypd.kernels.base import QUANTIZED, Fp8Weight, HalfWeight, Int8Weight, Kernels, Quantization, Weight
+from verifypd.kernels.native import NativeKernels
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import WeightSpec
 from verifypd.models.llama import Llama
+from verifypd.models.native_head import NativeHead
 
 
 class DraftHead(Llama):
@@ -28,6 +31,7 @@ class DraftHead(Llama):
     reads_output: ClassVar[bool] = True  # the verifier's final normed hidden state is the last of the streams
     from_start: ClassVar[bool] = True  # there is a row of position 0, with a feature of zeros
     vocab_map: Tensor | None  # [V] int64, the verifier's id of each token the head may propose; None: V is all of them
+    native_head: NativeHead | None = None  # all that the head computes, in calls of C
 
     def __init__(
         self,
@@ -104,6 +108,12 @@ class DistilledHead(DraftHead):
         self._features = weights["features"]
         self._embed_norm, self._hidden_norm = vector(weights["embed_norm"]), vector(weights["hidden_norm"])
         self._fc = weights["fc"]
+        if self.native is not None and isinstance(kernels, NativeKernels) and not verifier.narrow:
+            self.native_head = NativeHead(
+                self.native, kernels, embedding=verifier.embedding, embed_scale=verifier.embed_scale,
+                embed_norm=self._embed_norm, hidden_norm=self._hidden_norm, fc=self._fc, output=self.head,
+                feature_norms=self._feature_norms, features=self._features, eps=self._eps,
+            )  # fmt: skip
 
     @classmethod
     def specs(cls, config: ModelConfig) -> dict[str, WeightSpec]:
@@ -120,6 +130,8 @@ class DistilledHead(DraftHead):
 
     def project(self, streams: Sequence[Tensor]) -> Tensor:
         """See DraftHead.project: each stream normed, then one matrix over all."""
+        if self.native_head is not None and self.native_head.takes(len(streams[0])):
+            return self.native_head.project(streams)
         norm, eps = self.kernels.rms_norm, self._eps
         parts = [norm(x, weight, eps) for weight, x in zip(self._feature_norms, streams, strict=True)]
         return self.kernels.linear(torch.cat(parts, -1), self._features)
@@ -134,6 +146,9 @@ class DistilledHead(DraftHead):
         prepared: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """See DraftHead.read; the residual stream is carried."""
+        compiled = self.native_head if isinstance(attention, NativeAttention) else None
+        if compiled is not None and compiled.takes(len(ids)):
+            return compiled.read(ids, features, layout, cache)
         if prepared is None:
             prepared = attention.prepare(layout)
         norm, eps = self.kernels.rms_norm, self._eps

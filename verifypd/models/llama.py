@@ -59,7 +59,7 @@ class Llama(Model):
         if attention.written is not None and layer.q_norm is None:
             ready = kernels.linear_qkv(
                 x, layer.qkv, layer.qkv_bias, layer.cos, layer.sin, layout.positions, cache.k, cache.v,
-                layout.write_index,
+                layout.write_index, cache.scales,
             )  # fmt: skip
             if ready is not None:
                 return attention.written.attend_written(

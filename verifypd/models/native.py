@@ -22,14 +22,18 @@ from verifypd.models.config import ModelConfig
 from verifypd.models.layers import DecoderLayer
 
 
-class _Vector(ctypes.Structure):
+class Vector(ctypes.Structure):
+    """A norm's weight or a bias."""
+
     _fields_ = (("w", c_void_p), ("type", c_int64))
 
 
-class _Matrix(ctypes.Structure):
+class Matrix(ctypes.Structure):
+    """The weight of a product."""
+
     _fields_ = (
         ("w", c_void_p), ("scale", c_void_p), ("out", c_ssize_t), ("K", c_ssize_t), ("type", c_int64),
-        ("bias", _Vector),
+        ("bias", Vector),
     )  # fmt: skip
 
 
@@ -39,7 +43,7 @@ NORMS = ("q_norm", "k_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm",
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _Matrix) for name in MATRICES), *((name, _Vector) for name in NORMS),
+        *((name, Matrix) for name in MATRICES), *((name, Vector) for name in NORMS),
         ("cos", c_void_p), ("sin", c_void_p), ("window", c_ssize_t),
     )  # fmt: skip
 
@@ -47,7 +51,7 @@ class _Layer(ctypes.Structure):
 class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, c_ssize_t) for name in ("H", "I", "Hq", "Hk", "D", "half")), ("gelu", c_int64),
-        *((name, c_float) for name in ("eps", "offset", "scale", "softcap")), ("first_norm", _Vector),
+        *((name, c_float) for name in ("eps", "offset", "scale", "softcap")), ("first_norm", Vector),
     )  # fmt: skip
 
 
@@ -60,15 +64,20 @@ class NativeLayers:
         self._run = loaded.vpd_layers
         self._kernels = kernels
         self._layers = tuple(layers)
-        self._matrix_types = {_values(getattr(layer, name)).dtype for layer in layers for name in MATRICES}
+        self._matrix_types = {values_of(getattr(layer, name)).dtype for layer in layers for name in MATRICES}
         self._structs = (_Layer * len(layers))(*[_layer(layer) for layer in layers])
         self._shape = _Shape(
             config.hidden_size, config.mlp_size, config.heads, config.kv_heads, config.head_dim,
             layers[0].cos.shape[1], config.activation == "gelu_tanh", config.norm_eps,
             1.0 if config.unit_offset else 0.0, config.scale, config.attention_softcap or 0.0,
-            _vector(layers[0].input_norm),
+            vector(layers[0].input_norm),
         )  # fmt: skip
         self._scratch = loaded.vpd_scratch(byref(self._shape))  # floats of a row
+
+    @property
+    def described(self) -> tuple[ctypes.Array[_Layer], _Shape, int]:
+        """The layers' structs, their shape, and how many they are."""
+        return self._structs, self._shape, len(self._layers)
 
     def takes(self, rows: int) -> bool:
         """Whether the kernels would compute all of a pass of so many rows in C."""
@@ -107,22 +116,25 @@ class NativeLayers:
         return x, stream, captured
 
 
-def _values(weight: Weight) -> Tensor:
+def values_of(weight: Weight) -> Tensor:
+    """The tensor of its entries."""
     return weight if isinstance(weight, Tensor) else weight.values
 
 
-def _vector(vector: Tensor | None) -> _Vector:
-    return _Vector() if vector is None else _Vector(vector.data_ptr(), TYPES[vector.dtype])
+def vector(entries: Tensor | None) -> Vector:
+    """A vector as C takes it."""
+    return Vector() if entries is None else Vector(entries.data_ptr(), TYPES[entries.dtype])
 
 
-def _matrix(weight: Weight, bias: Tensor | None) -> _Matrix:
+def matrix(weight: Weight, bias: Tensor | None) -> Matrix:
+    """A matrix as C takes it."""
     at, scale, kind = operand(weight)
-    return _Matrix(at, scale, *weight.shape, kind, _vector(bias))
+    return Matrix(at, scale, *weight.shape, kind, vector(bias))
 
 
 def _layer(layer: DecoderLayer) -> _Layer:
     return _Layer(
-        *(_matrix(getattr(layer, name), getattr(layer, f"{name}_bias")) for name in MATRICES),
-        *(_vector(getattr(layer, name)) for name in NORMS),
+        *(matrix(getattr(layer, name), getattr(layer, f"{name}_bias")) for name in MATRICES),
+        *(vector(getattr(layer, name)) for name in NORMS),
         layer.cos.data_ptr(), layer.sin.data_ptr(), layer.window or 0,
     )  # fmt: skip

@@ -38,6 +38,7 @@ class Job:
     quantization: Quantization | None
     max_model_len: int
     block_size: int
+    fp8_kv: bool = False
     folder: str = ""  # where ranks find each other
 
 
@@ -81,6 +82,14 @@ class Group:
         if self.device.type == "cpu":
             options._devices = [kind.create_device(hostname="127.0.0.1")]
         self._backend = kind(store, self.shard.rank, self.shard.size, options)
+        if self.device.type == "cuda":  # gloo has met the others by now; NCCL does so when it is first used
+            self.sum(torch.zeros(1, device=self.device))
+
+    def leave(self) -> None:
+        """Let go of the others, who may be gone already. NCCL would wait for them when this process ends."""
+        backend, self._backend = self._backend, None
+        if backend is not None and self.device.type == "cuda":
+            backend.abort()
 
     def sum(self, part: Tensor) -> Tensor:
         """`part` with those of all other ranks added to it, in place."""

@@ -43,7 +43,7 @@ class Ranks:
         self._lines: list[Connection] = []
         self.processes: list[Process] = []
         threads = torch.get_num_threads()
-        self.close = weakref.finalize(self, _end, self._lines, self.processes, self._folder, threads)
+        self.close = weakref.finalize(self, _end, self.group, self._lines, self.processes, self._folder, threads)
         share = max(1, threads // job.shard.size)
         if job.device.type == "cpu":
             torch.set_num_threads(share)
@@ -121,7 +121,7 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _end(lines: list[Connection], processes: list[Process], folder: str, threads: int) -> None:
+def _end(group: Group, lines: list[Connection], processes: list[Process], folder: str, threads: int) -> None:
     """Hang up and wait; who does not end is killed."""
     for line in lines:
         line.close()
@@ -131,6 +131,7 @@ def _end(lines: list[Connection], processes: list[Process], folder: str, threads
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    group.leave()
     shutil.rmtree(folder, ignore_errors=True)
     torch.set_num_threads(threads)
 

@@ -46,16 +46,26 @@ def load(job: Job, group: Group) -> Model:
     )
 
 
-@torch.inference_mode()
 def follow(
     model: Model, attention: AttentionBackend, cache: KVCache, group: Group, receive: Callable[[], Pass | None]
 ) -> None:
-    """Take part in passes until there are no more."""
+    """Take part in passes until there are no more; where the cache is in e4m3, the first is the one it is scaled by:
+    see ModelRunner.calibrate."""
+    if cache.scales is not None and (told := receive()) is not None:
+        wide = cache_of(model, told.width + 1, cache.block_size)
+        take_part(model, attention, wide, group, told)
+        cache.take_scales(wide.fitting_scales())
     while (told := receive()) is not None:
-        layout = receive_layout(group, told, cache.block_size)
-        shape = (layout.rows, model.config.hidden_size)
-        hidden = group.spread(torch.empty(shape, dtype=model.activation_dtype, device=model.device))
-        model.through_layers(hidden, layout, attention, attention.prepare(layout), cache)
+        take_part(model, attention, cache, group, told)
+
+
+@torch.inference_mode()
+def take_part(model: Model, attention: AttentionBackend, cache: KVCache, group: Group, told: Pass) -> None:
+    """One pass."""
+    layout = receive_layout(group, told, cache.block_size)
+    shape = (layout.rows, model.config.hidden_size)
+    hidden = group.spread(torch.empty(shape, dtype=model.activation_dtype, device=model.device))
+    model.through_layers(hidden, layout, attention, attention.prepare(layout), cache)
 
 
 def end_with(line: Connection) -> None:
@@ -74,9 +84,9 @@ def run(line: Connection) -> None:
     group = Group(job.shard, job.device)
     try:
         model = load(job, group)
-        attention = backend(job.attention, job.device, batch_invariant=job.batch_invariant)
+        attention = backend(job.attention, job.device, batch_invariant=job.batch_invariant, fp8=job.fp8_kv)
         line.send(None)
-        cache = cache_of(model, line.recv(), job.block_size)
+        cache = cache_of(model, line.recv(), job.block_size, job.fp8_kv)
         line.send(None)
     except (VerifyPDError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, VerifyPDError) or out_of_memory(error)):

@@ -37,12 +37,12 @@ class Graphs:
 
     def run(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """The result of `work`; where it is a replay, in tensors that the next replay of the key overwrites."""
-        self.keys.add(key)
-        if self.device.type != "cuda":
-            return work()
-        if key not in self._captured:
-            self._captured[key] = self._capture(work)
-        graph, result = self._captured[key]
+        if (captured := self._captured.get(key)) is None:
+            self.keys.add(key)
+            if self.device.type != "cuda":
+                return work()
+            captured = self._captured[key] = self._capture(work)
+        graph, result = captured
         graph.replay()
         return result
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftSpan, VerifySpan
+from verifypd.kernels import build
+from verifypd.runtime.streams import stream_of
+
+SHAPES_KEPT = 64  # of passes on a CPU: a single request comes with a few lengths of drafts
 
 
 class Slots:
@@ -62,6 +71,12 @@ class BlockTables:
         self._changed.update((first + i, blocks[i]) for i in range(same, len(blocks)))
         self._rows[slot] = list(blocks)
 
+    def extend(self, slot: int, blocks: Sequence[int]) -> None:
+        """More blocks behind those of `slot`."""
+        row = self._rows[slot]
+        self._changed.update(enumerate(blocks, slot * self.width + len(row)))
+        row += blocks
+
     def begin(self, slot: int, position: int) -> None:
         """What lies before `position` of a slot holds nothing."""
         if self.first is not None:
@@ -79,22 +94,47 @@ class BlockTables:
             self._here[list(self._changed)] = list(self._changed.values())
             self._changed.clear()
         elif self._changed:
-            places = host_tensor(list(self._changed), self.data.device)
-            blocks = host_tensor(list(self._changed.values()), self.data.device)
+            changed = host_tensor([*self._changed, *self._changed.values()], self.data.device)
+            places, blocks = changed.view(2, -1).unbind(0)
             self._flat.index_copy_(0, places, blocks.to(torch.int32))
             self._changed.clear()
 
 
 def host_tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Host integers on the device, without waiting for it."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    tensor = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+class Staging:
+    """Pinned host memory that copies to a tensor are made from, used again once they have been made.
+
+    There are as many buffers as copies were ever under way at once. On a CPU the tensor itself is written.
+    """
+
+    def __init__(self, target: Tensor) -> None:
+        self.target = target
+        self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def send(self, parts: Sequence[Any]) -> None:
+        """Fill the target with these parts, one after the other, without waiting for the device."""
+        if not self.target.is_cuda:
+            np.concatenate(parts, out=self.target.numpy(), casting="unsafe")  # an empty list counts as floats
+            return
+        buffer, sent = next((each for each in self._buffers if each[1].query()), None) or self._more()
+        np.concatenate(parts, out=buffer.numpy(), casting="unsafe")
+        self.target.copy_(buffer, non_blocking=True)
+        sent.record(stream_of(self.target.device))
+
+    def _more(self) -> tuple[Tensor, torch.cuda.Event]:
+        self._buffers.append((torch.empty_like(self.target, device="cpu", pin_memory=True), torch.cuda.Event()))
+        return self._buffers[-1]
 
 
 def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
     """Rows of a verifier pass: chunks start where the host says, decode spans at the last confirmed token."""
+    if _compiled(spans, slots) is not None:
+        return _decode_layout(spans, slots, tables)
     index = host_tensor([span.slot for span in spans], slots.device)
     given = host_tensor([-1 if span.start is None else span.start for span in spans], slots.device)
     starts = torch.where(given < 0, slots.lengths[index] - 1, given)
@@ -106,12 +146,82 @@ def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables
 
 def verify_ids(spans: Sequence[VerifySpan], layout: PassLayout, slots: Slots) -> Tensor:
     """Token ids of a verifier pass [N]: confirmed tokens, and drafts in the rows after a span's first."""
+    compiled = _compiled(spans, slots)
+    if compiled is not None:
+        ids = torch.empty_like(layout.positions)
+        tokens, drafts = slots.tokens, slots.drafts
+        if compiled.vpd_ids(
+            layout.row_span.data_ptr(), layout.slots.data_ptr(), layout.starts.data_ptr(), layout.positions.data_ptr(),
+            tokens.data_ptr(), tokens.stride(0), drafts.data_ptr(), drafts.stride(0), len(ids), ids.data_ptr(),
+        ):  # fmt: skip
+            raise IndexError("a row of the pass lies behind the tokens and drafts of its slot")
+        return ids
     row_slots = layout.slots[layout.row_span]
     ids = slots.tokens[row_slots, layout.positions]
     if not any(span.drafts for span in spans):
         return ids
     depth = host_tensor([j if span.drafts else 0 for span in spans for j in range(span.rows)], slots.device)
     return torch.where(depth > 0, slots.drafts[row_slots, (depth - 1).clamp_min(0)], ids)
+
+
+def _compiled(spans: Sequence[VerifySpan], slots: Slots) -> ctypes.CDLL | None:
+    """The kernels in C, where they lay out a pass: on a CPU, of decode spans alone."""
+    decodes = slots.device.type == "cpu" and all(span.start is None for span in spans)
+    return build.loaded() if decodes else None
+
+
+class _Shape(NamedTuple):
+    """What layouts of decode spans with the same slots and rows have in common."""
+
+    slots: Tensor  # [R]
+    offsets: Tensor  # [R+1]
+    row_span: Tensor  # [N]
+    within: Tensor  # [N], place in the span
+
+
+@lru_cache(SHAPES_KEPT)
+def _decode_shape(spans: tuple[tuple[int, int], ...]) -> _Shape:
+    """spans: slot and rows of each."""
+    rows = [count for _, count in spans]
+    row_span = [span for span, count in enumerate(rows) for _ in range(count)]
+    within = [place for count in rows for place in range(count)]
+    return _Shape(
+        *map(torch.tensor, ([slot for slot, _ in spans], list(accumulate(rows, initial=0)), row_span, within))
+    )
+
+
+def _decode_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
+    """`verify_layout` in one call, for between two passes caches are cold: each of torch's takes tens of us."""
+    loaded = build.loaded()
+    assert loaded is not None
+    shape = _decode_shape(tuple((span.slot, span.rows) for span in spans))
+    rows = len(shape.row_span)
+    starts, positions, write_index = torch.empty(len(spans) + 2 * rows, dtype=torch.int64).split(
+        [len(spans), rows, rows]
+    )
+    table, first = tables.data, tables.first
+    if loaded.vpd_place_last(
+        shape.row_span.data_ptr(), shape.within.data_ptr(), shape.slots.data_ptr(), len(table),
+        slots.lengths.data_ptr(), len(spans), table.shape[1], table.data_ptr(), table.stride(0), tables.block_size,
+        None if first is None else first.data_ptr(), rows, starts.data_ptr(), positions.data_ptr(),
+        write_index.data_ptr(),
+    ):  # fmt: skip
+        raise IndexError("a row of the pass lies outside its slot's block table")
+    contexts = tuple(span.context for span in spans)
+    return PassLayout(
+        span_rows=tuple(span.rows for span in spans),
+        contexts=contexts,
+        max_context=max(contexts, default=0),
+        row_offsets=shape.offsets,
+        row_span=shape.row_span,
+        slots=shape.slots,
+        starts=starts,
+        positions=positions,
+        write_index=write_index,
+        block_table=table,
+        block_size=tables.block_size,
+        first=first,
+    )
 
 
 def catch_up_layout(spans: Sequence[DraftSpan], slots: Slots, tables: BlockTables) -> PassLayout:

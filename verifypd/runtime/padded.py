@@ -22,6 +22,7 @@ from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.passes import PassInputs, PassKey, pass_key, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
+from verifypd.sampling.case import Spans
 from verifypd.sampling.rows import Rows, clean
 from verifypd.sampling.sampler import widen
 from verifypd.sampling.state import SamplingState
@@ -83,6 +84,7 @@ class VerifyPasses(PaddedPasses):
         super().__init__(graphs, runner, slots, widest, most_rows)
         self.runner = runner
         self._hidden: Tensor | None = None  # [rows, H], where passes leave their states
+        self._last: tuple[Sequence[VerifySpan], PassInputs] | None = None  # that ran
 
     def takes(self, spans: Sequence[VerifySpan]) -> bool:
         """Whether a pass has a bucket."""
@@ -103,7 +105,25 @@ class VerifyPasses(PaddedPasses):
         rows = [span.rows for span in chunks]
         slots = [span.slot for span in spans]
         inputs.fill([span.rows for span in short], slots, [1] * len(spans), True, rows, starts)
+        self._last = None if chunks else (spans, inputs)
         return self._run(inputs, reader)[: sum(span.rows for span in spans)]
+
+    def judged(self, spans: Sequence[VerifySpan]) -> Spans | None:
+        """The spans of the pass that ran last as a verdict reads them, from its inputs; None where it was another, or
+        had chunks. They hold until such a pass is filled again, on the same stream."""
+        if self._last is None or self._last[0] is not spans:
+            return None
+        inputs, depth = self._last[1], tuple([span.drafts for span in spans])
+        count, rows = len(depth), len(depth) + sum(depth)
+        return Spans(
+            slot_ids=tuple([span.slot for span in spans]),
+            depth=depth,
+            slots=inputs.slots[:count],
+            drafted=inputs.drafts[:count],
+            row_span=inputs.row_span[:rows],
+            row_depth=inputs.within[:rows],
+            first_row=inputs.offsets[:count],
+        )
 
     def work(self, spans: int, chunk_rows: int, reader: Reader | None) -> list[Callable[[], object]]:
         """One call for every pass there may be, on void rows: run them, and they are captured."""
@@ -140,7 +160,7 @@ class Drawing:
 
 
 class DraftLoops(PaddedPasses):
-    """Catching up and draft loops of a draft model or a head."""
+    """Catching up and draft loops of a draft model or a head. Callers hold torch.inference_mode()."""
 
     def __init__(
         self,
@@ -158,7 +178,6 @@ class DraftLoops(PaddedPasses):
         self.drawing = drawing
         self._shaped: dict[Hashable, set[Hashable]] = {}  # by version of the tensors read, the latest last: keys
 
-    @torch.inference_mode()
     def catch_up(self, spans: Sequence[DraftSpan]) -> list[DraftSpan]:
         """Read confirmed tokens and draft nothing, a few spans a pass. Returns those that are too long for a bucket."""
         left: list[DraftSpan] = []
@@ -179,7 +198,6 @@ class DraftLoops(PaddedPasses):
         """Whether loops that draft may be replayed too."""
         return self.drawing.sampling.kernels == "triton"
 
-    @torch.inference_mode()
     def draft(self, spans: Sequence[DraftSpan]) -> None:
         """Draft as many tokens as the longest span asks for; what others have beyond theirs is unread.
 
@@ -188,7 +206,9 @@ class DraftLoops(PaddedPasses):
         count, longest = len(spans), max(span.drafts for span in spans)
         needs = self.drawing.sampling.needs([span.slot for span in spans if span.drafts])
         inputs = self.inputs("draft", self._key(count))
-        inputs.fill([self.routine] * count, [span.slot for span in spans], [self.routine] * count, False)
+        routine, lengths = [self.routine] * count, [span.drafts for span in spans]
+        inputs.fill(routine, [span.slot for span in spans], routine, False, drafts=lengths)
+        self.slots.draft_lens.index_copy_(0, inputs.slots[:count], inputs.drafts[:count])
         self._draft(inputs, longest, 0 if needs.plain else self._text(max(span.context for span in spans)))
 
     def work(self, spans: int, chunk_rows: int) -> list[Callable[[], object]]:

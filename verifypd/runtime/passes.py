@@ -7,7 +7,7 @@ write to the null block and nobody reads what comes of them; they need no slot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from verifypd.attention.base import PassLayout
 from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
+from verifypd.runtime.inputs import Staging
 
 VOID = 1 << 30  # tokens before its slot's end that a void span begins: before any text
 
 
-@dataclass(frozen=True, slots=True)
-class PassKey:
+class PassKey(NamedTuple):
     """The shape of a padded pass: short spans of at most `widest` rows, then prompt chunks and a void span."""
 
     spans: int  # short ones
@@ -89,10 +89,11 @@ class PassInputs:
     def __init__(self, key: PassKey, device: torch.device) -> None:
         self.key = key
         spans, rows = key.all_spans, key.rows
-        sizes = [spans, spans, spans, spans, spans + 1, rows, rows, rows]
+        sizes = [spans, spans, spans, spans, key.spans, spans + 1, rows, rows, rows]
         self.data = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        parts = self.data.split(sizes)
-        self.slots, self.own, self.back, self.given, self.offsets, self.row_span, self.within, self.depth = parts
+        self._staging = Staging(self.data)
+        self.slots, self.own, self.back, self.given, self.drafts, *rest = self.data.split(sizes)
+        self.offsets, self.row_span, self.within, self.depth = rest
 
     def fill(
         self,
@@ -102,10 +103,12 @@ class PassInputs:
         drafted: bool,
         chunks: Sequence[int] = (),
         starts: Sequence[int] = (),
+        drafts: Sequence[int] = (),
     ) -> None:
         """Spans that begin `back` tokens before the end of their slots; drafted: rows after the first are drafts.
 
         `slots` and `back` are those of the short spans, then of the chunks. A chunk with a `starts` >= 0 begins there.
+        drafts: tokens that short spans draft, where rows are no drafts.
         """
         void, behind = padding(short, self.key, chunks)
         rows = np.array([*short, *void, *chunks, *behind], dtype=np.int64)
@@ -117,10 +120,9 @@ class PassInputs:
         begins = [*back[:many], *[VOID] * len(void), *back[many:], *[VOID] * len(behind)]
         given = [-1] * (many + len(void)) + [*(starts or [-1] * len(chunks)), *[-1] * len(behind)]
         named = [*slots[:many], *skipped, *slots[many:], *left]
+        lengths = [count - 1 for count in short] if drafted else drafts or [0] * many
         depth = within * (row_span < many) if drafted else np.zeros_like(within)
-        values = np.concatenate([named, own, begins, given, [0], ends, row_span, within, depth]).astype(np.int64)
-        host = torch.from_numpy(values)
-        self.data.copy_(host.pin_memory() if self.data.is_cuda else host, non_blocking=True)
+        self._staging.send([named, own, begins, given, lengths, skipped, [0], ends, row_span, within, depth])
 
     def layout(
         self, lengths: Tensor, table: Tensor, block_size: int, context: int, first: Tensor | None = None

@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 MEETING = 60.0  # s that two processes which are both up may take to find each other
 FOREVER = timedelta(days=365)  # who is silent is judged by who waits for it, not by the transport
 LONGEST_PAUSE = 60.0  # s between two starts of a process that keeps failing
-DTYPES = {"int64": torch.int64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "int64": torch.int64, "uint8": torch.uint8, "float32": torch.float32, "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # fmt: skip
 
 
 class Message(NamedTuple):

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
+from verifypd.attention.native import NativeAttention
+from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
-from verifypd.runtime.inputs import BlockTables
+from verifypd.models.native_head import NativeLoop
+from verifypd.runtime.inputs import BlockTables, Slots
 
 
-def cache_of(model: Model, blocks: int, block_size: int) -> KVCache:
-    """Room for so many blocks of a model's keys and values."""
-    shape = model.config
-    return KVCache(
-        shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim, model.activation_dtype, model.device
-    )
+def cache_of(model: Model, blocks: int, block_size: int, fp8: bool = False) -> KVCache:
+    """Room for so many blocks of a model's keys and values, as they are computed or in e4m3."""
+    shape, dtype = model.config, E4M3 if fp8 else model.activation_dtype
+    return KVCache(shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim, dtype, model.device)
 
 
 class ModelRunner:
@@ -39,6 +40,20 @@ class ModelRunner:
         reader: gets what it reads of the pass.
         """
         return self.model.forward(ids, layout, self.attention, self.cache, prepared, reader)
+
+    def calibrate(self, ids: Tensor) -> None:
+        """Give a cache in e4m3, which is empty, the scales of a text: ids [N], read with keys and values in full."""
+        empty, rows = self.cache, len(ids)
+        width = -(-rows // empty.block_size)
+        slot = torch.zeros(1, dtype=torch.int64, device=ids.device)
+        table = torch.arange(1, width + 1, dtype=torch.int32, device=ids.device)[None]
+        layout = PassLayout.build((rows,), (rows,), slot, slot.clone(), table, empty.block_size)
+        self.cache = cache_of(self.model, width + 1, empty.block_size)
+        try:
+            self.forward(ids, layout)
+            empty.take_scales(self.cache.fitting_scales())
+        finally:
+            self.cache = empty
 
     def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:
         """As a drafter, rows of confirmed tokens: hidden states for the logits, and what the next step reads beside its
@@ -78,6 +93,17 @@ class HeadRunner:
         self.cache = cache
         self.tables = tables
         self.features = features
+
+    def native_loop(self, slots: Slots) -> NativeLoop | None:
+        """The whole draft loop of greedy requests in one call; None: not with this head, or these kernels."""
+        head, tables, vocab_map = self.model.native_head, self.tables, self.model.vocab_map
+        capped = self.model.config.logit_softcap is not None
+        if head is None or vocab_map is None or capped or not isinstance(self.attention, NativeAttention):
+            return None
+        return NativeLoop(
+            head, self.cache, tables.data, tables.first, self.features.data, vocab_map, tokens=slots.tokens,
+            lengths=slots.lengths, drafts=slots.drafts, draft_lens=slots.draft_lens,
+        )  # fmt: skip
 
     def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:
         """Rows of confirmed tokens, each with the kept feature of the position before it: (normed, carried)."""

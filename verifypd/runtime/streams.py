@@ -20,14 +20,18 @@ PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
 
 
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream that carries what is launched now. By number: a device's name is looked up for long."""
+    return torch.cuda.current_stream(device.index)
+
+
 class HostCopy:
     """Tensors on their way to the host, started without waiting. `wait` says how they are waited for in the end."""
 
     def __init__(self, tensors: dict[str, Tensor], wait: str = "block") -> None:
         self._spin = wait == "spin"
         self._ready: torch.cuda.Event | None = None
-        cuda = any(t.is_cuda for t in tensors.values())
-        if not cuda:
+        if not any(t.is_cuda for t in tensors.values()):
             self._host = tensors
             return
         self._host = {
@@ -35,7 +39,7 @@ class HostCopy:
             for name, t in tensors.items()
         }
         self._ready = torch.cuda.Event(blocking=not self._spin)
-        self._ready.record()
+        self._ready.record(stream_of(next(t.device for t in tensors.values() if t.is_cuda)))
 
     def done(self) -> bool:
         """Whether the copy has arrived; never waits."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from verifypd.sampling.case import Case, Verdicts
+from verifypd.sampling.case import Case, Spans, Verdicts
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
 
@@ -22,4 +22,18 @@ class SamplingKernels(Protocol):
 
     def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
         """The verdicts of all spans, without logprobs; tokens, lengths and state.alive are written."""
+        ...
+
+    def judge_greedy(
+        self,
+        logits: Tensor,
+        spans: Spans,
+        needs: Needs,
+        state: SamplingState,
+        tokens: Tensor,
+        lengths: Tensor,
+        drafts: Tensor,
+        draft_lens: Tensor,
+    ) -> Verdicts | None:
+        """The same from raw logits, where all rows take what is likeliest there; None: make a case of it."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from verifypd.sampling.logprobs import Logprobs
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState, on_device
+
+SPANS_KEPT = 64  # on a CPU: a single request comes with a few lengths of drafts, and making its spans takes 0.1 ms
 
 
 class Finish(IntEnum):
@@ -38,7 +41,12 @@ class Spans:
 
     @classmethod
     def of(cls, slot_ids: Sequence[int], depth: Sequence[int], device: torch.device | str) -> Spans:
-        """One host-to-device copy, asynchronous."""
+        """One host-to-device copy, asynchronous; none where the host is the device and such spans were there before."""
+        device, key = torch.device(device), (tuple(slot_ids), tuple(depth))
+        return _kept(*key) if device.type == "cpu" else cls._made(*key, device)
+
+    @classmethod
+    def _made(cls, slot_ids: tuple[int, ...], depth: tuple[int, ...], device: torch.device) -> Spans:
         spans = len(slot_ids)
         first: list[int] = []
         row_span: list[int] = []
@@ -47,15 +55,20 @@ class Spans:
             first.append(len(row_span))
             row_span += [span] * (drafts + 1)
             row_depth += range(drafts + 1)
-        packed = on_device([*slot_ids, *depth, *first, *row_span, *row_depth], torch.device(device))
+        packed = on_device([*slot_ids, *depth, *first, *row_span, *row_depth], device)
         rows = len(row_span)
         slots, drafted, first_row, of_row, place = torch.split(packed, [spans, spans, spans, rows, rows])
-        return cls(tuple(slot_ids), tuple(depth), slots, drafted, of_row, place, first_row)
+        return cls(slot_ids, depth, slots, drafted, of_row, place, first_row)
 
     @property
     def widest(self) -> int:
         """Most drafts of any span."""
         return max(self.depth, default=0)
+
+
+@lru_cache(SPANS_KEPT)
+def _kept(slot_ids: tuple[int, ...], depth: tuple[int, ...]) -> Spans:
+    return Spans._made(slot_ids, depth, torch.device("cpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,10 @@ class Outcome(NamedTuple):
     hopeless: Tensor  # bool, whether there is none to take
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """Everything the steps of a verdict look at."""
+    """Everything the steps of a verdict look at. What not every implementation reads is gathered when it is first
+    asked for, which must be before the outcome is written."""
 
     logits: Tensor  # [N, >= vocab] raw
     x: Tensor  # [N, vocab] transformed; raw where every span is synthetic
@@ -104,8 +118,26 @@ class Case:
     needs: Needs  # of the N rows
     span_needs: Needs  # of the R spans
     state: SamplingState
-    length: Tensor  # [R] confirmed tokens
-    drafted: Tensor  # [R] drafts on the device
-    row_draft: Tensor  # [N] the draft that the row decides about; meaningless after the last
+    lengths: Tensor  # [S]
+    drafts: Tensor  # [S, Lmax]
+    draft_lens: Tensor  # [S]
     draft_q: Tensor | None  # None: no span has one
     drawn: Tensor | None  # [R] bool, the span's drafts were drawn from draft_q; None: all were
+
+    @cached_property
+    def length(self) -> Tensor:
+        """[R] confirmed tokens."""
+        return self.lengths[self.spans.slots]
+
+    @cached_property
+    def drafted(self) -> Tensor:
+        """[R] drafts on the device."""
+        return torch.minimum(self.draft_lens[self.spans.slots], self.spans.drafted)
+
+    @cached_property
+    def row_draft(self) -> Tensor:
+        """[N] the draft that the row decides about; meaningless after the last."""
+        if not self.spans.widest:
+            return self.rows.slots  # not looked at
+        place = self.rows.depths.clamp_max(self.drafts.shape[1] - 1)
+        return self.drafts[self.rows.slots, place].clamp_(0, self.state.vocab - 1)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.sampling.case import Case, Outcome, Verdicts
+from verifypd.sampling.case import Case, Outcome, Spans, Verdicts
+from verifypd.sampling.state import Needs, SamplingState
 from verifypd.sampling.torch import TorchSampling, outcome, own_choice
 
 
@@ -25,8 +26,25 @@ class NativeSampling(TorchSampling):
         """See SamplingKernels.judge."""
         own, top = own_choice(case)
         told = outcome(case, own, top) if case.needs.rejection or case.needs.synthetic else None
-        packed = verdicts(case, own, top, told, tokens, lengths, drafts, draft_lens)
-        return Verdicts.unpacked(packed, case.spans.widest + 1)
+        spans, stops = case.spans, case.needs.stop_width
+        return verdicts(spans, case.state, stops, own, top, told, tokens, lengths, drafts, draft_lens)
+
+    def judge_greedy(
+        self,
+        logits: Tensor,
+        spans: Spans,
+        needs: Needs,
+        state: SamplingState,
+        tokens: Tensor,
+        lengths: Tensor,
+        drafts: Tensor,
+        draft_lens: Tensor,
+    ) -> Verdicts | None:
+        """See SamplingKernels.judge_greedy."""
+        if logits.dtype is not torch.float32 or logits.stride(1) != 1:
+            return None
+        own, top = likeliest(logits, state.vocab)
+        return verdicts(spans, state, needs.stop_width, own, top, None, tokens, lengths, drafts, draft_lens)
 
 
 class _Arguments(ctypes.Structure):
@@ -44,8 +62,22 @@ class _Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
+def likeliest(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """The lowest of the likeliest tokens [N] of each row, and its score [N]: `best` of what `clean` leaves of logits
+    [N, >= vocab] float32, rows dense."""
+    rows, width = logits.shape
+    own, top = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    _functions()[1](
+        logits.data_ptr(), logits.stride(0), rows, min(width, vocab), top.data_ptr(), own.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return own, top
+
+
 def verdicts(
-    case: Case,
+    spans: Spans,
+    state: SamplingState,
+    stop_width: int,
     own: Tensor,
     top: Tensor,
     found: Outcome | None,
@@ -53,38 +85,37 @@ def verdicts(
     lengths: Tensor,
     drafts: Tensor,
     draft_lens: Tensor,
-) -> Tensor:
-    """What `Verdicts.packed` gives; tokens, lengths and state.alive are written. All tensors as the engine has them:
-    int64 but for `top` and `alive`, the last dimension dense.
+) -> Verdicts:
+    """What the spans come to; tokens, lengths and state.alive are written. All tensors as the engine has them: int64
+    but for `top` and `alive`, the last dimension dense.
 
     own, top: the verifier's token of each row [N] and its score; found: where those do not say it all.
     """
-    spans, state = case.spans, case.state
     assert spans.widest <= drafts.shape[1]
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
     told = found or (None, None, None)
     accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
-    _function()(
+    _functions()[0](
         byref(
             _Arguments(
                 spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
                 _at(accepted), _at(following), _at(hopeless), own.data_ptr(), top.data_ptr(),
                 tokens.data_ptr(), tokens.stride(0), lengths.data_ptr(), drafts.data_ptr(), drafts.stride(0),
-                draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), case.needs.stop_width,
+                draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), stop_width,
                 state.max_len.data_ptr(), state.max_len.stride(0), state.alive.data_ptr(), state.vocab, out.data_ptr(),
             )
         )
     )  # fmt: skip
-    return out
+    return Verdicts.unpacked(out, spans.widest + 1)
 
 
 @functools.cache
-def _function() -> Callable[..., None]:
+def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Verdicts, and the likeliest tokens."""
     loaded = build.library()
     if loaded is None:
         raise ConfigError("native verdicts need a C compiler: install gcc or clang, or use --sampler torch")
-    function: Callable[..., None] = loaded.vpd_verdicts
-    return function
+    return loaded.vpd_verdicts, loaded.vpd_best
 
 
 def _at(tensor: Tensor | None) -> int | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -96,6 +98,15 @@ class SlotNeeds:
         return SlotNeeds(mode=self.mode, synthetic=True, stop_ids=self.stop_ids, logprobs=self.logprobs)
 
 
+NO_NEEDS = SlotNeeds()
+
+
+@lru_cache(maxsize=1024)
+def _shared(needs: SlotNeeds) -> SlotNeeds:
+    """One object for all that are equal: batches look for those who need the same."""
+    return needs
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Which rows of a batch need what; a Subset is false when none does."""
@@ -131,6 +142,11 @@ class Needs:
         """Whether no row's likeliest token can change."""
         return not (self.bias or self.bad_words or self.min_tokens or self.penalties)
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether every row takes the likeliest token of its raw logits, and nobody asks for logprobs."""
+        return self.greedy.count == self.rows and self.plain and not self.logprobs
+
 
 class SamplingState:
     """Sampling parameters of S slots.
@@ -159,7 +175,7 @@ class SamplingState:
         self._word_tables = {(0, 0): self.bad_words}  # by words and tokens; one that is left is not in use any more
         self.bias = torch.zeros(0, vocab, device=self.device)  # [rows in use, vocab]
         self._bias_rows: dict[int, int] = {}  # slot -> row of `bias`
-        self._slots: list[SlotNeeds] = [SlotNeeds() for _ in range(slots)]
+        self._slots = [NO_NEEDS] * slots  # who needs the same has the same
         self._needs: dict[tuple[tuple[int, ...], tuple[int, ...] | None], Needs] = {}
         self._retired: list[object] = []  # tensors out of use that a pass on another stream may still read
 
@@ -198,13 +214,13 @@ class SamplingState:
         self.guarded_ids = self._padded(self.guarded_ids, slot, list(guarded))
         if bad_words_ids:
             self._assign_bad_words(slot, bad_words_ids)
-        self._slots[slot] = needs
+        self._slots[slot] = _shared(needs)
         self.alive[slot].fill_(True)
 
     def release(self, slot: int) -> None:
         """Take a slot back. Passes in flight see it as dead."""
         self.alive[slot].fill_(False)
-        had_words, self._slots[slot] = self._slots[slot].bad_words, SlotNeeds()
+        had_words, self._slots[slot] = self._slots[slot].bad_words, NO_NEEDS
         if had_words:
             self.bad_words[slot].fill_(-1)
             if not any(needs.bad_words for needs in self._slots):
@@ -231,7 +247,7 @@ class SamplingState:
             self.alpha[slot].fill_(value)
             before = self._slots[slot]
             if before.synthetic != (value >= 0):
-                self._slots[slot] = replace(before, synthetic=value >= 0)
+                self._slots[slot] = _shared(replace(before, synthetic=value >= 0))
                 self._drop_needs()
 
     def needs(self, slot_ids: Sequence[int], depth: Sequence[int] | None = None) -> Needs:
@@ -245,25 +261,35 @@ class SamplingState:
         return found
 
     def _find_needs(self, slot_ids: tuple[int, ...], depth: tuple[int, ...] | None) -> Needs:
-        spans = depth or (0,) * len(slot_ids)
-        slots = [self._slots[slot].felt() for slot in slot_ids]
-        rows = [slot for slot, drafts in zip(slots, spans, strict=True) for _ in range(drafts + 1)]
-        judging = [row < drafts for drafts in spans for row in range(drafts + 1)]
+        placed: dict[int, tuple[SlotNeeds, list[int]]] = {}  # id of some needs -> what is felt of them, and their rows
+        count, last = 0, set[int]()
+        for slot, drafts in zip(slot_ids, depth or (0,) * len(slot_ids), strict=True):
+            own = self._slots[slot]
+            if id(own) not in placed:
+                placed[id(own)] = own.felt(), []
+            placed[id(own)][1].extend(range(count, count + drafts + 1))
+            count += drafts + 1
+            last.add(count - 1)
+        rows = [own for own, _ in placed.values()]
+
+        def where(wanted: Callable[[SlotNeeds], bool]) -> Sequence[int]:
+            some = [places for own, places in placed.values() if wanted(own)]
+            return range(count) if len(some) == len(placed) else sorted(chain(*some))
 
         def subset(wanted: Callable[[SlotNeeds], bool]) -> Subset:
-            return Subset([i for i, row in enumerate(rows) if wanted(row)], self.device)
+            return Subset(where(wanted), self.device)
 
         def judged(mode: Mode) -> Subset:
             return subset(lambda row: row.mode is mode and not row.synthetic)
 
-        tried = [i for i, row in enumerate(rows) if row.mode is Mode.REJECTION and not row.synthetic and judging[i]]
+        rejected = where(lambda row: row.mode is Mode.REJECTION and not row.synthetic)
         return Needs(
-            rows=len(rows),
+            rows=count,
             greedy=judged(Mode.GREEDY),
             rejection=judged(Mode.REJECTION),
             coupled=judged(Mode.COUPLED),
             synthetic=subset(lambda row: row.synthetic),
-            tried=Subset(tried, self.device),
+            tried=Subset([row for row in rejected if row not in last], self.device),
             sampled=subset(lambda row: row.mode is not Mode.GREEDY and not row.synthetic),
             settled=subset(lambda row: row.mode is Mode.GREEDY or row.synthetic),
             bias=subset(lambda row: row.bias),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verifypd.kernels.tiles import power_of_two
-from verifypd.sampling.case import Case, Verdicts
+from verifypd.sampling.case import Case, Spans, Verdicts
 from verifypd.sampling.draws import block_of
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
@@ -35,6 +35,20 @@ class TritonSampling:
     def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
         """See SamplingKernels.judge."""
         return Verdicts.unpacked(judge(case, tokens, lengths, drafts, draft_lens), case.spans.widest + 1)
+
+    def judge_greedy(
+        self,
+        logits: Tensor,
+        spans: Spans,
+        needs: Needs,
+        state: SamplingState,
+        tokens: Tensor,
+        lengths: Tensor,
+        drafts: Tensor,
+        draft_lens: Tensor,
+    ) -> Verdicts | None:
+        """See SamplingKernels.judge_greedy."""
+        return None
 
 
 def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = None) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from verifypd.sampling.case import Case, Spans, Verdicts
@@ -47,8 +46,13 @@ def judge(
     not drawn at all (n-gram); mask and context as in `transform`. Drafts have a column for each that any span has,
     tokens one for each that any request may have.
     """
+    kernels, needs = implementation(state.kernels), state.needs(spans.slot_ids, spans.depth)
+    if needs.likeliest and mask is None:
+        greedy = kernels.judge_greedy(logits, spans, needs, state, tokens, lengths, drafts, draft_lens)
+        if greedy is not None:
+            return greedy
     case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
-    verdicts = implementation(state.kernels).judge(case, tokens, lengths, drafts, draft_lens)
+    verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
     return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
 
 
@@ -67,15 +71,11 @@ def open_case(
 ) -> Case:
     """Transform the logits and gather what every step needs."""
     needs, span_needs = state.needs(spans.slot_ids, spans.depth), state.needs(spans.slot_ids)
-    length = lengths[spans.slots]
-    rows = Rows(spans.slots[spans.row_span], spans.row_depth, length[spans.row_span])
+    row_slots = spans.slots[spans.row_span]
+    rows = Rows(row_slots, spans.row_depth, lengths[row_slots])
     x = logits
     if needs.synthetic.count < needs.rows:
         x = transform(logits, rows, state, tokens, drafts, needs, mask=mask, context=context)
-    if spans.widest:
-        row_draft = drafts[rows.slots, rows.depths.clamp_max(drafts.shape[1] - 1)].clamp_(0, state.vocab - 1)
-    else:
-        row_draft = rows.slots  # not looked at
     point = point_mass if point_mass is not None else (draft_q is None,) * len(spans.slot_ids)
     if all(drafted == 0 or given for drafted, given in zip(spans.depth, point, strict=True)):
         draft_q = None
@@ -84,8 +84,7 @@ def open_case(
     drawn = None
     if draft_q is not None and any(point):
         drawn = on_device([not given for given in point], logits.device).bool()
-    drafted = torch.minimum(draft_lens[spans.slots], spans.drafted)
-    return Case(logits, x, spans, rows, needs, span_needs, state, length, drafted, row_draft, draft_q, drawn)
+    return Case(logits, x, spans, rows, needs, span_needs, state, lengths, drafts, draft_lens, draft_q, drawn)
 
 
 def _with_logprobs(case: Case, verdicts: Verdicts) -> Verdicts:

@@ -68,7 +68,8 @@ class Track:
 class EngineLoop:
     """One engine and the calls of all workers. `send` takes a worker's number and a message.
 
-    `compile_grammar` works beside the loop; `ring`, called from its thread, must make the loop turn soon.
+    `compile_grammar` works beside the loop; `ring`, called from its thread, must make the loop turn soon. What steps
+    give within `gather` s travels together.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class EngineLoop:
         compile_grammar: Compile | None = None,
         ring: Callable[[], None] = lambda: None,
         interval: float = 0.5,
+        gather: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
     ) -> None:
@@ -92,6 +94,7 @@ class EngineLoop:
         self.workers = tuple(workers)
         self.joining = Joining(compile_grammar, ring) if compile_grammar is not None else None
         self.interval = interval
+        self.gather = gather
         self.clock = clock
         self.model = model
         self.totals = Totals()
@@ -105,7 +108,9 @@ class EngineLoop:
         self._left = LeaveRate()
         self._told = -math.inf  # when figures were last sent
         self._begun = 0.0  # when the step began with collecting; 0: it did not
+        self._fresh: dict[int, Track] = {}  # by request order: those with tokens that nobody has been told of
         self._pending: dict[int, list[Output]] = {}  # worker -> outputs not sent yet
+        self._sent = -math.inf  # when outputs were last sent
         self.gpu: Callable[[], dict[str, float]] = dict
 
     # -- messages in --------------------------------------------------------------------------------------------------
@@ -279,17 +284,22 @@ class EngineLoop:
             self.totals.out_of_memory += 1
             log.error("a step ran out of memory: %s", " ".join(str(error).split())[:200])
             news = list(self.tracks.values())  # what the step had confirmed before it broke off is not lost
-        for track in news:
-            if track is not None:
-                self._tell(track)
+        self._fresh.update((track.request.order, track) for track in news if track is not None)
         self.flush()
 
     def flush(self) -> None:
         """Send what has gathered, one message a worker, and the figures when they are due."""
-        for worker, outputs in self._pending.items():
-            self.send(worker, Outputs(self.epoch, outputs))
-        self._pending = {}
-        if self.clock() - self._told >= self.interval:
+        now = self.clock()
+        if now - self._sent >= self.gather or not self.engine.busy:
+            for order, track in self._fresh.items():
+                if order in self.tracks:  # it has not left meanwhile
+                    self._tell(track)
+            self._fresh = {}
+            for worker, outputs in self._pending.items():
+                self.send(worker, Outputs(self.epoch, outputs))
+                self._sent = now
+            self._pending = {}
+        if now - self._told >= self.interval:
             self._report()
 
     def _report(self) -> None:

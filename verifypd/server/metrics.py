@@ -220,6 +220,8 @@ class EngineFigures:
             for state, count in pool.items()
         ]
         yield self.gauge("verifypd:kv_blocks", "KV blocks by pool and state", *blocks)
+        kept: Samples = [({"dtype": dtype}, size) for dtype, size in f["kv_bytes"].items()]
+        yield self.gauge("verifypd:kv_cache_bytes", "the verifier's KV blocks, by what keys and values are in", *kept)
         yield self.counter("verifypd:engine_cpu_seconds", "CPU time of the engine's process", ({}, f["cpu_seconds"]))
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])

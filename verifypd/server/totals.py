@@ -123,6 +123,7 @@ def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any
             for name, pool in pools.items()
             if pool is not None
         },
+        "kv_bytes": {_dtype(engine.verify.runner.cache): engine.verify.runner.cache.nbytes},
         "steps": totals.steps.by_bound(),
         "step_seconds": totals.steps.seconds,
         "step_count": totals.step_count,
@@ -130,3 +131,8 @@ def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any
         "queued_seconds": totals.queued.seconds,
         "gpu": gpu,
     }
+
+
+def _dtype(cache: Any) -> str:
+    """As --kv-cache-dtype has it, or torch."""
+    return "fp8" if cache.scales is not None else str(cache.data.dtype).removeprefix("torch.")
