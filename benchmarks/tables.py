@@ -224,6 +224,21 @@ def host() -> str:
     return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head")
 
 
+def eight_bits() -> str:
+    """Steps and KV capacity with weights, keys and values in fp8."""
+    arms, levels = read("fp8-h200")["steps"], (1, 8, 32, 128)
+    lines = [
+        [
+            name,
+            *(f"{arm[f'{kind}_ms_{n}']:.2f}" for kind in ("plain", "cycle") for n in levels),
+            f"{arm['kv_tokens']:,}",
+        ]
+        for name, arm in arms.items()
+    ]
+    header = ["", *(f"{kind}, {n}" for kind in ("plain", "cycle") for n in levels), "KV tokens"]
+    return rows(header, lines) + source("fp8-h200")
+
+
 def equal_systems() -> tuple[Outcome, Outcome]:
     """Two systems that emit 100 tokens/s for 50 requests of 20 tokens that came at once: in turn, and all together."""
     in_turn = [[(20 * i + k + 1) / 100 for k in range(20)] for i in range(50)]
@@ -435,6 +450,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner-targets": targets,
     "planner-toy": toy,
     "host-work": host,
+    "fp8-steps": eight_bits,
     "deploy-sweep": deploy(SWEEP),
     "deploy-mixed": deploy(MIXED),
     "deploy-three-way": deploy(THREE),

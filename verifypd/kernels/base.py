@@ -89,7 +89,11 @@ class Fp8Weight(_Scaled):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The whole matrix as an ordinary tensor."""
-        return (self.values.float() * self.scale[:, None]).to(dtype)
+        out = torch.empty(self.shape, dtype=dtype, device=self.device)
+        for start in range(0, len(out), 4096):  # bounds the float32 copy of a large matrix
+            rows = slice(start, start + 4096)
+            out[rows] = self.values[rows].float() * self.scale[rows, None]
+        return out
 
     @property
     def shape(self) -> torch.Size:

@@ -89,10 +89,11 @@ def _streamed_in_parts(
 
 
 @triton.jit
-def _four_bits(wide):
-    """float32 rounded to the four bits that fp8 has: to the nearest, ties to even."""
+def _held(wide):
+    """float32 below 256 rounded to what fp8 holds: to four bits, and to multiples of 2^-9 below 2^-6."""
     bits = wide.to(tl.int32, bitcast=True)
-    return ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+    four = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(wide) < 0.015625, (wide + 24576.0) - 24576.0, four)  # 1.5 * 2^14, whose last bit is 2^-9
 
 
 @triton.jit
@@ -126,11 +127,11 @@ def split_rows(
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     tl.store(scale + row, exponent.to(tl.float32, bitcast=True) * 0.0078125)
     wide *= (0x7F000000 - exponent).to(tl.float32, bitcast=True) * 128.0  # the largest is 128 at least, and below 256
-    high = _four_bits(wide).to(out.dtype.element_ty)
-    low = _four_bits((wide - high.to(tl.float32)) * 32.0).to(out.dtype.element_ty)
+    high = _held(wide)  # not read back from fp8: with ptxas 12.8 some of four read at a time come from nowhere
+    low = _held((wide - high) * 32.0)
     place = out + row * 2 * WIDTH + column
-    tl.store(place, high, mask=inside)
-    tl.store(place + WIDTH, low, mask=inside)
+    tl.store(place, high.to(out.dtype.element_ty), mask=inside)
+    tl.store(place + WIDTH, low.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
