@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 @pytest.fixture(scope="module")
 def eight(cluster: Deployed) -> Eight:
-    return Eight(cluster, tokens=48)
+    return Eight(cluster, tokens=96, letters=100)
 
 
 def test_eight_streams_outlive_a_replica(cluster: Deployed, eight: Eight) -> None:
@@ -47,7 +47,7 @@ def test_eight_streams_outlive_a_replica(cluster: Deployed, eight: Eight) -> Non
     before = cluster.replicas()
     assert len(before) == 2
     streams = eight.start(cluster)
-    assert not any(stream.done for stream in streams)
+    assert not [place for place, stream in enumerate(streams) if stream.done], "it must die under all of them"
     os.kill(before[0], signal.SIGKILL)
     eight.check(streams)
     assert cluster.metrics()["verifypd:calls_taken_up_total"] >= 1

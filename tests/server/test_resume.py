@@ -21,20 +21,26 @@ from verifypd.server.calls import Ask, Call, added
 from verifypd.server.messages import Answer, Begun, Down, Output, Outputs, Submit, Up
 from verifypd.tokenizer import Tokenizer
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "minLength": 60, "maxLength": 80}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+
+def form(letters: int) -> dict[str, Any]:
+    """A response format: an object with a name of so many letters, or a third more."""
+    name = {"type": "string", "minLength": letters, "maxLength": letters * 4 // 3}
+    schema = {
+        "type": "object",
+        "properties": {"name": name, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    return {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+
+
 RESTARTS = "verifypd:engine_restarts_total"
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 
 # What is asked of each of the eight, beside a prompt of its own.
 ASKED: list[dict[str, Any]] = [
     {},
-    {"response_format": FORMAT, "ignore_eos": False, "max_tokens": 300},
+    {"ignore_eos": False, "max_tokens": 300},  # with a schema
     {**SAMPLED, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
     {**SAMPLED, "n": 2},
     {"logprobs": 3, "return_token_origins": True},
@@ -47,9 +53,11 @@ ASKED: list[dict[str, Any]] = [
 class Eight:
     """The eight requests, and what each answers when nothing breaks."""
 
-    def __init__(self, server: Server, tokens: int = 150) -> None:
-        """`tokens`: of each, but for the one that ends when its JSON does."""
+    def __init__(self, server: Server, tokens: int = 150, letters: int = 60) -> None:
+        """`tokens`: of each, but for the one that ends when its JSON does, with a name of so many `letters`."""
+        self.letters = letters
         self.bodies = [body(i, **{"max_tokens": tokens, **more}) for i, more in enumerate(ASKED)]
+        self.bodies[1]["response_format"] = form(letters)
         self.bodies[6]["min_tokens"] = tokens * 2 // 3
         said = server.complete(**self.bodies[5])["choices"][0]["text"]
         late = next(at for at in range(len(said) // 2, len(said)) if said.find(said[at : at + 3]) == at)
@@ -73,6 +81,9 @@ class Eight:
                 self._check_extras(got, expected)
             counted = stream.parts[-1]["usage"]["completion_tokens"]
             assert counted == whole["usage"]["completion_tokens"], f"stream {place}"
+        said = json.loads(streams[1].text)
+        assert said.keys() == {"name", "age"}, "the schema holds across engines"
+        assert self.letters <= len(said["name"]) <= self.letters * 4 // 3
 
     def _check_extras(self, got: list[dict[str, Any]], expected: dict[str, Any]) -> None:
         """Every token's logprobs, id and origin is told once, in order."""
@@ -112,8 +123,6 @@ def test_eight_streams_outlive_the_engine(frail: Server, eight: Eight) -> None:
             assert time.monotonic() < until, "a stream does not go on"
             time.sleep(0.005)
     eight.check(streams)
-    said = json.loads(streams[1].text)
-    assert said.keys() == {"name", "age"} and 60 <= len(said["name"]) <= 80, "the schema holds across engines"
     now = frail.idle()
     assert now[RESTARTS] == before + 2 and now["verifypd:calls_taken_up_total"] >= 8
 
