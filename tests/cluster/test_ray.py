@@ -20,6 +20,7 @@ from verifypd.models.hub import resolve
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.ray,
+    pytest.mark.network,
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="needs Ray Serve: pip install 'verifypd[server,ray]'"

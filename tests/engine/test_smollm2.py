@@ -80,13 +80,14 @@ def _name(name: str) -> str:
 
 
 REPEATING = {2, 6, 7, 11, 16, 19}  # places of prompts whose texts repeat themselves
+OTHERS = {0, 5, 13}  # some whose texts do not: most drafts are wrong there
 
 
 def test_greedy_text(reference: Any) -> None:
-    """Twenty texts are the reference's, with speculation where look-ups find something, without it elsewhere."""
+    """Twenty texts are the reference's, with speculation where drafts stand and where they fall, and without it."""
     settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed", "max_draft": 4}
     base = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
-    params = [replace(base, speculation=place in REPEATING) for place in range(len(PROMPTS))]
+    params = [replace(base, speculation=place in REPEATING | OTHERS) for place in range(len(PROMPTS))]
     with LLM("smollm2", draft="ngram", arch="unified", **settings) as llm:
         outputs = llm.generate(PROMPTS, params)
         assert llm.engine.stats.accepted > 100
