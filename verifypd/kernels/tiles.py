@@ -29,7 +29,7 @@ def skinny_tile(rows: int, outputs: int, depth: int, gated: bool, fp8: bool = Fa
     """The fastest of some 700 measured on an H200 with a cold cache; None: no tile fits the matrix or so many rows.
 
     From 4,096 outputs on, tiles of 64 fill the processors and are multiplied by `wgmma`. Where there are fewer, tiles
-    of 16 do, and each warp sums a part of the depth. fp8: a round is twice as deep, so that it has the bytes of those in
+    of 16 do, and each warp sums a part of the depth. fp8: a round is twice as deep, which makes it the bytes of one in
     bfloat16; these were chosen by that alone.
     """
     if not 0 < rows <= SKINNY_ROWS:
