@@ -35,7 +35,8 @@ from verifypd.attention import triton as triton_backend
 from verifypd.attention.base import AttentionBackend
 from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
 from verifypd.bench.provenance import provenance
-from verifypd.kv.fp8 import E4M3, fitting
+from verifypd.kernels.base import FP8
+from verifypd.kv.fp8 import fitting
 from verifypd.kv.pool import KVCache
 from verifypd.runtime.passes import PassInputs, pass_key
 
@@ -129,7 +130,7 @@ def make_pass(
     _, _, heads, kv_heads, width, _, _ = shape
     each = [(rows, before) for count, rows, before in spans for _ in range(count)]
     needs = [-(-(rows + before) // BLOCK) for rows, before in each]
-    cache = KVCache(layers, sum(needs) + 1, BLOCK, kv_heads, width, E4M3 if fp8 else dtype, device)
+    cache = KVCache(layers, sum(needs) + 1, BLOCK, kv_heads, width, FP8 if fp8 else dtype, device)
     if cache.scales is None:
         cache.data.normal_()
     else:
@@ -185,7 +186,7 @@ def error(
     rows, (_, kv_heads, width) = case.exact.rows, case.k.shape
     wide = Pass(
         case.exact, case.exact,
-        KVCache(1, case.cache.blocks, BLOCK, kv_heads, width, E4M3 if fp8 else torch.float32, device),
+        KVCache(1, case.cache.blocks, BLOCK, kv_heads, width, FP8 if fp8 else torch.float32, device),
         case.q[:rows].float(), case.k[:rows].float(), case.v[:rows].float(), 0,
     )  # fmt: skip
     wide.cache.data.copy_(case.cache.data)

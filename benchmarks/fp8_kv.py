@@ -24,8 +24,8 @@ from verifypd.bench.provenance import provenance
 from verifypd.distil.prompts import evaluation_prompts, spread
 from verifypd.engine.build import read_tokenizer
 from verifypd.engine.calibration import sample
+from verifypd.kernels.base import FP8
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import KVCache
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
@@ -34,7 +34,7 @@ from verifypd.runtime.runner import ModelRunner
 
 TOKENS = 48
 LONGEST = 256  # tokens of a prompt that are read
-CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": E4M3, "fp8, scales of 1": E4M3}
+CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8, scales of 1": FP8}
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from verifypd.attention import PassLayout, available_backends, backend
+from verifypd.attention import PassLayout, available_backends, backend, choose
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.kv.pool import KVCache, LayerCache
@@ -271,3 +271,10 @@ def test_unknown_backend_is_refused() -> None:
         backend("flash", "cpu")
     assert available_backends("meta") == ["torch"]
     assert backend("auto", "cpu").name == BACKENDS[0]
+
+
+def test_gpus_without_e4m3_keep_such_a_cache_from_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "fp8_products", lambda device: False)
+    with pytest.raises(ConfigError, match="needs a GPU of compute capability 8.9 or more"):
+        choose.backend("triton", "cuda", fp8=True)
+    assert choose.backend("auto", "cuda", fp8=True).name == "torch"

@@ -19,10 +19,10 @@ from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention, rotate_and_write_rows, write_rows
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import Normed
+from verifypd.kernels.base import FP8, Normed
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton import TritonKernels
-from verifypd.kv.fp8 import E4M3, narrowed, widened
+from verifypd.kv.fp8 import narrowed, widened
 from verifypd.kv.pool import LayerCache
 
 NAMES = ["torch", "triton", *(["native"] if build.library() is not None else [])]
@@ -165,7 +165,7 @@ def test_a_product_writes_what_is_written_apart() -> None:
     positions, places = (torch.tensor(each, device=DEVICE) for each in ([0, 3, 17, 4, 63], [9, 30, 16, 8, 39]))
     scales = torch.exp2(torch.tensor([[-5.0, -9.0], [-4.0, -6.0]])).to(DEVICE)
     one, other = (
-        LayerCache(*torch.zeros(2, 5, 8, kv_heads, width, device=DEVICE).to(E4M3).unbind(0), scales) for _ in range(2)
+        LayerCache(*torch.zeros(2, 5, 8, kv_heads, width, device=DEVICE).to(FP8).unbind(0), scales) for _ in range(2)
     )
     kernels = TritonKernels()
     q = kernels.linear_qkv(x, weight, None, *rotary, positions, one.k, one.v, places, scales)

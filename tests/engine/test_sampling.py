@@ -78,8 +78,8 @@ def test_choices_of_one_seed_differ_and_repeat(pair: tuple[Path, Path]) -> None:
     assert [c.token_ids for c in first.outputs] == [c.token_ids for c in again.outputs]
 
 
-# drafter, acceptance, whether requests are preempted and verdicts late, transform: all triples without the weather, which
-# turns, so that each pair with it occurs too
+# drafter, acceptance, whether requests are preempted and verdicts late, transform: all triples without that weather,
+# which turns, so that each pair with it occurs too
 LAWS = [
     (drafter, acceptance, bool((i + j + k) % 2), name)
     for i, drafter in enumerate(("ngram", "model", "head", "both"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from verifypd.kv.fp8 import E4M3, LARGEST, fitting, narrowed, widened
+from verifypd.kernels.base import FP8, FP8_MAX
+from verifypd.kv.fp8 import fitting, narrowed, widened
 from verifypd.kv.pool import KVCache, block_bytes
 
 
@@ -21,7 +22,7 @@ def test_an_entry_loses_half_of_its_last_bit_and_no_more() -> None:
 def test_what_is_too_large_saturates() -> None:
     x = torch.tensor([449.0, 1e30, -1e30, float("inf"), -float("inf"), 448.0])[:, None, None]
     found = widened(narrowed(x, torch.ones(1)), torch.ones(1), torch.float32).flatten()
-    assert found.tolist() == [LARGEST, LARGEST, -LARGEST, LARGEST, -LARGEST, LARGEST]
+    assert found.tolist() == [FP8_MAX, FP8_MAX, -FP8_MAX, FP8_MAX, -FP8_MAX, FP8_MAX]
 
 
 def test_scales_are_powers_of_two_that_leave_room() -> None:
@@ -35,7 +36,7 @@ def test_scales_are_powers_of_two_that_leave_room() -> None:
 def test_a_cache_takes_the_scales_of_another() -> None:
     """By layer, by keys and values and by head; what is read is what was written, within e4m3."""
     wide = KVCache(2, 3, 4, 2, 8, torch.float32, "cpu")
-    small = KVCache(2, 3, 4, 2, 8, E4M3, "cpu")
+    small = KVCache(2, 3, 4, 2, 8, FP8, "cpu")
     factor = torch.tensor([[[1.0, 30.0], [0.1, 2.0]], [[4.0, 4.0], [1e-3, 1e3]]])
     rows = torch.randn(2, 2, 5, 2, 8, generator=torch.Generator().manual_seed(0)) * factor[:, :, None, :, None]
     places = torch.tensor([4, 7, 11, 5, 10])

@@ -8,6 +8,7 @@ import torch
 
 from verifypd.attention.base import AttentionBackend
 from verifypd.errors import ConfigError
+from verifypd.kernels.launch import fp8_products
 from verifypd.kernels.registry import C_NEEDS, TRITON_NEEDS, Backend, Registry, anywhere, c_runs_on, triton_runs_on
 
 
@@ -74,10 +75,15 @@ def backend(
     always may, and "flashinfer" refuses).
     fp8: keys and values are e4m3.
     """
+    old = torch.device(device).type == "cuda" and not fp8_products(torch.device(device))  # Triton has no e4m3 there
     if fp8 and name == "auto":
-        name = next(each for each in available_backends(device) if each in READ_E4M3)
+        name = next(each for each in available_backends(device) if each in READ_E4M3 and not (old and each == "triton"))
     if fp8 and name not in READ_E4M3:
         raise ConfigError(
             f"--kv-cache-dtype fp8 needs --attention native, triton or torch: {name} does not read such a cache"
+        )
+    if fp8 and old and name == "triton":
+        raise ConfigError(
+            "--kv-cache-dtype fp8 with --attention triton needs a GPU of compute capability 8.9 or more: leave one out"
         )
     return ATTENTION.choose(name, device).make(batch_invariant)

@@ -11,10 +11,10 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kv.fp8 import E4M3
+from verifypd.kernels.base import FP8
 from verifypd.kv.pool import LayerCache
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, E4M3: 5}  # enum in native.c; dtype of the cache
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 5}  # enum in native.c; dtype of the cache
 
 
 class NativeAttention:

@@ -21,10 +21,9 @@ from verifypd.engine.quantized import check_verifier, draft_quantization, verifi
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
-from verifypd.kernels.base import Kernels, Quantization
+from verifypd.kernels.base import FP8, Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.budget import Budget, plan_budget, show
-from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
 from verifypd.models import builtin
 from verifypd.models.base import Model
@@ -292,7 +291,7 @@ def make_budget(
         parts.append(("attention", aside))
     if replayed:
         parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None, isinstance(draft, DraftHead))))
-    verifier_block = _block_bytes(model, config.block_size, E4M3 if config.kv_cache_dtype == "fp8" else None)
+    verifier_block = _block_bytes(model, config.block_size, FP8 if config.kv_cache_dtype == "fp8" else None)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1
     share = available_bytes() // config.tensor_parallel_size  # ranks on a CPU are in one memory

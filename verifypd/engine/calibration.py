@@ -34,9 +34,8 @@ https://example.org/a?b=1
 
 
 def sample(tokenizer: Tokenizer | None, vocab: int, longest: int) -> list[int]:
-    """Token ids below `vocab`, at most `longest`; drawn at random where no tokenizer knows any text."""
+    """Token ids below `vocab`, at most `longest`; drawn at random where there is no tokenizer, or it knows no text."""
     count = min(TOKENS, longest)
-    if tokenizer is None:
-        draw = random.Random(0)
-        return [draw.randrange(vocab) for _ in range(count)]
-    return [min(token, vocab - 1) for token in tokenizer.encode(TEXT)[:count]]
+    known = [] if tokenizer is None else [min(token, vocab - 1) for token in tokenizer.encode(TEXT)[:count]]
+    draw = random.Random(0)
+    return known or [draw.randrange(vocab) for _ in range(count)]

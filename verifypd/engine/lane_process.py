@@ -15,11 +15,10 @@ from verifypd.config import EngineConfig
 from verifypd.engine.build import DEFAULT_CPU_KV, pick_device
 from verifypd.engine.sizes import GPU_SHARE, available_bytes
 from verifypd.errors import MemoryBudgetError, VerifyPDError
-from verifypd.kernels.base import Kernels, Quantization
+from verifypd.kernels.base import FP8, Kernels, Quantization
 from verifypd.kernels.choose import select
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import show
-from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
 from verifypd.models.base import Model
 from verifypd.models.config import ModelSource
@@ -74,7 +73,7 @@ class Place:
     def _block_count(self, model: Model, fp8: bool) -> int:
         """Blocks for all slots, or for as many as fit beside the weights."""
         size, shape = self.config.block_size, model.config
-        dtype = E4M3 if fp8 else model.activation_dtype
+        dtype = FP8 if fp8 else model.activation_dtype
         each = block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, dtype)
         longest = -(-self.capacity // size)
         if self.device.type == "cuda":

@@ -13,9 +13,8 @@ import torch
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.engine.quantized import kept_in, verifier_quantization
 from verifypd.errors import MemoryBudgetError
-from verifypd.kernels.base import Quantization
+from verifypd.kernels.base import FP8, Quantization
 from verifypd.kv.budget import show
-from verifypd.kv.fp8 import E4M3
 from verifypd.kv.pool import block_bytes
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import weight_bytes
@@ -56,9 +55,10 @@ def check_memory(
     form = kept_in(shape, verifier_quantization(config), device)
     own = weight_bytes(shape, weights, form)
     if own > free:
-        smaller = weight_bytes(shape, weights, "int8")
+        other: Quantization = "int8" if shape.fp8 is None else "fp8"
+        smaller = weight_bytes(shape, weights, other)
         fits = form is None and smaller <= free
-        also = f", or --quantization int8, which takes {show(smaller)}" if fits else ""
+        also = f", or --quantization {other}, which takes {show(smaller)}" if fits else ""
         raise MemoryBudgetError(
             f"{source.name} needs {show(own)} for its weights and {device} has {show(free)} free: choose a smaller"
             f" model{also}"
@@ -88,7 +88,7 @@ def kv_bytes(config: EngineConfig, shapes: list[ModelConfig], dtype: torch.dtype
     size = config.block_size
     each = 0
     for index, shape in enumerate(shapes):  # the verifier, and its draft
-        kind = E4M3 if index == 0 and config.kv_cache_dtype == "fp8" else dtype
+        kind = FP8 if index == 0 and config.kv_cache_dtype == "fp8" else dtype
         each += block_bytes(shape.layers, size, shape.kv_heads, shape.head_dim, kind)
     each += sum(size * shape.hidden_size * dtype.itemsize for shape in shapes if shape.is_head)  # its features
     tokens = min(config.max_model_len or DEFAULT_MAX_LEN, shapes[0].max_position) + config.max_draft + 2

@@ -105,7 +105,7 @@ def _captured(config: EngineConfig) -> tuple[int, int]:
 def wire(parts: Parts, cost: CostModel) -> Engine:
     """The engine, with every graph it may replay at hand."""
     config, device = parts.config, parts.model.device
-    fp8 = bool(parts.sample)
+    fp8 = config.kv_cache_dtype == "fp8"
     attention = backend(config.attention, device, batch_invariant=config.batch_invariant, fp8=fp8)
     draws = may_draft(config) and (parts.draft is not None or "decode" in parts.processes)
     slots = Slots(config.slots, parts.capacity, config.max_draft, device, parts.vocab if draws else 0)

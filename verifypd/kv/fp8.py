@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0
+from verifypd.kernels.base import FP8, FP8_MAX
+
 SEEN = 7  # the largest entry that was seen lies in [2^(SEEN - 1), 2^SEEN)
 
 
@@ -24,7 +24,7 @@ def fitting(largest: Tensor) -> Tensor:
 
 def narrowed(x: Tensor, scale: Tensor) -> Tensor:
     """x [..., heads, D] over scale [heads], as e4m3; what lies beyond its range saturates."""
-    return (x.float() / scale[:, None]).clamp_(-LARGEST, LARGEST).to(E4M3)
+    return (x.float() / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def widened(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import Kernels, PagedRows
-from verifypd.kv.fp8 import E4M3, fitting, narrowed, widened
+from verifypd.kernels.base import FP8, Kernels, PagedRows
+from verifypd.kv.fp8 import fitting, narrowed, widened
 
 
 class LayerCache(NamedTuple):
@@ -38,7 +38,7 @@ class LayerCache(NamedTuple):
 
 def _bytes(x: Tensor) -> Tensor:
     """The same, where torch cannot move e4m3 about but bytes."""
-    return x.view(torch.uint8) if x.dtype == E4M3 else x
+    return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
 def block_bytes(layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -65,7 +65,7 @@ class KVCache:
         shape = (layers, 2, blocks, block_size, kv_heads, head_dim)
         # written and not only reserved, so that memory a machine does not have is missed at start and not under load
         self.data = torch.empty(shape, dtype=dtype, device=device).zero_()
-        self.scales = torch.ones(layers, 2, kv_heads, device=device) if dtype == E4M3 else None
+        self.scales = torch.ones(layers, 2, kv_heads, device=device) if dtype == FP8 else None
         self._layers = [
             LayerCache(self.data[i, 0], self.data[i, 1], None if self.scales is None else self.scales[i])
             for i in range(layers)

@@ -50,8 +50,6 @@ class Model:
         self.weight_bytes = sum(weight.nbytes for weight in weights.values())
         scale = config.embed_scale  # rounded as the checkpoint's own dtype rounds it
         self.embed_scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
-        # of a layer's keys ("k") and values ("v"), where the file has them
-        self.kv_scales: dict[int, dict[str, Tensor]] = {}
         self.narrow = False  # ids may lie past the embedding: a draft whose verifier has a padded vocabulary
         self._split = [config.heads, config.kv_heads, config.kv_heads]
         self._eps, self._unit = config.norm_eps, config.unit_offset

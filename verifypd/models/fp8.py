@@ -38,39 +38,27 @@ class Fp8Folder:
         self._folder = folder
         self._block = block or (1, 1)
         self._scales = {f"{n.removesuffix(end)}.weight": n for n in folder.shapes for end in SCALES if n.endswith(end)}
-        self.kv_scales = self._kv_scales()
         aside = {name for name in folder.shapes if KV_SCALE.search(name) or name.endswith(UNUSED)}
         aside |= set(self._scales.values())
         self.shapes: Mapping[str, tuple[int, ...]] = {n: shape for n, shape in folder.shapes.items() if n not in aside}
         self._fp8 = frozenset(name for name in self.shapes if folder.entries[name].dtype == FP8)
-        for name in self._fp8:
+        scaled = [name for name in self._fp8 if name in self._scales]  # others may be of a part that is not loaded
+        for name in scaled:
             self._check(name)
-        self.stored = frozenset(name for name in self._fp8 if self._by_row(name))
-        if len(self.stored) < len(self._fp8):
+        self.stored = frozenset(name for name in scaled if self._by_row(name))
+        if len(self.stored) < len(scaled):
             log.warning(
                 "%s: %d matrices in fp8 have scales by block and are widened as they are read; --quantization fp8"
                 " rounds them to fp8 again, with a scale for each row",
                 self.where,
-                len(self._fp8) - len(self.stored),
+                len(scaled) - len(self.stored),
             )
-
-    def _kv_scales(self) -> dict[int, dict[str, Tensor]]:
-        """Of keys ("k") and values ("v") by layer, float32, where the checkpoint has any."""
-        found: dict[int, dict[str, Tensor]] = {}
-        for name in self._folder.shapes:
-            if match := KV_SCALE.search(name):
-                scale = self._read(name).flatten()
-                found.setdefault(int(match[1]), {}).update(dict.fromkeys(match[2] or match[3], scale))
-        if found:
-            log.info("%s: scales of keys and values of %d layers are kept aside", self.where, len(found))
-        return found
 
     def _check(self, name: str) -> None:
         where, scale = f"weights of {self.where}", self._scales.get(name)
-        if scale is None:
-            raise ModelError(
-                f"{where}: tensor {name} is stored as F8_E4M3 without a scale beside it: use the unquantised checkpoint"
-            )
+        if scale is None or len(self.shapes[name]) != 2:
+            wrong = "without a scale beside it" if scale is None else f"with shape {self.shapes[name]}"
+            raise ModelError(f"{where}: tensor {name} is stored as F8_E4M3 {wrong}: use the unquantised checkpoint")
         (outputs, columns), (height, width) = self.shapes[name], self._block
         if not self._by_row(name) and self._folder.shapes[scale] != (-(-outputs // height), -(-columns // width)):
             raise ModelError(
@@ -100,6 +88,7 @@ class Fp8Folder:
 
     def _factor(self, name: str) -> Callable[[Tensor], Tensor]:
         """Rows -> what they are multiplied by, [rows, columns or 1]."""
+        self._check(name)
         if name in self.stored:
             scale = self.scale(name)[:, None]
             return lambda rows: scale[rows]

@@ -84,10 +84,7 @@ def load_model(
     else:
         fill(weights, specs, tensors, source.config, family.specs(source.config), shard)
     pack(weights, specs, config, kernels)
-    model = family(config, weights, kernels, dtype=dtype, max_model_len=length, reduce=reduce)
-    if isinstance(tensors, Fp8Folder):
-        model.kv_scales = tensors.kv_scales
-    return model
+    return family(config, weights, kernels, dtype=dtype, max_model_len=length, reduce=reduce)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
@@ -166,7 +163,7 @@ def allocate(
         size = weight_bytes(source.config, dtype, quantization) / 1e9
         raise ModelError(
             f"{source.name} needs {size:.1f} GB for its weights and {device} has less free: choose a smaller model,"
-            " --dtype bfloat16 or --quantization int8"
+            f" --dtype bfloat16 or --quantization {'int8' if source.config.fp8 is None else 'fp8'}"
         ) from None
     return weights
 

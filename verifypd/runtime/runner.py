@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kv.fp8 import E4M3
+from verifypd.kernels.base import FP8
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
@@ -19,7 +19,7 @@ from verifypd.runtime.inputs import BlockTables, Slots
 
 def cache_of(model: Model, blocks: int, block_size: int, fp8: bool = False) -> KVCache:
     """Room for so many blocks of a model's keys and values, as they are computed or in e4m3."""
-    shape, dtype = model.config, E4M3 if fp8 else model.activation_dtype
+    shape, dtype = model.config, FP8 if fp8 else model.activation_dtype
     return KVCache(shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim, dtype, model.device)
 
 
