@@ -275,6 +275,6 @@ def test_unknown_backend_is_refused() -> None:
 
 def test_gpus_without_e4m3_keep_such_a_cache_from_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "fp8_products", lambda device: False)
-    with pytest.raises(ConfigError, match="needs a GPU of compute capability 8.9 or more"):
+    with pytest.raises(ConfigError, match=r"needs a GPU of compute capability 8\.9 or more"):
         choose.backend("triton", "cuda", fp8=True)
     assert choose.backend("auto", "cuda", fp8=True).name == "torch"
