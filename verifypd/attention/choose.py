@@ -75,15 +75,19 @@ def backend(
     always may, and "flashinfer" refuses).
     fp8: keys and values are e4m3.
     """
-    old = torch.device(device).type == "cuda" and not fp8_products(torch.device(device))  # Triton has no e4m3 there
     if fp8 and name == "auto":
-        name = next(each for each in available_backends(device) if each in READ_E4M3 and not (old and each == "triton"))
+        name = next(each for each in available_backends(device) if _reads_e4m3(each, torch.device(device)))
     if fp8 and name not in READ_E4M3:
         raise ConfigError(
             f"--kv-cache-dtype fp8 needs --attention native, triton or torch: {name} does not read such a cache"
         )
-    if fp8 and old and name == "triton":
+    if fp8 and not _reads_e4m3(name, torch.device(device)):
         raise ConfigError(
             "--kv-cache-dtype fp8 with --attention triton needs a GPU of compute capability 8.9 or more: leave one out"
         )
     return ATTENTION.choose(name, device).make(batch_invariant)
+
+
+def _reads_e4m3(name: str, device: torch.device) -> bool:
+    """Whether a backend reads a cache of e4m3 there."""
+    return name in READ_E4M3 and (name != "triton" or device.type != "cuda" or fp8_products(device))

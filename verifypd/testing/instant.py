@@ -39,6 +39,8 @@ class InstantEngine:
         self.recent: tuple[Any, ...] = ()
         self.cost = None
         self.memory = SimpleNamespace(verifier=_EmptyPool(), draft=None)
+        cache = SimpleNamespace(scales=None, data=torch.empty(0), nbytes=0)
+        self.verify = SimpleNamespace(runner=SimpleNamespace(cache=cache))
         self.waiting: list[Request] = []
         self.running: dict[int, Request] = {}
         self.free_slots = deque(range(config.slots))
