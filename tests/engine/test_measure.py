@@ -279,7 +279,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ('"format": 3', '"format": 2'),
+        (f'"format": {costs.FORMAT}', '"format": 2'),
         ('"model": "x"', '"model": "y"'),
         ('"verify_seconds": 0.01', '"verify_seconds": -0.01'),
         ('"verify_seconds": 0.01', '"verify_seconds": 0.0'),
