@@ -89,12 +89,11 @@ def tiling(
     tiles = -(-rows // block_q)
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
-    if not (long or fixed or full or wide):
-        few = 2 * real_tiles * kv_heads <= processors
-        if (few or (fp8 and block_m == LEAST_ROWS)) and shared_memory >= ROOMY:
-            block_n = 128  # a program waits for its own reads: they are to be large and few
-        elif block_m == LEAST_ROWS:
-            block_n, warps = 32, 2  # others go on meanwhile: programs are to be small and many
+    if block_m == LEAST_ROWS and not (long or fixed or full or wide):
+        if fp8 and shared_memory >= ROOMY:
+            block_n = 128  # of half the bytes
+        elif 2 * real_tiles * kv_heads > processors:
+            block_n, warps = 32, 2  # while one waits for its reads others go on: they are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
     if fixed:
         workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -10,11 +11,15 @@ from verifypd.sampling.case import Case, Spans, Verdicts
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
 
+# verdicts from raw logits, spans, needs, state, tokens, lengths, drafts and their number; None: make a case of it
+Greedy = Callable[[Tensor, Spans, Needs, SamplingState, Tensor, Tensor, Tensor, Tensor], Verdicts | None]
+
 
 class SamplingKernels(Protocol):
     """One implementation; all of them agree with TorchSampling."""
 
     name: str
+    greedy: Greedy | None  # `judge` of rows that all take what is likeliest, without a case
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """Temperature (times scale [N]), min_p, top_k and top_p of sampled rows of x [N, V], in place; others stay."""
@@ -22,18 +27,4 @@ class SamplingKernels(Protocol):
 
     def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
         """The verdicts of all spans, without logprobs; tokens, lengths and state.alive are written."""
-        ...
-
-    def judge_greedy(
-        self,
-        logits: Tensor,
-        spans: Spans,
-        needs: Needs,
-        state: SamplingState,
-        tokens: Tensor,
-        lengths: Tensor,
-        drafts: Tensor,
-        draft_lens: Tensor,
-    ) -> Verdicts | None:
-        """The same from raw logits, where all rows take what is likeliest there; None: make a case of it."""
         ...

@@ -22,6 +22,9 @@ class NativeSampling(TorchSampling):
 
     name = "native"
 
+    def __init__(self) -> None:
+        self.greedy = greedy
+
     def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
         """See SamplingKernels.judge."""
         own, top = own_choice(case)
@@ -29,22 +32,22 @@ class NativeSampling(TorchSampling):
         spans, stops = case.spans, case.needs.stop_width
         return verdicts(spans, case.state, stops, own, top, told, tokens, lengths, drafts, draft_lens)
 
-    def judge_greedy(
-        self,
-        logits: Tensor,
-        spans: Spans,
-        needs: Needs,
-        state: SamplingState,
-        tokens: Tensor,
-        lengths: Tensor,
-        drafts: Tensor,
-        draft_lens: Tensor,
-    ) -> Verdicts | None:
-        """See SamplingKernels.judge_greedy."""
-        if logits.dtype is not torch.float32 or logits.stride(1) != 1:
-            return None
-        own, top = likeliest(logits, state.vocab)
-        return verdicts(spans, state, needs.stop_width, own, top, None, tokens, lengths, drafts, draft_lens)
+
+def greedy(
+    logits: Tensor,
+    spans: Spans,
+    needs: Needs,
+    state: SamplingState,
+    tokens: Tensor,
+    lengths: Tensor,
+    drafts: Tensor,
+    draft_lens: Tensor,
+) -> Verdicts | None:
+    """See Greedy."""
+    if logits.dtype is not torch.float32 or logits.stride(1) != 1:
+        return None
+    own, top = likeliest(logits, state.vocab)
+    return verdicts(spans, state, needs.stop_width, own, top, None, tokens, lengths, drafts, draft_lens)
 
 
 class _Arguments(ctypes.Structure):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifypd.sampling.case import Case, Finish, Outcome, Spans, Verdicts
+from verifypd.sampling.base import Greedy
+from verifypd.sampling.case import Case, Finish, Outcome, Verdicts
 from verifypd.sampling.cuts import cut_
 from verifypd.sampling.draws import best, best_with_noise, draw, noise_keys
 from verifypd.sampling.philox import Role, uniform, uniforms
@@ -17,6 +18,7 @@ class TorchSampling:
     """See SamplingKernels."""
 
     name = "torch"
+    greedy: Greedy | None = None
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """See SamplingKernels.cut_."""
@@ -27,20 +29,6 @@ class TorchSampling:
         verdicts = _finish(case, drafts, *outcome(case, *own_choice(case)))
         _commit(case, verdicts, tokens, lengths)
         return verdicts
-
-    def judge_greedy(
-        self,
-        logits: Tensor,
-        spans: Spans,
-        needs: Needs,
-        state: SamplingState,
-        tokens: Tensor,
-        lengths: Tensor,
-        drafts: Tensor,
-        draft_lens: Tensor,
-    ) -> Verdicts | None:
-        """See SamplingKernels.judge_greedy."""
-        return None
 
 
 def accepted_prefix(p: Tensor, q: Tensor, u: Tensor) -> Tensor:

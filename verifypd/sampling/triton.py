@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from verifypd.kernels.tiles import power_of_two
-from verifypd.sampling.case import Case, Spans, Verdicts
+from verifypd.sampling.base import Greedy
+from verifypd.sampling.case import Case, Verdicts
 from verifypd.sampling.draws import block_of
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
@@ -26,6 +27,7 @@ class TritonSampling:
     """See SamplingKernels."""
 
     name = "triton"
+    greedy: Greedy | None = None
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """See SamplingKernels.cut_."""
@@ -35,20 +37,6 @@ class TritonSampling:
     def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
         """See SamplingKernels.judge."""
         return Verdicts.unpacked(judge(case, tokens, lengths, drafts, draft_lens), case.spans.widest + 1)
-
-    def judge_greedy(
-        self,
-        logits: Tensor,
-        spans: Spans,
-        needs: Needs,
-        state: SamplingState,
-        tokens: Tensor,
-        lengths: Tensor,
-        drafts: Tensor,
-        draft_lens: Tensor,
-    ) -> Verdicts | None:
-        """See SamplingKernels.judge_greedy."""
-        return None
 
 
 def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = None) -> None:

@@ -47,10 +47,10 @@ def judge(
     tokens one for each that any request may have.
     """
     kernels, needs = implementation(state.kernels), state.needs(spans.slot_ids, spans.depth)
-    if needs.likeliest and mask is None:
-        greedy = kernels.judge_greedy(logits, spans, needs, state, tokens, lengths, drafts, draft_lens)
-        if greedy is not None:
-            return greedy
+    if needs.likeliest and mask is None and kernels.greedy is not None:
+        found = kernels.greedy(logits, spans, needs, state, tokens, lengths, drafts, draft_lens)
+        if found is not None:
+            return found
     case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
     verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
     return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
