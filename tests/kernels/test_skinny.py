@@ -148,6 +148,20 @@ class TestOnAGpu:
             others[write_index] = False
             assert (cache[others] == 7).all()
 
+    def test_which_products_are_these(self) -> None:
+        """Up to eight rows of the weights' dtype; a stream is left to be normed where such a product can read it."""
+        triton = pytest.importorskip("verifypd.kernels.triton")
+        kernels, weight = triton.TritonKernels(), random(512, 512)
+        assert kernels._streamed(random(8, 512), weight) is weight
+        assert kernels._streamed(random(9, 512), weight) is None
+        assert kernels._streamed(random(8, 512, dtype=torch.float16), weight) is None
+        assert kernels._streamed(random(8, 500), random(512, 500)) is None
+        assert triton.TritonKernels(batch_invariant=True)._streamed(random(8, 512), weight) is None
+        for outputs, left in ((576, True), (520, False)):
+            x, residual, norm = random(2, 512), random(2, outputs, seed=1), random(outputs, seed=2)
+            normed, _ = kernels.linear_add_norm(x, random(outputs, 512), None, residual, norm, 1e-5)
+            assert isinstance(normed, Normed) == left
+
     def test_one_behind_the_other_in_a_graph(self) -> None:
         """Kernels that start early wait for what they read: a long chain gives the same again and again."""
         weights = [random(512, 512, seed=seed) / 512**0.5 for seed in range(40)]
