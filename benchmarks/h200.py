@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from script import command_line, keep
 
 from verifypd import LLM
 from verifypd.bench.device import copy_tb_s, product_tflop_s
@@ -341,7 +342,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--pair",
@@ -354,8 +355,6 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model and short work: tests this script, means nothing"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(given)
     unknown = [name for name in args.parts.split(",") if name not in PARTS]
     if unknown:
@@ -379,9 +378,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
             PARTS[name](bench)
             report["seconds"][name] = time.perf_counter() - begun
             print(f"{name}: {report['seconds'][name]:.1f} s", flush=True)
-            if args.json:  # after every part: what was measured is kept, whatever comes
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+            keep(report, args.json)  # after every part: what was measured is kept, whatever comes
         bench.close()
     print("\n".join(f"{name:32} {value:10.3f}" for name, value in sorted(bench.figures.items())))
     return report

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
 from verifypd.bench.figures import cut, figures
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
 
 
 @pytest.fixture(scope="module")
 def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("tables")
 
 
 def test_pages_are_up_to_date(tables: Any) -> None:
