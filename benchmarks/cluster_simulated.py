@@ -26,7 +26,8 @@ from server_cost import Client, request
 
 from verifypd.bench.provenance import provenance
 from verifypd.cluster.config import ClusterConfig
-from verifypd.cluster.simulated import Asked, Cluster, World
+from verifypd.cluster.simulated import Cluster
+from verifypd.cluster.simulated_replica import Asked, World
 from verifypd.config import EngineConfig
 from verifypd.simulate.pace import even_pace
 
