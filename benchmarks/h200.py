@@ -243,11 +243,15 @@ class Bench:
             file.write_text(json.dumps(made, separators=(",", ":")) + "\n")
             print(f"record seed {seed}: {len(timings)} steps, {figures}", flush=True)
 
+    def prompts(self, length: int, count: int) -> tuple[list[Arrival], list[Arrival]]:
+        """Long prompts half a second apart, and as many that ask for next to nothing."""
+        times = [(0.05 if self.tiny else 0.5) * (i + 1) for i in range(count)]
+        return [Arrival(at, length, 16) for at in times], [Arrival(at, 1, 2) for at in times]
+
     def burst(self) -> None:
         """Long prompts beside eight running requests, against the same eight alone."""
         beside, length, count = (2, 60, 3) if self.tiny else (8, 4096, 12)
-        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
-        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        long, quiet = self.prompts(length, count)
         drive = self.told("auto")
         alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
         self.details["burst"] = {"quiet": alone, "burst": found}
@@ -257,8 +261,7 @@ class Bench:
     def placements(self) -> None:
         """Where prompts and drafts run, as ablations: long prompts beside eight requests, and draft beside verify."""
         beside, length, count = (2, 60, 2) if self.tiny else (8, 4096, 6)
-        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
-        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        long, quiet = self.prompts(length, count)
         common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
         sizes = {"batch_size": 4 if self.tiny else 16, "max_model_len": 500 if self.tiny else 4500}
 
