@@ -9,7 +9,6 @@ in turn; `plain` and `auto` over held-out prompts, one at a time and 16 at once.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -17,8 +16,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
@@ -81,18 +81,16 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind (default: 3)")
-    parser.add_argument("--json", type=Path, help="write the report there")
     parser.add_argument("--arm", choices=ARMS, help="measure this one in this process, with the delay it was given")
     args = parser.parse_args()
     if args.arm:
         one_process(args.arm)
         return
-    report = {**provenance(), "rounds": args.rounds, "figures": measure(args.rounds)}
+    report = {**provenance(args.commit), "rounds": args.rounds, "figures": measure(args.rounds)}
     print(json.dumps(report, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    keep(report, args.json)
 
 
 if __name__ == "__main__":

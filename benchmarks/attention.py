@@ -15,19 +15,17 @@ read once at the speed of a large copy.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from script import command_line, keep
 from torch import Tensor
 
 from verifypd.attention import PassLayout, backend, tiling
@@ -334,8 +332,7 @@ def _other(change: dict[str, int], bounds: dict[str, Any]) -> tiling.Tiling:
 
 def main() -> None:
     """Check, then time."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = command_line(__doc__)
     parser.add_argument("--shapes", default=DEFAULT_SHAPES, help=f"comma-separated; all: {ALL_SHAPES}")
     parser.add_argument("--cases", help="some of the cases, comma-separated")
     parser.add_argument("--skip-checks", action="store_true")
@@ -345,7 +342,6 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
     parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer beside it, where it is installed")
     parser.add_argument("--tiny", action="store_true", help="small cases, checks only")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -388,9 +384,7 @@ def main() -> None:
                     named = [("/".join(str(r[key]) for key in SWEEPS[args.sweep]), r["us"]) for r in ranked]
                     best = "; ".join(f"{cut} {us:.1f}" for cut, us in [*named[:5], named[-1]])
                     print(f"    {'/'.join(SWEEPS[args.sweep])}: {best} (slowest)", flush=True)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
     sys.exit(0 if all(row["ok"] for row in report["checks"]) else 1)
 
 

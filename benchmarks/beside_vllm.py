@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd.bench.arms import DRAFT_MODEL, Arm, Setup, parse, start_message
 from verifypd.bench.beside import CLOSING, Cell, Comparison, Worker, closed_cell, open_cell, table
@@ -49,8 +50,7 @@ def numbers(text: str) -> list[int]:
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=__doc__.split("\n\n", 2)[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = command_line(__doc__)
     parser.add_argument("--arms", nargs="+", required=True, metavar="ENGINE:NAME[:SETTING=VALUE,…]")
     parser.add_argument("--control", metavar="ARM", help="an arm that does everything twice (default: the first)")
     parser.add_argument("--reference", nargs="+", metavar="ARM", help="ratios are over these (default: every vLLM arm)")
@@ -73,10 +73,8 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.5, help="nothing is begun that would not end by then")
     parser.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU: tests this script, means nothing")
-    parser.add_argument("--json", type=Path, help="write the report there, after every task")
     parser.add_argument("--raw", type=Path, help="append every run's single times there, a JSON line each")
     parser.add_argument("--logs", type=Path, help="folder for a log of each arm (default: beside the JSON)")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(given)
     try:
         args.arms = [parse(text, args.draft) for text in args.arms]
@@ -211,12 +209,9 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
                 head.update(
                     {**provenance(args.commit), "tiny": args.tiny, **about, "settings": _bare(settings, folder)}
                 )
-            if args.json:  # whole or as it was: a run that is cut short leaves what it had
-                part = args.json.with_suffix(".part")
-                part.write_text(json.dumps({**head, **report}, indent=1) + "\n")
-                os.replace(part, args.json)
+            keep({**head, **report}, args.json)  # after every task
 
-        def keep(run: dict[str, Any]) -> None:
+        def append(run: dict[str, Any]) -> None:
             with args.raw.open("a") as file:
                 file.write(json.dumps(run) + "\n")
 
@@ -224,8 +219,10 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
             return Worker(arm, starts[arm.name], logs / f"{arm.file_name}.log", args.peer)
 
         control = None if args.control == "none" else args.control
-        comparison = Comparison(args.arms, cells, references=args.reference, control=control, save=save,
-                                say=lambda text: print(text, flush=True), keep=keep if args.raw else None)  # fmt: skip
+        comparison = Comparison(
+            args.arms, cells, references=args.reference, control=control, save=save,
+            say=lambda text: print(text, flush=True), keep=append if args.raw else None,
+        )  # fmt: skip
         comparison.began = began
         comparison.run(groups, start, 60.0 * args.minutes)
     print(table(comparison.report), flush=True)

@@ -6,7 +6,6 @@ clients call directly, all with an engine that answers at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,12 +15,12 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 import uvloop
+from script import command_line, keep
 from server_cost import ROOT, Client, Served, stream
 
 from verifypd.bench.provenance import provenance
@@ -107,22 +106,19 @@ def compare(model: str, streams: int, tokens: int, rounds: int, step_ms: float) 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=500, help="of each stream")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pace", type=float, default=10.0, help="ms of a step of the paced engine")
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    record: dict[str, Any] = {**provenance(), "streams": args.streams, "tokens_each": args.tokens}
+    record: dict[str, Any] = {**provenance(args.commit), "streams": args.streams, "tokens_each": args.tokens}
     record["cores"] = len(os.sched_getaffinity(0))
     record["instant_engine"] = compare(args.model, args.streams, args.tokens, args.rounds, 0.0)
     record["paced_engine"] = compare(args.model, args.streams, args.tokens, args.rounds, args.pace)
-    text = json.dumps(record, indent=2)
-    print(text)
-    if args.json:
-        Path(args.json).write_text(text + "\n")
+    print(json.dumps(record, indent=1))
+    keep(record, args.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ stream alone in each replica. How long requests wait for a slot, and for each ot
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,18 +15,19 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 import uvloop
 from cluster_cost import FLAGS, Deployed
+from script import command_line, keep
 from server_cost import Client, request
 
 from verifypd.bench.provenance import provenance
 from verifypd.cluster.config import ClusterConfig
-from verifypd.cluster.simulated import Asked, Cluster, World
+from verifypd.cluster.simulated import Cluster
+from verifypd.cluster.simulated_replica import Asked, World
 from verifypd.config import EngineConfig
 from verifypd.simulate.pace import even_pace
 
@@ -136,18 +136,17 @@ def compared(measured: dict[str, float], simulated: dict[str, float]) -> dict[st
 
 def main() -> None:
     """Measure, simulate and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--pace", type=float, default=100.0, help="ms of a step")
     parser.add_argument("--batch-size", type=int, default=5, help="of each replica")
     parser.add_argument("--load", default="0.5,0.85", help="shares of what all slots can do")
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--probes", type=int, default=25)
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     flags = ("--model", args.model, "--batch-size", str(args.batch_size), *FLAGS)
     slots = EngineConfig(model=args.model, batch_size=args.batch_size).slots
-    record: dict[str, Any] = {**provenance(), "cores": len(os.sched_getaffinity(0)), "replicas": REPLICAS}
+    record: dict[str, Any] = {**provenance(args.commit), "cores": len(os.sched_getaffinity(0)), "replicas": REPLICAS}
     record |= {"slots": slots, "engine_step_ms": args.pace, "runs": []}
     with Deployed(*flags, VERIFYPD_INSTANT_STEP_MS=str(args.pace)) as cluster:
         uvloop.run(play(cluster.port, workload(4.0, 5.0, 99)))  # warms up
@@ -160,10 +159,8 @@ def main() -> None:
             simulated = figures(simulate(requests, step, way, slots), requests)
             run = {"load": share, "rate": round(rate, 3), "requests": len(requests), "measured": measured}
             record["runs"].append(run | {"simulated": simulated, **compared(measured, simulated)})
-    text = json.dumps(record, indent=2)
-    print(text)
-    if args.json:
-        Path(args.json).write_text(text + "\n")
+    print(json.dumps(record, indent=1))
+    keep(record, args.json)
 
 
 if __name__ == "__main__":

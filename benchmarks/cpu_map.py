@@ -32,6 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from script import keep
 from tqdm import tqdm
 
 from verifypd import LLM, SamplingParams
@@ -372,8 +373,7 @@ def main() -> None:
         report = json.loads(out.read_text())
     else:
         report = measure(args)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n")
+        keep(report, out)
     rows = points(report["runs"], watched)
     print(table(rows, watched))
     print(f"\n{report['minutes']:.1f} minutes, {report['cpu']}, {report['threads']} threads, {report['dtype']} weights")

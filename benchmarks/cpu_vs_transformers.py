@@ -9,14 +9,13 @@ out the copying arms and the error of the weights: about a minute.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 import verifypd  # noqa: F401, before torch, whose allocator it sets
 
@@ -27,20 +26,7 @@ import transformers
 from verifypd import LLM, SamplingParams
 from verifypd.bench.assisted import built_in
 from verifypd.bench.provenance import provenance
-
-PROSE = [
-    "Once upon a time, in a village by the sea,",
-    "Explain how a refrigerator keeps food cold.",
-]
-FUNCTIONS = (
-    "def area(width, height):\n    return width * height\n\n"
-    "def volume(width, height, depth):\n    return width * height * depth\n\n"
-)
-VERSE = (
-    "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
-)
-RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
-COPYING = [FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12]]
+from verifypd.bench.texts import BEGUN, PROSE
 
 
 def generate_reference(model: Any, prompts: list[list[int]], tokens: int) -> None:
@@ -128,16 +114,15 @@ def errors(prompts: list[list[int]], tokens: int) -> dict[str, dict[str, float]]
 
 def main() -> None:
     """Run all arms, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true", help="no copying arms, no error of the weights")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    made = provenance(None)
+    made = provenance(args.commit)
 
     speed = bandwidth()
     arms: dict[str, LLM] = {
@@ -147,8 +132,8 @@ def main() -> None:
         "ngram": engine("unified", "ngram"),
     }
     tokenizer = arms["plain"].get_tokenizer()
-    prose = [tokenizer.encode(text) for text in PROSE]
-    copying = [tokenizer.encode(text) for text in COPYING]
+    prose = [tokenizer.encode(text) for text in PROSE[:2]]
+    copying = [tokenizer.encode(text) for text in BEGUN]
     many = [prose[i % len(prose)] for i in range(16)]
     dtype, model = best_reference(prose[0])
 
@@ -210,9 +195,7 @@ def main() -> None:
     report["weight_error"] = {} if args.quick else errors(prose[:2] + copying[:1], 32)
     for name, values in report["weight_error"].items():
         print(f"{name} weights: KL to fp32 {values['mean_kl']:.5f}, argmax agrees {values['argmax_agreement']:.4f}")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    keep(report, args.json)
 
 
 def print_table(medians: dict[str, float], base: float, figures: dict[str, float]) -> None:

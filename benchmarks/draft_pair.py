@@ -30,12 +30,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from script import command_line, keep
+
 # isort: split
 import torch
 from tqdm import tqdm
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
+from verifypd.bench.texts import BEGUN
 from verifypd.distil.prompts import evaluation_prompts
 from verifypd.engine.costs import device_name
 
@@ -51,17 +54,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
-FUNCTIONS = (
-    "def area(width, height):\n    return width * height\n\n"
-    "def volume(width, height, depth):\n    return width * height * depth\n\n"
-)
-VERSE = (
-    "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
-)
-RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
-COPYING = (FUNCTIONS * 2 + FUNCTIONS[:40], VERSE * 2 + VERSE[:30], RECORD * 3 + RECORD[:12])
-
-
 STUDENT = {2: 12.71, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # of 95 %, by the number of builds
 ENDING = 512  # tokens of an answer at most, where answers end by themselves
 QUIET = 0.02  # of the processor's time, that other processes may take during a run
@@ -170,7 +162,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             if "one" in args.sections.split(","):
                 report["one_request"][numbers], _ = compare(two, jobs, args.tokens, f"{numbers}, one request")
             if copying:
-                copies = [[plain.get_tokenizer().encode(text)] for text in COPYING]
+                copies = [[plain.get_tokenizer().encode(text)] for text in BEGUN]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
             among = [held_out[i * len(held_out) // args.at_once] for i in range(args.at_once)]
             crowd = [plain.render([{"role": "user", "content": prompt.text}]) for prompt in among]
@@ -211,7 +203,7 @@ def measure_crowd(
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default: 128)")
     parser.add_argument("--at-once", type=int, default=16, help="requests of a crowd (default: 16)")
@@ -220,15 +212,13 @@ def main() -> None:
     parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of auto, float32, bfloat16, int8")
     parser.add_argument("--endings", type=int, default=3, help="builds of the crowd that ends by itself (default: 3)")
     parser.add_argument("--sections", default="one,copying,crowd,ending", help="some of these (default: all)")
-    parser.add_argument("--json", type=Path, help="write the report there")
     args = parser.parse_args()
-    made = provenance(None)
+    made = provenance(args.commit)
     report = measure(args)
     about = {"cpu": device_name(torch.device("cpu")), "threads": torch.get_num_threads()}
     report = {**made, **about, "prompts": args.prompts, "tokens": args.tokens, "at_once": args.at_once, **report}
     print(json.dumps(report, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    keep(report, args.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ greedy or coupled sampling.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from script import command_line, keep
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
@@ -257,22 +257,19 @@ def simulated(counts: Sequence[int]) -> dict[str, Any]:
 
 def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--part", choices=("all", "measured", "simulated"), default="all")
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=ARMS, help="of those that are measured")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(given)
-    result: dict[str, Any] = provenance()
-    if options.part != "simulated":
-        result["measured"] = measured(options.arms, options.requests, options.tokens, options.rounds)
-    if options.part != "measured":
+    args = parser.parse_args(given)
+    result: dict[str, Any] = provenance(args.commit)
+    if args.part != "simulated":
+        result["measured"] = measured(args.arms, args.requests, args.tokens, args.rounds)
+    if args.part != "measured":
         result["simulated"] = simulated(SIMULATED)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(result, args.json)
     return result
 
 

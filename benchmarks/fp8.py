@@ -21,20 +21,31 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from rounding import accepted, moved
+from script import command_line, keep
 from torch import Tensor
 
-from verifypd import LLM, SamplingParams
+from verifypd import LLM
+from verifypd.attention.base import PassLayout
+from verifypd.attention.torch import TorchAttention
 from verifypd.bench.device import median_ms
 from verifypd.bench.dummy import dummy_draft, dummy_model
 from verifypd.bench.provenance import provenance
 from verifypd.config import EngineConfig
+from verifypd.distil.prompts import evaluation_prompts, spread
+from verifypd.engine.build import read_tokenizer
 from verifypd.kernels.base import Fp8Weight, Rows, Weight, fp8_rows, whole
 from verifypd.kernels.choose import select
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kv.pool import KVCache
+from verifypd.models.base import Model
+from verifypd.models.hub import resolve
+from verifypd.models.loader import load_model
 
 LEVELS = (1, 8, 32, 128)
 ROWS = (1, 16, 64, 128, 512, 2048)
@@ -191,20 +202,21 @@ class RoundedRows(TorchKernels):
 
 def text(args: argparse.Namespace) -> dict[str, Any]:
     """KL and acceptance on the built-in pair, on a CPU in float32 with the same quantised weights."""
-    return {"kl": moved(args.prompts), "acceptance": accepted(args.prompts)}
+    texts = [prompt.text for prompt in spread(evaluation_prompts(), args.prompts)]
+    found = {"kl": weights_moved(texts), "acceptance": {}}
+    print(json.dumps(found["kl"], indent=1), flush=True)
+    for verifier in (None, "fp8"):
+        for draft in ("none", "fp8"):
+            name = f"verifier {verifier or 'float32'}, draft {'float32' if draft == 'none' else draft}"
+            stood = accepted(texts, TOKENS, quantization=verifier, draft_quantization=draft)
+            found["acceptance"][name] = stood
+    print(json.dumps(found["acceptance"], indent=1), flush=True)
+    return found
 
 
 @torch.inference_mode()
-def moved(prompts: int) -> dict[str, Any]:
-    """Mean KL of the next token from float32, and how often the likeliest is the same."""
-    from verifypd.attention.base import PassLayout
-    from verifypd.attention.torch import TorchAttention
-    from verifypd.distil.prompts import evaluation_prompts, spread
-    from verifypd.engine.build import read_tokenizer
-    from verifypd.kv.pool import KVCache
-    from verifypd.models.hub import resolve
-    from verifypd.models.loader import load_model
-
+def weights_moved(texts: list[str]) -> dict[str, Any]:
+    """How far weights in fp8 move the next token's law."""
     source = resolve("smollm2")
     tokenizer, shape = read_tokenizer(source), source.config
     assert tokenizer is not None
@@ -215,55 +227,14 @@ def moved(prompts: int) -> dict[str, Any]:
         "fp8 weights and rows (W8A8)": load_model(source, kernels=RoundedRows(), quantization="fp8", **options),
     }
     table = torch.arange(1, 17, dtype=torch.int32).view(1, 16)
-    kl: dict[str, list[Tensor]] = {name: [] for name in models}
-    same: dict[str, list[Tensor]] = {name: [] for name in models}
-    for prompt in spread(evaluation_prompts(), prompts):
-        ids = torch.tensor(tokenizer.encode(prompt.text)[:256])
+
+    def logits(model: Model, ids: Tensor) -> Tensor:
         layout = PassLayout.build([len(ids)], [len(ids)], torch.tensor([0]), torch.tensor([0]), table, 16)
-        base = torch.empty(0)
-        for name, model in models.items():
-            cache = KVCache(shape.layers, 17, 16, shape.kv_heads, shape.head_dim, torch.float32, "cpu")
-            law = model.logits(model.forward(ids, layout, TorchAttention(), cache)).double().log_softmax(-1)
-            base = law if name == "float32" else base
-            kl[name].append((base.exp() * (base - law)).sum(-1))
-            same[name].append(law.argmax(-1) == base.argmax(-1))
-    found = {
-        name: {
-            "positions": sum(map(len, parts)),
-            "mean_kl": float(torch.cat(parts).mean()),
-            "argmax_agreement": float(torch.cat(same[name]).double().mean()),
-        }
-        for name, parts in kl.items()
-        if name != "float32"
-    }
-    print(json.dumps(found, indent=1), flush=True)
-    return found
+        cache = KVCache(shape.layers, 17, 16, shape.kv_heads, shape.head_dim, torch.float32, "cpu")
+        return model.logits(model.forward(ids, layout, TorchAttention(), cache))
 
-
-def accepted(prompts: int) -> dict[str, Any]:
-    """Drafts that stand, greedy, with verifier and draft in fp8 or not."""
-    from verifypd.distil.prompts import evaluation_prompts, spread
-
-    chosen = [prompt.text for prompt in spread(evaluation_prompts(), prompts)]
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    options: dict[str, Any] = {
-        "draft": "smollm2-draft", "arch": "unified", "controller": "fixed", "max_draft": 4, "dtype": "float32",
-        "device": "cpu", "batch_size": 8, "kv_memory": "256MB", "max_model_len": 512,
-    }  # fmt: skip
-    found = {}
-    for verifier in (None, "fp8"):
-        for draft in ("none", "fp8"):
-            with LLM("smollm2", quantization=verifier, draft_quantization=draft, **options) as llm:
-                metrics = [output.metrics for output in llm.generate(chosen, params)]
-            spans, drafted, stood = (
-                sum(getattr(m, name) for m in metrics) for name in ("spans", "drafted", "accepted")
-            )
-            found[f"verifier {verifier or 'float32'}, draft {'float32' if draft == 'none' else draft}"] = {
-                "acceptance_rate": round(stood / drafted, 4), "tokens_a_pass": round(1 + stood / spans, 4),
-                "spans": spans,
-            }  # fmt: skip
-    print(json.dumps(found, indent=1), flush=True)
-    return found
+    prompts = [torch.tensor(tokenizer.encode(text)[:256]) for text in texts]
+    return moved(prompts, {name: partial(logits, model) for name, model in models.items()})
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
@@ -273,7 +244,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run the parts and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--parts", default="products,steps", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--cpu", action="store_true", help="the same as --parts text")
     parser.add_argument("--pair", default="llama-2-7b,eagle", help="verifier,draft: built-in shapes, or a head")
@@ -285,17 +256,13 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--arms", default="", help="of the part `steps`, by name (default: all)")
     parser.add_argument("--seconds", type=float, default=100.0, help="of the part `tiles`, at most")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: tests this script, means nothing")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(given)
     report: dict[str, Any] = {**provenance(args.commit), "pair": args.pair, "tiny": args.tiny}
     for name in ["text"] if args.cpu else args.parts.split(","):
         begun = time.perf_counter()
         report[name] = PARTS[name](args)
         print(f"{name}: {time.perf_counter() - begun:.1f} s", flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        keep(report, args.json)
     return report
 
 

@@ -9,15 +9,15 @@ is the same; all else is float32. Beside scales as the engine takes them stand s
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from rounding import accepted, moved
+from script import command_line, keep
 from torch import Tensor
 
-from verifypd import LLM, SamplingParams
 from verifypd.attention.base import PassLayout
 from verifypd.attention.torch import TorchAttention
 from verifypd.bench.provenance import provenance
@@ -38,7 +38,7 @@ CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8
 
 
 @torch.inference_mode()
-def moved(texts: list[str]) -> dict[str, Any]:
+def caches_moved(texts: list[str]) -> dict[str, Any]:
     """KL and agreement by cache."""
     source = resolve("smollm2")
     tokenizer, shape = read_tokenizer(source), source.config
@@ -59,65 +59,34 @@ def moved(texts: list[str]) -> dict[str, Any]:
     runners["fp8"].calibrate(torch.tensor(sample(tokenizer, shape.vocab_size, LONGEST)))
     scales = runners["fp8"].cache.scales
     assert scales is not None
-    kl: dict[str, list[Tensor]] = {name: [] for name in CACHES}
-    same: dict[str, list[Tensor]] = {name: [] for name in CACHES}
-    for text in texts:
-        ids = torch.tensor(tokenizer.encode(text)[:LONGEST])
-        zero = torch.tensor([0])
-        layout = PassLayout.build([len(ids)], [len(ids)], zero, zero, tables.data, 16)
-        base = torch.empty(0)
-        for name, runner in runners.items():
-            law = runner.logits(runner.forward(ids, layout)).double().log_softmax(-1)
-            base = law if name == "float32" else base
-            kl[name].append((base.exp() * (base - law)).sum(-1))
-            same[name].append(law.argmax(-1) == base.argmax(-1))
-    found: dict[str, Any] = {
-        name: {
-            "positions": sum(map(len, parts)),
-            "mean_kl": float(torch.cat(parts).mean()),
-            "p99_kl": float(torch.cat(parts).quantile(0.99)),
-            "argmax_agreement": float(torch.cat(same[name]).double().mean()),
-        }
-        for name, parts in kl.items()
-        if name != "float32"
-    }
+    zero = torch.tensor([0])
+
+    def logits(runner: ModelRunner, ids: Tensor) -> Tensor:
+        return runner.logits(runner.forward(ids, PassLayout.build([len(ids)], [len(ids)], zero, zero, tables.data, 16)))
+
+    prompts = [torch.tensor(tokenizer.encode(text)[:LONGEST]) for text in texts]
+    found = moved(prompts, {name: partial(logits, runner) for name, runner in runners.items()})
     found["fp8"]["scales"] = [float(scales.min()), float(scales.max())]
     return found
 
 
-def accepted(texts: list[str]) -> dict[str, Any]:
+def stood(texts: list[str]) -> dict[str, Any]:
     """Drafts that stand, by cache."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    options: dict[str, Any] = {
-        "draft": "smollm2-draft", "arch": "unified", "controller": "fixed", "max_draft": 4, "dtype": "float32",
-        "device": "cpu", "batch_size": 8, "kv_memory": "256MB", "max_model_len": 512, "attention": "torch",
-    }  # fmt: skip
-    found = {}
-    for kind in ("auto", "fp8"):
-        with LLM("smollm2", kv_cache_dtype=kind, **options) as llm:
-            metrics = [output.metrics for output in llm.generate(texts, params)]
-            tokens = llm.budget.tokens
-        spans, drafted, stood = (sum(getattr(m, name) for m in metrics) for name in ("spans", "drafted", "accepted"))
-        found["float32" if kind == "auto" else kind] = {
-            "acceptance_rate": stood / drafted, "tokens_a_pass": 1 + stood / spans, "spans": spans, "kv_tokens": tokens,
-        }  # fmt: skip
-    return found
+    kinds = {"float32": "auto", "fp8": "fp8"}
+    return {name: accepted(texts, TOKENS, kv_cache_dtype=kind, attention="torch") for name, kind in kinds.items()}
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args()
     texts = [prompt.text for prompt in spread(evaluation_prompts(), args.prompts)]
     report: dict[str, Any] = {**provenance(args.commit), "prompts": len(texts)}
-    for name, part in (("kl", moved), ("acceptance", accepted)):
+    for name, part in (("kl", caches_moved), ("acceptance", stood)):
         report[name] = part(texts)
         print(json.dumps({name: report[name]}, indent=1), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        keep(report, args.json)
 
 
 if __name__ == "__main__":

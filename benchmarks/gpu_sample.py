@@ -5,15 +5,15 @@ python benchmarks/gpu_sample.py --json benchmarks/results/gpu-sample.json
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from script import command_line, keep
 
+from verifypd.bench.provenance import provenance
 from verifypd.metrics.gpu import GpuSampler
 
 
@@ -31,14 +31,14 @@ def under(sampler: GpuSampler, load: Callable[[], Any], seconds: float = 2.0) ->
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
+    parser = command_line(__doc__)
     args = parser.parse_args()
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     big = torch.empty(4 << 30, device="cuda", dtype=torch.uint8)
     to = torch.empty_like(big)
     sampler = GpuSampler(0)
     record = {
+        **provenance(args.commit),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "samples": {
@@ -47,10 +47,8 @@ def main() -> None:
             "copy": under(sampler, lambda: [to.copy_(big) for _ in range(5)]),
         },
     }
-    text = json.dumps(record, indent=2)
-    print(text)
-    if args.json:
-        Path(args.json).write_text(text + "\n")
+    print(json.dumps(record, indent=1))
+    keep(record, args.json)
 
 
 if __name__ == "__main__":

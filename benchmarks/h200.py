@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from script import command_line, keep
 
 from verifypd import LLM
 from verifypd.bench.device import copy_tb_s, product_tflop_s
@@ -242,11 +243,15 @@ class Bench:
             file.write_text(json.dumps(made, separators=(",", ":")) + "\n")
             print(f"record seed {seed}: {len(timings)} steps, {figures}", flush=True)
 
+    def prompts(self, length: int, count: int) -> tuple[list[Arrival], list[Arrival]]:
+        """Long prompts half a second apart, and as many that ask for next to nothing."""
+        times = [(0.05 if self.tiny else 0.5) * (i + 1) for i in range(count)]
+        return [Arrival(at, length, 16) for at in times], [Arrival(at, 1, 2) for at in times]
+
     def burst(self) -> None:
         """Long prompts beside eight running requests, against the same eight alone."""
         beside, length, count = (2, 60, 3) if self.tiny else (8, 4096, 12)
-        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
-        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        long, quiet = self.prompts(length, count)
         drive = self.told("auto")
         alone, found = drive.arriving(quiet, beside), drive.arriving(long, beside)
         self.details["burst"] = {"quiet": alone, "burst": found}
@@ -256,8 +261,7 @@ class Bench:
     def placements(self) -> None:
         """Where prompts and drafts run, as ablations: long prompts beside eight requests, and draft beside verify."""
         beside, length, count = (2, 60, 2) if self.tiny else (8, 4096, 6)
-        long = [Arrival(0.5 * (i + 1), length, 16) for i in range(count)]
-        quiet = [Arrival(0.5 * (i + 1), 1, 2) for i in range(count)]
+        long, quiet = self.prompts(length, count)
         common = {"controller": "fixed", "measure_costs": False, "max_draft": 4}
         sizes = {"batch_size": 4 if self.tiny else 16, "max_model_len": 500 if self.tiny else 4500}
 
@@ -341,7 +345,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--pair",
@@ -354,8 +358,6 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model and short work: tests this script, means nothing"
     )
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(given)
     unknown = [name for name in args.parts.split(",") if name not in PARTS]
     if unknown:
@@ -379,9 +381,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
             PARTS[name](bench)
             report["seconds"][name] = time.perf_counter() - begun
             print(f"{name}: {report['seconds'][name]:.1f} s", flush=True)
-            if args.json:  # after every part: what was measured is kept, whatever comes
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+            keep(report, args.json)  # after every part: what was measured is kept, whatever comes
         bench.close()
     print("\n".join(f"{name:32} {value:10.3f}" for name, value in sorted(bench.figures.items())))
     return report

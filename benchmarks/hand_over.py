@@ -16,16 +16,15 @@ that calls both lanes.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
@@ -177,13 +176,12 @@ def time_engine(model: str, tokens: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    made = provenance()
+    made = provenance(args.commit)
     rings = time_rings(args.rounds)
     print(
         "| work of a lane | waiting | a hand-over, µs | trip against one thread | cores used |\n|---|---|---|---|---|"
@@ -197,8 +195,7 @@ def main() -> None:
     print("\n| two idle lanes | tokens/s | against none | cores used |\n|---|---|---|---|")
     for row in engine:
         print(f"| {row['wait']} | {row['tokens_per_second']:.1f} | {row['against_none']:.3f} | {row['cores']:.2f} |")
-    if args.json:
-        args.json.write_text(json.dumps({**made, "ring": rings, "engine": engine}, indent=1) + "\n")
+    keep({**made, "ring": rings, "engine": engine}, args.json)
 
 
 if __name__ == "__main__":

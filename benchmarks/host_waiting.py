@@ -15,7 +15,6 @@ nothing to wait for: a launch on a CPU is the work itself.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import logging
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from script import command_line, keep
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
@@ -201,13 +201,11 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> None:
     """Check, time, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--commit", help="what to write where the source tree has no git")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     on_gpu = args.device != "cpu"
     if on_gpu and not torch.cuda.is_available():
@@ -228,9 +226,7 @@ def main() -> None:
             report["decoding"] = time_decoding(llm, batches, args.tokens, args.rounds)
     report["seconds"] = time.perf_counter() - began
     show(report)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
 
 
 if __name__ == "__main__":

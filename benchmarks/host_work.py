@@ -10,8 +10,6 @@ a step takes with its launches.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections import Counter
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from script import command_line, keep
 
 import verifypd.engine.engine as loop
 from verifypd import LLM
@@ -31,12 +30,10 @@ from verifypd.engine.engine import Engine
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Time every level and report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--levels", default="1,32,128", help="concurrent requests")
     parser.add_argument("--steps", type=int, default=24, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     levels = [int(level) for level in args.levels.split(",")]
@@ -54,9 +51,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             for level in levels:
                 found = report["levels"][level] = look(llm.engine, spent, level, args.steps, args.rounds)
                 print(f"{level:4} requests: " + ", ".join(f"{name} {ms:.3f}" for name, ms in found.items()))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
     return report
 
 

@@ -8,13 +8,11 @@ they stream from memory as in the model; the output head (49152 x 576) is timed 
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from script import command_line, keep
 
 import verifypd  # noqa: F401, before torch, whose allocator it sets
 
@@ -22,6 +20,7 @@ import verifypd  # noqa: F401, before torch, whose allocator it sets
 import torch
 
 from verifypd.attention import PassLayout, available_backends, backend
+from verifypd.bench.provenance import cpu_name, provenance
 from verifypd.kernels import Int8Weight, build, select
 from verifypd.kv.pool import KVCache
 from verifypd.models.hub import resolve
@@ -187,52 +186,29 @@ def pass_table(repeats: int) -> list[dict[str, object]]:
     return results
 
 
-def cpu_model() -> str:
-    """The processor's name, as the system gives it."""
-    try:
-        out = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
-        return next(line.split(":", 1)[1].strip() for line in out.splitlines() if line.startswith("Model name"))
-    except (OSError, subprocess.CalledProcessError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def git_commit() -> str | None:
-    """The commit of this checkout."""
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def main() -> None:
     """Print the tables, and write them as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     floors = {key: round(value, 1) for key, value in measured_floors(args.repeats).items()}
-    print(f"{cpu_model()}, {torch.get_num_threads()} threads; read {floors['read_gb_s']} GB/s, "
+    print(f"{cpu_name()}, {torch.get_num_threads()} threads; read {floors['read_gb_s']} GB/s, "
           f"{floors['gflop_s']} GFLOP/s in cache")  # fmt: skip
     print("kernels weights   rows layers_ms   GB/s  GFLOP/s  floor_ms  of_floor  head_ms")
     result = {
         "what": "kernels on SmolLM2-135M shapes; minimum of repeats",
-        "command": f"python benchmarks/kernels.py --repeats {args.repeats}",
-        "cpu": cpu_model(),
-        "threads": torch.get_num_threads(),
+        **provenance(args.commit),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": git_commit(),
         "floors": floors,
         "linear": linear_table(floors, args.repeats),
         "attention": attention_table(args.repeats),
         "small": small_table(args.repeats),
         "passes": pass_table(args.repeats) if build.library() is not None else [],
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    keep(result, args.json)
 
 
 if __name__ == "__main__":

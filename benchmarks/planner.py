@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from script import command_line, keep
+
 ALPHA = 0.8
 LONG = 60.0  # s, of the files long-RATE-seedN
 LEAST, MOST = 32, 2048  # tokens of a chunk, by the one rule
@@ -183,7 +185,7 @@ class Arm:
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--arms", nargs="+", default=["gap=30", "gap=45"], metavar="ARM")
     parser.add_argument("--other", type=Path, metavar="DIR", help="a checkout of an older commit, for other:BUDGET")
     parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
@@ -191,7 +193,6 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--seconds", type=float, default=12.0, help="of traffic, for each arm, rate and seed")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short work: tests this script")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(given)
     if args.worker:
@@ -211,7 +212,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     if args.other is not None:
         trees["other"] = args.other.resolve()
     report: dict[str, Any] = {
-        **provenance(None),
+        **provenance(args.commit),
         "pair": args.pair,
         "seconds": args.seconds,
         "seeds": seeds,
@@ -249,8 +250,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
             for each, found in ratios.items():
                 said = [f"{key} {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for key, r in found.items()]
                 print(f"{'':>6}/ {each:<10} " + "  ".join(said), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        keep(report, args.json)
     for worker in workers.values():
         worker.close()
     return report

@@ -10,14 +10,14 @@ graph takes to start; `gaps` is all of the time between kernels.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sysconfig
 import tempfile
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 
 def __getattr__(name: str) -> Any:
@@ -39,14 +39,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     from verifypd.bench.profile import floors, look
     from verifypd.bench.provenance import provenance
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--pair", default="llama-2-7b,tinyllama-1.1b", help="verifier,draft: built-in shapes")
     parser.add_argument("--levels", default="1,32,128", help="concurrent requests")
     parser.add_argument("--drafts", default="4", help="drafts of each request, one number a level or one for all")
     parser.add_argument("--steps", type=int, default=12, help="steps that are profiled")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--commit", help="where the tree has no git")
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("kernels are profiled on a GPU, and there is none here")
@@ -72,9 +70,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             found["floor_ms"] = floors((names[0], names[1]), level, drafts, 500, copy)
             report["levels"][f"{level}x{drafts}"] = found
             _show(level, drafts, found)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
     return report
 
 

@@ -6,7 +6,6 @@ behind HTTP against the same steps offline, in the same process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from script import command_line, keep
 
 from verifypd.bench.provenance import provenance
 from verifypd.config import EngineConfig
@@ -252,7 +252,7 @@ def behind_http(model: str, streams: int, tokens: int, rounds: int, threads: int
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
@@ -264,19 +264,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=threads, help="compute threads of the engine's steps")
     parser.add_argument("--skip-step", action="store_true", help="only the instant engine")
     parser.add_argument("--skip-instant", action="store_true", help="only the step time")
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    record: dict[str, Any] = provenance()
+    record: dict[str, Any] = provenance(args.commit)
     if not args.skip_instant:
         record["instant_engine"] = instant(args.model, args.streams, args.tokens, args.rounds, 0.0)
         record["paced_engine"] = instant(args.model, args.streams, args.tokens, args.rounds, args.pace)
     if not args.skip_step:
         model = args.step_model or args.model
         record["step_time"] = behind_http(model, args.streams, args.step_tokens, args.rounds, args.threads)
-    text = json.dumps(record, indent=2)
-    print(text)
-    if args.json:
-        Path(args.json).write_text(text + "\n")
+    print(json.dumps(record, indent=1))
+    keep(record, args.json)
 
 
 if __name__ == "__main__":

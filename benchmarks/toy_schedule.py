@@ -10,13 +10,14 @@ of passes, host work and memory. An engine with the same costs should come near 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd.bench.figures import Outcome, Record, figures
 from verifypd.bench.provenance import provenance
@@ -119,9 +120,8 @@ def gap_of(arm: str) -> float | None:
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("file", type=Path, help="what benchmarks/planner.py wrote, with costs")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args(given)
     found = json.loads(args.file.read_text())
     cost = CostModel(Coefficients(**found["costs"]))
@@ -141,10 +141,9 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
         cells.append({"rate": cell["rate"], "arm": cell["arm"], **both, "over": over})
         said = "  ".join(f"{n} {cell['figures'][n]:.1f} / {toy[n]:.1f} = {over[n]:.2f}" for n in SHOWN)
         print(f"{cell['rate']:>3}/s {cell['arm']:<28} {said}")
-    of = {"file": args.file.name, "commit": found["commit"]}
-    report = {**provenance(None), "of": of, "alpha": ALPHA, "drafts": DRAFTS, "costs": found["costs"], "cells": cells}
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    report = {**provenance(args.commit), "of": {"file": args.file.name, "commit": found["commit"]}, "alpha": ALPHA}
+    report |= {"drafts": DRAFTS, "costs": found["costs"], "cells": cells}
+    keep(report, args.json)
     return report
 
 

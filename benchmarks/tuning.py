@@ -9,13 +9,12 @@ numbers as they stand, means over seeds of each seed's ratio: below 1 is better 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd.bench.provenance import provenance
 from verifypd.control import (
@@ -91,10 +90,9 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", default="101,102,103,104")
     parser.add_argument("--names", help="some of the numbers, comma-separated")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args(given)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     chosen = args.names.split(",") if args.names else names()
@@ -102,10 +100,9 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     jobs = [(name, factor, kind, seed) for name, factor in changed for kind in TRAFFIC for seed in seeds]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = list(pool.map(run, jobs))
-    report = {**provenance(None), "numbers": {name: getattr(tuning, name) for name in names()}, "runs": runs}
+    report = {**provenance(args.commit), "numbers": {name: getattr(tuning, name) for name in names()}, "runs": runs}
     print("\n".join(table(runs)))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
     return report
 
 

@@ -9,7 +9,6 @@ take turns, round by round, and the order changes. Ratios are of medians, with t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd.bench.provenance import provenance
 
@@ -68,10 +69,9 @@ class Checkout:
 
 def main() -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     commit = ["git", "-C", str(args.before), "rev-parse", "HEAD"]
     arms = {"before": args.before.resolve(), "now": HERE, "now again": HERE}
@@ -84,7 +84,7 @@ def main() -> None:
             print(turn, name, *(f"{key} {found[name][-1][key]:.1f}" for key in ("one", "sixteen")), flush=True)
     for checkout in running.values():
         checkout.process.terminate()
-    report: dict[str, Any] = {**provenance(), "before": subprocess.check_output(commit, text=True).strip()}
+    report: dict[str, Any] = {**provenance(args.commit), "before": subprocess.check_output(commit, text=True).strip()}
     for key in ("one", "sixteen"):
         rates = {name: [each[key] for each in rounds] for name, rounds in found.items()}
         ratios = {
@@ -101,8 +101,7 @@ def main() -> None:
     report["same_texts"] = all(
         each["texts"] == found["before"][0]["texts"] for rounds in found.values() for each in rounds
     )
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(report, args.json)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ import random
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from script import command_line, keep
 
 from verifypd.bench.arrivals import Process, make
 from verifypd.bench.play import Limits, play, warm_up
-from verifypd.bench.provenance import provenance, relative
+from verifypd.bench.provenance import provenance
 from verifypd.bench.sources import source
 from verifypd.cli.compare import names
 from verifypd.cli.flags import Parser, add_engine_flags
@@ -107,7 +108,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run it, and write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--arch", default="plain")
     parser.add_argument("--viewers", type=int, default=5)
@@ -115,7 +116,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--source", default="fixed:32x48")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     engine = Parser()
     add_engine_flags(engine)
@@ -123,13 +123,11 @@ def main() -> None:
     random.seed(0)
     begun = time.time()
     found = asyncio.run(measure(args))
-    record = provenance(command=" ".join(["python", "benchmarks/viewers_cost.py", *map(relative, sys.argv[1:])]))
+    record = provenance(args.commit)
     settings = {name: getattr(args, name) for name in ("model", "arch", "viewers", "clients", "requests", "source")}
     record |= {"settings": settings, "seconds": round(time.time() - begun), "pairs": found}
     record |= {name: summary(found, name) for name in ("tokens_s", "cpu_ms_token")}
-    text = json.dumps(record, indent=1)
-    if args.json:
-        args.json.write_text(text + "\n")
+    keep(record, args.json)
     for name in ("tokens_s", "cpu_ms_token"):
         own = record[name]
         print(f"{name} with viewers over without: {own['ratio']:.4f} ({own['low']:.4f}–{own['high']:.4f})")

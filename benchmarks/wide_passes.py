@@ -10,17 +10,19 @@ medians; `torch` is the product that torch makes of bfloat16 itself. `--repeats 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
+
+from script import command_line, keep
 
 import verifypd  # noqa: F401, before torch, whose allocator it sets
 
 # isort: split
 import torch
+from rounding import moved
 
 from verifypd.attention import PassLayout, backend
 from verifypd.bench.provenance import provenance
@@ -56,31 +58,16 @@ def check(kernels: NativeKernels) -> dict[str, float]:
     return found
 
 
-def moved(models: dict[str, Model], prompts: int) -> dict[str, dict[str, float]]:
-    """By kind of weights, over the positions of so many held-out prompts: mean KL from float32, agreement of argmax."""
-    source = resolve("smollm2")
-    tokenizer = read_tokenizer(source)
+def weights_moved(models: dict[str, Model], prompts: int) -> dict[str, dict[str, Any]]:
+    """How far each kind of weights moves the next token's law, over so many held-out prompts."""
+    tokenizer = read_tokenizer(resolve("smollm2"))
     assert tokenizer is not None
-    kl: dict[str, list[torch.Tensor]] = {name: [] for name in models if name != "float32"}
-    same: dict[str, list[torch.Tensor]] = {name: [] for name in kl}
-    for prompt in spread(evaluation_prompts(), prompts):
-        ids = torch.tensor(tokenizer.encode(prompt.text)[:256])
-        laws = {}
-        for name, model in models.items():
-            hidden = model.forward(ids, layout_of(len(ids), 0), backend("native"), new_cache())
-            laws[name] = model.logits(hidden).double().log_softmax(-1)
-        base = laws["float32"]
-        for name in kl:
-            kl[name].append((base.exp() * (base - laws[name])).sum(-1))
-            same[name].append(laws[name].argmax(-1) == base.argmax(-1))
-    return {
-        name: {
-            "positions": sum(map(len, parts)),
-            "mean_kl": float(torch.cat(parts).mean()),
-            "argmax_agreement": float(torch.cat(same[name]).double().mean()),
-        }
-        for name, parts in kl.items()
-    }
+
+    def logits(model: Model, ids: torch.Tensor) -> torch.Tensor:
+        return model.logits(model.forward(ids, layout_of(len(ids), 0), backend("native"), new_cache()))
+
+    ids = [torch.tensor(tokenizer.encode(prompt.text)[:256]) for prompt in spread(evaluation_prompts(), prompts)]
+    return moved(ids, {name: partial(logits, model) for name, model in models.items()})
 
 
 def new_cache() -> KVCache:
@@ -106,17 +93,16 @@ def one_pass(model: Model, rows: int, cache: KVCache) -> float:
 
 def main() -> None:
     """Check, time, print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--prompts", type=int, default=0, help="held-out prompts for the KL (default: none)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     kernels = select("cpu", "native", batch_invariant=True)
     assert isinstance(kernels, NativeKernels)
     report: dict[str, Any] = {
-        **provenance(None),
+        **provenance(args.commit),
         "cpu": device_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -147,7 +133,7 @@ def main() -> None:
             max_model_len=512,
         )
     if args.prompts:
-        report["moved"] = moved(models, args.prompts)
+        report["moved"] = weights_moved(models, args.prompts)
         print(json.dumps(report["moved"]), flush=True)
     cache = new_cache()
     report["passes"] = []
@@ -165,8 +151,7 @@ def main() -> None:
         entry = {n: {"ms": round(1e3 * s, 2), "of_one": round(s / one[n], 3)} for n, s in medians.items()}
         report["passes"].append({"rows": rows, **entry})
         print(f"{rows:4}", *(f"{each['ms']:11.2f}  {each['of_one']:6.2f}" for each in entry.values()), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    keep(report, args.json)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("architecture")  # files are parsed once
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "verifypd"
@@ -83,13 +86,19 @@ def home(module: str) -> str | None:
     return None if first == "__init__" else first
 
 
+@lru_cache(512)
+def parsed(source: str) -> ast.Module:
+    """Every check reads the same files."""
+    return ast.parse(source)
+
+
 # --- the checks -------------------------------------------------------------------------------------------------------
 
 
 def imports(source: str, module: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import in a file, at whatever depth; relative ones made absolute."""
     here = ["verifypd", *Path(module).parts[:-1]]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -133,7 +142,7 @@ def device_waits(source: str, module: str) -> list[str]:
     """Uses of .item(), .cpu(), .tolist() and synchronize, each as `module::outermost definition:line …`."""
     return [
         f"{module}::{getattr(statement, 'name', '')}:{node.lineno} uses .{node.attr}"
-        for statement in ast.parse(source).body
+        for statement in parsed(source).body
         for node in ast.walk(statement)
         if isinstance(node, ast.Attribute) and node.attr in WAITS
     ]
@@ -151,7 +160,7 @@ def prints(source: str, module: str) -> list[str]:
         return []
     return [
         f"{module}:{node.lineno} prints"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Name) and node.id == "print"
     ]
 
@@ -190,13 +199,13 @@ def _nearest(name: str, known: dict[str, str]) -> str | None:
 
 def missing_docstring(source: str, module: str) -> list[str]:
     """A module that does not say what it is."""
-    return [] if ast.get_docstring(ast.parse(source)) else [f"{module} has no docstring"]
+    return [] if ast.get_docstring(parsed(source)) else [f"{module} has no docstring"]
 
 
 def slot_tensors(source: str, module: str) -> list[str]:
     """Device tensors with a row for each slot that are made elsewhere than in the types that hold them."""
     makers = {"zeros", "ones", "full", "empty", "arange"}
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
+    calls = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call) and node.args]
     return [
         f"{module}:{call.lineno} makes a tensor of slots"
         for call in calls

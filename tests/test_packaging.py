@@ -111,7 +111,7 @@ def test_wheel_holds_the_package(tmp_path):
         f"verifypd/{path.relative_to(ROOT / 'verifypd').as_posix()}" for path in (ROOT / "verifypd").rglob("*.py")
     }
     assert source <= names
-    kernels = {f"verifypd/kernels/native{end}" for end in (".c", "_half.h", "_amx.h", "_head.h")}
+    kernels = {f"verifypd/kernels/{path.name}" for path in (ROOT / "verifypd" / "kernels").glob("native*.[ch]")}
     assert {"verifypd/py.typed", "verifypd/kernels/skinny.cu", *kernels} <= names
     assert {f"verifypd/server/static/{name}" for name in ("dashboard.html", "dashboard.js", "uplot.js")} <= names
     draft = "verifypd/models/data/smollm2-draft"

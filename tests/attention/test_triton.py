@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+
+from tests.bench.scripts import load
 
 pytest.importorskip("triton")
 
@@ -27,7 +27,6 @@ from verifypd.kernels.torch import TorchKernels
 from verifypd.kv.pool import LayerCache
 from verifypd.runtime.passes import PassInputs, pass_key
 
-ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL: dict[str, Any] = {"heads": 4, "kv_heads": 2, "width": 64}
 
@@ -483,11 +482,7 @@ def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_checks_and_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("attention_benchmark", ROOT / "benchmarks" / "attention.py")
-    assert spec is not None and spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "attention_benchmark", benchmark)
-    spec.loader.exec_module(benchmark)
+    benchmark = load("attention")
     case = {"some": [(2, 2, 40), (1, 17, 3)]}
     device = torch.device(DEVICE)
     assert all(row["ok"] for row in benchmark.check(benchmark.TINY_SHAPES, case, device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.bench import fake_vllm
+from tests.bench.scripts import load
 from verifypd.bench import beside
 from verifypd.bench.arms import Setup, graph_sizes, parse, start_message
 from verifypd.bench.beside import AGAIN, ArmError, Cell, Comparison, closed_cell, open_cell, table
@@ -28,12 +28,7 @@ SCRIPT = ROOT / "benchmarks" / "beside_vllm.py"
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("beside_vllm", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["beside_vllm"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("beside_vllm")
 
 
 def record(due: float, outputs: list[float], tokens: int, finished: bool = True, first: int = 1) -> Record:

@@ -13,7 +13,7 @@ from verifypd.bench.cluster import Traffic, figures, learn, play
 from verifypd.bench.simulated import NOISE, Simulated, device_costs
 from verifypd.bench.tuned import POLICIES
 from verifypd.cluster.config import ClusterConfig
-from verifypd.cluster.simulated import World
+from verifypd.cluster.simulated_replica import World
 from verifypd.errors import ConfigError
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.traffic import replay

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.bench.scripts import FOLDER, load
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    sys.path.insert(0, str(FOLDER))
-    yield import_module("cluster_simulated")
-    sys.path.remove(str(FOLDER))
+def script() -> Any:
+    return load("cluster_simulated")
 
 
 def test_streams_that_do_not_meet_take_their_steps(script: Any) -> None:

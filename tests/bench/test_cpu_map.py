@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
 from tests.models.checkpoints import tiny
 from verifypd import LLM
 from verifypd.control.auto import Auto
 from verifypd.control.cost import CostModel
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def cpu_map() -> Any:
-    spec = importlib.util.spec_from_file_location("cpu_map", ROOT / "benchmarks" / "cpu_map.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cpu_map"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("cpu_map")
 
 
 def run(arm: str, level: int, index: int, rate: float) -> dict[str, Any]:

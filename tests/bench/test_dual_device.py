@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -11,16 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.scripts import load
 
 
 @pytest.fixture(scope="module")
 def dual() -> Any:
-    spec = importlib.util.spec_from_file_location("dual_device", ROOT / "benchmarks" / "dual_device.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("dual_device")
 
 
 def test_two_processes_are_measured(dual: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import FOLDER, load
 from verifypd.bench.drive import Sent
 from verifypd.bench.workload import prompts, read
 from verifypd.errors import ConfigError
 from verifypd.request import Request, SamplingParams
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def h200() -> Any:
-    spec = importlib.util.spec_from_file_location("h200", ROOT / "benchmarks" / "h200.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["h200"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("h200")
 
 
 def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
@@ -62,7 +54,7 @@ def test_a_head_is_passed_on_by_name(h200: Any, tmp_path: Path) -> None:
         assert bench.options()["draft"] == head and Path(bench.model).name == "llama-2-7b"
     rates = h200.arguments(["--tiny"]).rates
     assert rates == "4,8,16,20,24,28,32"
-    assert all((ROOT / "benchmarks" / "workloads" / f"mixed-{rate}.json").is_file() for rate in rates.split(","))
+    assert all((FOLDER / "workloads" / f"mixed-{rate}.json").is_file() for rate in rates.split(","))
 
 
 def test_what_it_refuses(h200: Any) -> None:
@@ -82,7 +74,7 @@ def test_times_of_a_request() -> None:
 
 
 def test_workloads() -> None:
-    files = sorted((ROOT / "benchmarks" / "workloads").glob("*.json"))
+    files = sorted((FOLDER / "workloads").glob("*.json"))
     assert len(files) == 22
     for path in files:
         workload = read(path)

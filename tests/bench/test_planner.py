@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.scripts import load
 
 
 @pytest.fixture(scope="module")
 def planner() -> Any:
-    spec = importlib.util.spec_from_file_location("planner", ROOT / "benchmarks" / "planner.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planner"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("planner")
 
 
 def test_arms_take_turns_on_the_same_arrivals(planner: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
-    "allocator", "attention-splits-h200", "beside-vllm-closed",
+    "allocator", "beside-vllm-closed",
     "cpu-drift-auto", "cpu-map", "cpu-map-auto", "cpu-map-auto-rest",
     "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "evaluate-draft", "gpu-sample-h200",
     "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",

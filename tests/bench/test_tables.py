@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
 from verifypd.bench.figures import cut, figures
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
 
 
 @pytest.fixture(scope="module")
 def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("tables")
 
 
 def test_pages_are_up_to_date(tables: Any) -> None:
@@ -35,16 +29,16 @@ def test_what_a_page_says_comes_from_the_json(tables: Any, tmp_path: Path) -> No
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table head-closed -->\nold\n<!-- end -->\nafter\n")
     made = tables.written(page)
-    cell = tables.read("beside-vllm-closed")["cells"]["closed 8"]["ours:head"]
+    cell = tables.beside.read("beside-vllm-closed")["cells"]["closed 8"]["ours:head"]
     assert f"{cell['figures']['tok_s']:,.0f}" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("after\n")
 
 
 def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any) -> None:
     """Both emit 100 tokens/s, one request after the other or all together; 9.515 s is a cut-off like any other."""
-    one, two = (figures([cut(each, 9.515)]) for each in tables.equal_systems())
+    one, two = (figures([cut(each, 9.515)]) for each in tables.lanes.equal_systems())
     assert one["tok_s"] == pytest.approx(two["tok_s"]) == pytest.approx(100, rel=0.01)
     assert one["tok_s_original"] / two["tok_s_original"] - 1 > 30
-    earlier = figures([cut(tables.equal_systems()[1], 9.5)])
+    earlier = figures([cut(tables.lanes.equal_systems()[1], 9.5)])
     assert earlier["tok_s_original"] == 0 and earlier["tok_s"] == pytest.approx(100)
-    assert "+4,600 %" in tables.equal_metric()
+    assert "+4,600 %" in tables.lanes.equal_metric()

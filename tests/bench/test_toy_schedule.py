@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
 from verifypd.bench.workload import Arrival
 from verifypd.control.cost import Coefficients, CostModel
 
-ROOT = Path(__file__).resolve().parents[2]
 COSTS = Coefficients(base=10e-3, row=0.0, steep=0.1e-3, knee=0.0, context=0.0, chunk_context=0.0, draft_step=1e-3,
                      draft_context=0.0, draft_row=0.0)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def toy() -> Any:
-    spec = importlib.util.spec_from_file_location("toy_schedule", ROOT / "benchmarks" / "toy_schedule.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["toy_schedule"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("toy_schedule")
 
 
 def test_one_request_takes_its_prompt_and_then_a_step_a_token(toy: Any) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from verifypd.cluster.config import ClusterConfig
 from verifypd.cluster.prefixes import PrefixMap, choose, digests
-from verifypd.cluster.simulated import Asked, Beginning, Cluster, Loads, Names, Result, Sender, Stream, World
+from verifypd.cluster.simulated import Cluster, Result
+from verifypd.cluster.simulated_replica import Asked, Beginning, Stream, World
+from verifypd.cluster.simulated_routing import Loads, Names, Sender
 from verifypd.simulate.pace import Pace, Step, even_pace
 
 STEP = 0.01

@@ -45,7 +45,6 @@ def reference() -> Any:
     source = resolve("smollm2")
     assert source.gguf is not None and source.folder is not None
     config = transformers.AutoConfig.from_pretrained(source.folder)
-    model = transformers.LlamaForCausalLM(config)
     state = {}
     for tensor in gguf.GGUFReader(source.gguf).tensors:
         values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32"))
@@ -56,8 +55,8 @@ def reference() -> Any:
             values = values.reshape(heads[part], rows, 2, -1).transpose(1, 2).reshape(values.shape)
         state[_name(tensor.name)] = values
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model.load_state_dict(state)
-    return model.eval()
+    made = transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
+    return made.eval()
 
 
 def _name(name: str) -> str:

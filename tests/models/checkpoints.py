@@ -25,7 +25,7 @@ from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import load_model
 
 VOCAB = 384
-BOS, EOS, UNK = 0, 1, 2
+BOS, EOS = 0, 1
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

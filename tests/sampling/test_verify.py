@@ -9,7 +9,7 @@ from verifypd.request import SamplingParams
 from verifypd.sampling.case import Finish, Spans, Verdicts
 from verifypd.sampling.draws import draw
 from verifypd.sampling.state import SamplingState
-from verifypd.sampling.torch import accepted_prefix, residual
+from verifypd.sampling.torch import leading, residual
 from verifypd.sampling.verify import judge
 
 NEVER = float("-inf")
@@ -242,11 +242,9 @@ def test_verdicts_travel_in_one_tensor():
     assert slots.judge([[11, 12, 13]]).packed().tolist() == [[2, 2, 2, Finish.STOP, 12, 11, 12, 13]]
 
 
-def test_accepted_prefix_stops_at_the_first_that_falls():
-    p = torch.tensor([[0.5, 0.1, 0.9], [0.5, 0.5, 0.5], [0.0, 1.0, 1.0]])
-    q = torch.tensor([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0.5, 1.0, 1.0]])
-    u = torch.tensor([[0.9, 0.9, 0.0], [0.99, 0.99, 0.99], [0.0, 0.0, 0.0]])
-    assert accepted_prefix(p, q, u).tolist() == [1, 3, 0]
+def test_drafts_stand_up_to_the_first_that_falls():
+    stands = torch.tensor([[True, False, True], [True, True, True], [False, True, True]])
+    assert leading(stands).tolist() == [1, 3, 0]
 
 
 def test_residual_is_what_q_leaves():

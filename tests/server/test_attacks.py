@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-import verifypd
 from tests.server.neighbour import Neighbour
-from tests.server.serving import ROOT, Server
+from tests.server.results import keep
+from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server-attacks")
 
@@ -120,19 +117,12 @@ def test_a_neighbour_of_large_bodies_waits_no_longer(attacked: Server) -> None:
 def test_a_neighbour_of_the_largest_bodies(attacked: Server) -> None:
     before = memory(attacked)
     found = attack(attacked, large_bodies(SIZE, 200_000))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
     record = {
-        "command": "make soak",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"verifypd": verifypd.__version__, "python": platform.python_version()},
-        "model": "a random Llama of 0.1 M parameters with a noisy copy as its draft, fp32",
         "body_bytes": SIZE,
         "longest_stream_gap_s": max(seen["stream_gap_s"] for seen in found.values()),
         "longest_health_gap_s": max(seen["health_gap_s"] for seen in found.values()),
         "memory_mib": {"before": round(before), "after": round(memory(attacked))},
         "attacks": found,
     }
-    path = ROOT / "benchmarks" / "results" / "server-attacks.json"
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    keep("server-attacks", " with a noisy copy as its draft", record)
     check(found)

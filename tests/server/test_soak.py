@@ -6,11 +6,8 @@ A short form runs with the other tests; `make soak` runs ten minutes and writes 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import platform
 import random
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-import verifypd
 from tests.server.clients import request_bytes
-from tests.server.serving import ROOT, Server
+from tests.server.results import keep
+from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("server-soak")
 
@@ -149,15 +146,5 @@ def test_overload_for_a_short_while(folders: tuple[Path, Path], tmp_path: Path) 
 @pytest.mark.soak
 def test_overload_for_ten_minutes(folders: tuple[Path, Path], tmp_path: Path) -> None:
     figures = soak(folders, tmp_path, float(os.environ.get("VERIFYPD_SOAK_SECONDS", LONG)))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    record = {
-        "command": "make soak",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"verifypd": verifypd.__version__, "python": platform.python_version()},
-        "model": "a random Llama of 0.1 M parameters with a noisy copy as its draft, fp32",
-        **figures,
-    }
-    path = ROOT / "benchmarks" / "results" / "server-soak.json"
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    keep("server-soak", " with a noisy copy as its draft", figures)
     check(figures, slack=1.5)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import platform
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-import verifypd
 from tests.models.checkpoints import tiny
 from tests.server.clients import together
-from tests.server.serving import ROOT, Server, events
+from tests.server.results import keep
+from tests.server.serving import Server, events
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -171,16 +168,6 @@ def test_formats_that_take_too_much_for_a_while(tmp_path: Path) -> None:
         figures["gap_s_ambiguous_grammars"] = round(other.worst, 3)
         figures["memory_mib"]["after_ambiguous_grammars"] = round(settled(server, before))
         assert server.idle()["verifypd:engine_restarts_total"] == 0
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    record = {
-        "command": "make soak",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"verifypd": verifypd.__version__, "python": platform.python_version()},
-        "model": "a random Llama of 0.1 M parameters, drafts by n-grams, fp32",
-        **figures,
-    }
-    path = ROOT / "benchmarks" / "results" / "server-soak-grammars.json"
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    keep("server-soak-grammars", ", drafts by n-grams", figures)
     assert max(value for name, value in figures.items() if name.startswith("gap_s")) < GAP, figures
     assert figures["memory_mib"]["after_ambiguous_grammars"] - before < 200, figures

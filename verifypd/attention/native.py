@@ -14,7 +14,7 @@ from verifypd.kernels import build
 from verifypd.kernels.base import FP8
 from verifypd.kv.pool import LayerCache
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 5}  # enum in native.c; dtype of the cache
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 5}  # enum in native_vectors.h; dtype of the cache
 
 
 class NativeAttention:

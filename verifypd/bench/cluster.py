@@ -24,7 +24,8 @@ from verifypd.bench.page import COLOUR_RULES, STYLE
 from verifypd.bench.simulated import NOISE
 from verifypd.bench.workload import mixed_lengths
 from verifypd.cluster.config import ClusterConfig
-from verifypd.cluster.simulated import Asked, Beginning, Cluster, Result, World
+from verifypd.cluster.simulated import Cluster, Result
+from verifypd.cluster.simulated_replica import Asked, Beginning, World
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Coefficients
 from verifypd.errors import ConfigError

@@ -27,6 +27,19 @@ EDITS = [
     "{0}{0}{0}",
     "Original:\n{0}Corrected:\n{0}Original:\n{0}Corrected:\n",
 ]
+_FUNCTIONS = (
+    "def area(width, height):\n    return width * height\n\n"
+    "def volume(width, height, depth):\n    return width * height * depth\n\n"
+)
+_VERSE = (
+    "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
+)
+_RECORD = '{"name": "Anna", "age": 31, "city": "Oslo"},\n{"name": "Ben", "age": 45, "city": "Rome"},\n'
+BEGUN = (  # the last copy of each is only begun
+    _FUNCTIONS * 2 + _FUNCTIONS[:40],
+    _VERSE * 2 + _VERSE[:30],
+    _RECORD * 3 + _RECORD[:12],
+)
 PROSE = [
     "Once upon a time, in a village by the sea,",
     "Explain how a refrigerator keeps food cold.",

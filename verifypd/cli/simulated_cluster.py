@@ -20,7 +20,7 @@ from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
     from verifypd.bench.cluster import Traffic
-    from verifypd.cluster.simulated import World
+    from verifypd.cluster.simulated_replica import World
     from verifypd.simulate.pace import Pace
 
 EACH = 12.0  # requests/s for each replica
@@ -163,7 +163,7 @@ def _learn_pace(args: argparse.Namespace, traffic: Traffic) -> tuple[Pace, str]:
 
 
 def _world(args: argparse.Namespace, pace: Pace, seed: int) -> World:
-    from verifypd.cluster.simulated import World
+    from verifypd.cluster.simulated_replica import World
 
     return World(
         pace, args.cache_tokens, args.ingress_ms / 1e3, args.line_ms / 1e3, args.notice, args.start,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from itertools import takewhile
-from typing import Any
 
 from verifypd.batch import DraftBatch, Verdict, VerifyBatch, VerifySpan
 from verifypd.config import EngineConfig
@@ -37,8 +34,6 @@ from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight, Ticket
 from verifypd.sampling.state import SamplingState
-
-BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs in a record
 
 
 class Engine:
@@ -92,7 +87,6 @@ class Engine:
         self._launched: TimedPlan | None = None  # by this step
         self._begun = 0.0  # s, when this step began
         self._collecting: float | None = None  # s, when verdicts were last collected for the step to come
-        self._recorded: Any = None  # the last decision of the policy that was written
         self.residents = Residents(
             config,
             memory=memory,
@@ -155,7 +149,8 @@ class Engine:
         self.config = config
         if name != self.architecture.name:
             self.architecture = self.architectures(name)
-            self._recorded = next(reversed(getattr(self.architecture, "decisions", ())), None)
+            if self.recorder:
+                self.recorder.switched(self.architecture)
             self.verify.keeps = self.architecture.speculative
             self.stats.switches += 1
 
@@ -381,17 +376,7 @@ class Engine:
             if self.recorder:
                 self.recorder.plan(timed, self.clock())
         if self.recorder:
-            self._record_decisions(self.recorder)
-            if self.stats.steps % BELIEFS_EVERY == 1 or not self.busy:
-                self.recorder.policy(self.stats.steps, self.clock(), self.architecture.state())
-
-    def _record_decisions(self, recorder: Recorder) -> None:
-        """Write what the policy has decided since; it keeps the latest decisions only."""
-        decisions = getattr(self.architecture, "decisions", ())
-        fresh = list(takewhile(lambda decision: decision is not self._recorded, reversed(decisions)))
-        for decision in reversed(fresh):
-            recorder.decision(self.clock(), asdict(decision))
-        self._recorded = decisions[-1] if decisions else None
+            self.recorder.policy(self.stats.steps, self.clock(), self.architecture, idle=not self.busy)
 
     def absorb(self, ticket: Ticket) -> list[Request]:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""

@@ -308,7 +308,8 @@ def _plan(engine: Engine, point: Point, requests: Sequence[Request]) -> Plan:
     ]
     if point.chunk:
         end = point.context + point.chunk
-        spans.append(VerifySpan(_slot(requests[-1]), point.chunk, 0, point.context, False, end))
+        slot, start = _slot(requests[-1]), point.context
+        spans.append(VerifySpan(slot, point.chunk, drafts=0, start=start, emits=False, context=end))
     return Plan(
         draft=DraftBatch(drafter.name, tuple(drafts)) if drafter and drafts else None,
         verify=VerifyBatch(tuple(spans)),

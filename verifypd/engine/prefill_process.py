@@ -37,7 +37,7 @@ class Prompts:
         spans, first = [], 0
         for slot, text, start, rows, emits in body:
             self.slots.tokens[slot, start : start + rows] = ids[first : first + rows].to(self.slots.device)
-            spans.append(VerifySpan(slot, rows, 0, start, emits, start + rows))
+            spans.append(VerifySpan(slot, rows, drafts=0, start=start, emits=emits, context=start + rows))
             self._read[slot] = text, start + rows
             first += rows
         layout = verify_layout(spans, self.slots, self.runner.tables)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Reversible, Sequence
+from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from verifypd.batch import Verdict, VerifyBatch
+from verifypd.control.architectures import Architecture
+from verifypd.control.auto import Auto, Decision
 from verifypd.engine.timing import TimedPlan
 from verifypd.errors import ConfigError
+
+BELIEFS_EVERY = 64  # steps between two lines about the policy's beliefs
 
 
 class Recorder:
     """Appends a line for each plan, absorbed batch and decision, and beliefs now and then. Writes no token ids."""
 
     def __init__(self, folder: str) -> None:
+        self._written: Decision | None = None  # the last decision of the policy that was
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._file = (Path(folder) / "steps.jsonl").open("w")
@@ -45,13 +52,18 @@ class Recorder:
         ]
         self._write({"event": "verdicts", "time": time, "rows": batch.rows, "verdicts": rows})
 
-    def decision(self, time: float, decision: dict[str, Any]) -> None:
-        """A choice of the policy, with its reason."""
-        self._write({"time": time, **decision, "event": "decision"})
+    def policy(self, step: int, time: float, architecture: Architecture, idle: bool) -> None:
+        """What the policy has decided since the last call, and now and then what it believes."""
+        fresh = list(takewhile(lambda decision: decision is not self._written, reversed(_decisions(architecture))))
+        for decision in reversed(fresh):
+            self._write({"time": time, **asdict(decision), "event": "decision"})
+        self.switched(architecture)
+        if idle or step % BELIEFS_EVERY == 1:
+            self._write({"event": "policy", "step": step, "time": time, **architecture.state()})
 
-    def policy(self, step: int, time: float, state: dict[str, Any]) -> None:
-        """What the policy believes now."""
-        self._write({"event": "policy", "step": step, "time": time, **state})
+    def switched(self, architecture: Architecture) -> None:
+        """Whose decisions are written from now on; earlier ones are not."""
+        self._written = next(reversed(_decisions(architecture)), None)
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
@@ -59,3 +71,8 @@ class Recorder:
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
+
+
+def _decisions(architecture: Architecture) -> Reversible[Decision]:
+    """The latest, of an architecture that makes any."""
+    return architecture.decisions if isinstance(architecture, Auto) else ()

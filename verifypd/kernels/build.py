@@ -163,7 +163,7 @@ def loaded() -> ctypes.CDLL | None:
 
 
 def declare(loaded: ctypes.CDLL) -> None:
-    """The C signatures of native.c: p pointer, n ptrdiff_t, i int, f float."""
+    """The C signatures of native.c and its headers: p pointer, n ptrdiff_t, i int, f float."""
     types = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float}
     signatures = {
         "vpd_linear": "pnnpippipnni",

@@ -15,7 +15,7 @@ from verifypd.kernels import build
 from verifypd.kernels.base import Activation, Composed, Fp8Weight, HalfWeight, PagedRows, Rows, Weight, whole
 from verifypd.kernels.torch import keep_rows_, rows_before
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native.c
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native_vectors.h
 HALF = 4
 # Rows from which torch's own product is faster; measured on a Xeon, SmolLM2-135M shapes: float32 64 rows level at
 # 100 ms, 256 rows 322 against 451; bfloat16 without tiles of our own 16 rows 24 against 33, 64 rows 36 against 123.

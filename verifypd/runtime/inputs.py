@@ -133,8 +133,9 @@ class Staging:
 
 def verify_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
     """Rows of a verifier pass: chunks start where the host says, decode spans at the last confirmed token."""
-    if _compiled(spans, slots) is not None:
-        return _decode_layout(spans, slots, tables)
+    compiled = _compiled(spans, slots)
+    if compiled is not None:
+        return _decode_layout(compiled, spans, slots, tables)
     index = host_tensor([span.slot for span in spans], slots.device)
     given = host_tensor([-1 if span.start is None else span.start for span in spans], slots.device)
     starts = torch.where(given < 0, slots.lengths[index] - 1, given)
@@ -190,17 +191,15 @@ def _decode_shape(spans: tuple[tuple[int, int], ...]) -> _Shape:
     )
 
 
-def _decode_layout(spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
+def _decode_layout(compiled: ctypes.CDLL, spans: Sequence[VerifySpan], slots: Slots, tables: BlockTables) -> PassLayout:
     """`verify_layout` in one call, for between two passes caches are cold: each of torch's takes tens of us."""
-    loaded = build.loaded()
-    assert loaded is not None
     shape = _decode_shape(tuple((span.slot, span.rows) for span in spans))
     rows = len(shape.row_span)
     starts, positions, write_index = torch.empty(len(spans) + 2 * rows, dtype=torch.int64).split(
         [len(spans), rows, rows]
     )
     table, first = tables.data, tables.first
-    if loaded.vpd_place_last(
+    if compiled.vpd_place_last(
         shape.row_span.data_ptr(), shape.within.data_ptr(), shape.slots.data_ptr(), len(table),
         slots.lengths.data_ptr(), len(spans), table.shape[1], table.data_ptr(), table.stride(0), tables.block_size,
         None if first is None else first.data_ptr(), rows, starts.data_ptr(), positions.data_ptr(),

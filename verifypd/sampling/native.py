@@ -51,7 +51,7 @@ def greedy(
 
 
 class _Arguments(ctypes.Structure):
-    """As in native.c."""
+    """As in native_tokens.h."""
 
     _fields_ = (
         ("slots", c_void_p), ("depth", c_void_p), ("first_row", c_void_p), ("spans", c_ssize_t), ("widest", c_ssize_t),

@@ -31,13 +31,6 @@ class TorchSampling:
         return verdicts
 
 
-def accepted_prefix(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """How many drafts stand, [R] int64. p, q [R, L]: probability of each draft under verifier and drafter; u [R, L]
-    uniforms.
-    """
-    return leading(u * q < p)
-
-
 def leading(stands: Tensor) -> Tensor:
     """Length of the leading run of True in bool [R, L], as int64 [R]."""
     return stands.long().cumprod(-1).sum(-1)

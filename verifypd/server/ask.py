@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verifypd.errors import RequestError
@@ -65,7 +65,6 @@ class Prepared:
     tools: ToolFormat | None = None
     tool_names: tuple[str, ...] = ()
     one_tool_call: bool = False
-    prompt_texts: list[str] = field(default_factory=list)
     given: dict[str, Any] | None = None  # what the answer repeats of the body, in an API where it does
 
 

@@ -1,0 +1,92 @@
+"""Tables of engines and servers side by side: ours and vLLM's, with a head and without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, over, ratios, read, rows, source, tails
+
+from verifypd.bench.results import HEADER, ratio, row
+
+NAMES = {
+    "ours:head": "ours, head",
+    "vllm:eagle": "vLLM, head",
+    "ours:plain": "ours, plain",
+    "vllm:plain": "vLLM, plain",
+}
+SERVED = {
+    "ours": "ours",
+    "early": "ours, `--slo-ttft 200 --slo-gap 45`",
+    "vllm": "vLLM",
+    "vllm again": "vLLM, again (control)",
+}
+
+
+def closed() -> str:
+    """Tokens/s of all arms in the closed loop, and ours over vLLM's."""
+    cells = read("beside-vllm-closed")["cells"]
+    levels = sorted(cells, key=lambda name: int(name.split()[1]))
+    lines = [
+        [NAMES[arm], *(f"{cells[level][arm]['figures']['tok_s']:,.0f}" for level in levels)]
+        for arm in ("ours:head", "vllm:eagle", "ours:plain", "vllm:plain")
+    ]
+    for ours, theirs in (("ours:head", "vllm:eagle"), ("ours:plain", "vllm:plain")):
+        label = f"{NAMES[ours]} over {NAMES[theirs]}"
+        lines.append([label, *(over(cells[level], ours, theirs, "tok_s") for level in levels)])
+    header = ["tokens/s at requests at once", *(level.split()[1] for level in levels)]
+    return rows(header, lines) + source("beside-vllm-closed")
+
+
+def closed_tails() -> str:
+    """Latencies of the closed loop."""
+    cells = read("beside-vllm-closed")["cells"]
+    lines = []
+    for level in sorted(cells, key=lambda name: int(name.split()[1])):
+        for arm in ("ours:head", "vllm:eagle"):
+            lines.append([level.split()[1], NAMES[arm], *tails(cells[level][arm]["figures"])])
+    return rows(["at once", "arm", *TAILS], lines) + source("beside-vllm-closed")
+
+
+def serve_h200(name: str, load: str) -> Callable[[], str]:
+    """Our server and vLLM's over HTTP: what each arm reached, and ours over vLLM's."""
+
+    def table() -> str:
+        found = read(name)
+        lines = []
+        for scenario in sorted(found["scenarios"], key=lambda each: int(re.findall(r"\d+", each)[-1])):
+            own, level = found["scenarios"][scenario], re.findall(r"\d+", scenario)[-1]
+            for arm, each in own["arms"].items():
+                over_theirs = ratios(own["compared"].get(arm), "tok_s", *TAIL_FIGURES)
+                speed = f"{each['figures']['tok_s']:,.0f}"
+                lines.append([level, SERVED.get(arm, arm), speed, *tails(each["figures"]), *over_theirs])
+        header = [load, "server", "tokens/s", *TAILS, "× tokens/s", *TAIL_RATIOS]
+        return rows(header, lines) + source(name)
+
+    return table
+
+
+def serve_cpu() -> str:
+    """Two servers over HTTP on a CPU."""
+    found = read("bench-serve-cpu")
+    lines = []
+    for scenario, own in found["scenarios"].items():
+        lines += [[scenario, *row(arm, each)[:7]] for arm, each in own["arms"].items()]
+    lines += [
+        [scenario, f"{arm} over {found['reference']}", ratio(each["tok_s"]), "", "", "", ratio(each["e2e_ms_mean"]), ""]
+        for scenario, own in found["scenarios"].items()
+        for arm, each in own["compared"].items()
+    ]
+    return rows(["scenario", *HEADER[:7]], lines) + source("bench-serve-cpu")
+
+
+def low_acceptance() -> str:
+    """The head's engine over one without a draft, where few drafts stand."""
+    lines, levels = [], ("closed 1", "closed 32", "closed 128")
+    for alpha, names in (("0.3", ("head-alpha-0.3", "head-alpha-0.3-128")), ("0.5", ("head-alpha-0.5",))):
+        cells = {level: cell for name in names for level, cell in read(name)["cells"].items()}
+        lines.append([alpha, *(over(cells[level], "ours:head", "ours:plain", "tok_s") for level in levels)])
+    cells = read("beside-vllm-closed")["cells"]
+    lines.append(["0.8", *(over(cells[level], "ours:head", "ours:plain", "tok_s") for level in levels)])
+    names = ("head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "beside-vllm-closed")
+    return rows(["α", "1 request", "32", "128"], lines) + source(*names)

@@ -1,0 +1,144 @@
+"""Tables of the architectures, and of what the original says of them: its metric, its rules, its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, ratios, read, rows, source, tails
+
+from verifypd.bench import advice, modes
+from verifypd.bench.figures import Outcome, Record, cut, figures
+
+SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
+THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
+RULED = (SWEEP, THREE)
+MIXED_H200, SWEEP_H200 = "bench-mixed-h200", "bench-sweep-h200"
+THREE_H200, EVERY_H200 = "bench-three-way-h200", "bench-comprehensive-h200"
+
+
+def original_metric() -> str:
+    """One arm that ran twice, cut off at three times: all tokens of the window, and those of finished requests."""
+    found = read("bench-original-metric")
+    one, two = (Outcome.unpacked(run) for run in found["runs"].values())
+    lines = []
+    for seconds in (39.0, 39.5, 45.0):
+        both = [figures([cut(each, seconds)]) for each in (one, two)]
+        line = [f"{seconds:g} s"]
+        for figure in ("tok_s", "tok_s_original"):
+            first, second = (each[figure] for each in both)
+            more = f"{100 * (second / first - 1):+,.0f} %" if first else "from nothing"
+            line += [f"{first:.1f}", f"{second:.1f}", more]
+        lines.append(line)
+    header = ["cut off at", "all tokens/s: once", "again", "", "of finished requests: once", "again", ""]
+    return rows(header, lines) + source("bench-original-metric")
+
+
+def equal_systems() -> tuple[Outcome, Outcome]:
+    """Two systems that emit 100 tokens/s for 50 requests of 20 tokens that came at once: in turn, and all together."""
+    in_turn = [[(20 * i + k + 1) / 100 for k in range(20)] for i in range(50)]
+    together = [[(50 * k + i + 1) / 100 for k in range(20)] for i in range(50)]
+
+    def whole(outputs: list[list[float]]) -> Outcome:
+        return Outcome(tuple(Record(0.0, 0.0, tuple(each), 20, 1, True) for each in outputs), 50, 10.0)
+
+    return whole(in_turn), whole(together)
+
+
+def equal_metric() -> str:
+    """What the original's metric makes of them at some cut-offs."""
+    lines = []
+    for seconds in (9.505, 9.515, 9.535, 9.75, 10.0):
+        one, two = (figures([cut(each, seconds)]) for each in equal_systems())
+        line = [f"{seconds:g} s", f"{two['tok_s']:.0f}", f"{one['tok_s']:.0f}", f"{two['tok_s_original']:.1f}"]
+        more = one["tok_s_original"] / two["tok_s_original"] - 1 if two["tok_s_original"] else None
+        lines.append(
+            [*line, f"{one['tok_s_original']:.1f}", "from nothing" if more is None else f"{100 * more:+,.0f} %"]
+        )
+    header = ["cut off at", "all tokens/s: together", "in turn", "of finished requests: together", "in turn", ""]
+    return rows(header, lines)
+
+
+def deploy(*names: str) -> Callable[[], str]:
+    """Mean E2E of every arm in every scenario of some results, and the fastest."""
+
+    def table() -> str:
+        founds = [read(name) for name in names]
+        arms = list(dict.fromkeys(arm for found in founds for arm in found["arms"]))
+        lines = []
+        for found in founds:
+            for scenario, own in found["scenarios"].items():
+                cells = []
+                for arm in arms:
+                    each = own["arms"].get(arm)
+                    word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
+                    mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
+                    cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark if each else "–")
+                lines.append([scenario, *cells, advice.fastest(own)])
+        said = "; ".join(dict.fromkeys(f"{found['note']}; against {found['reference']}" for found in founds))
+        return rows(["mean E2E", *arms, "lowest"], lines) + f"\n↓ faster, ↑ slower at 95 %. {said}.\n" + source(*names)
+
+    return table
+
+
+def deploy_tails() -> str:
+    """Mixed traffic on a GPU: what every arm reached, and its tails over those of the reference."""
+    found = read(MIXED_H200)
+    lines = []
+    for scenario, own in found["scenarios"].items():
+        rate = scenario.partition(",")[0].removeprefix("E ").removesuffix("/s")
+        for arm, each in own["arms"].items():
+            compared = ratios(own["compared"].get(arm), *TAIL_FIGURES)
+            lines.append([rate, f"`{arm}`", *tails(each["figures"]), *compared])
+    header = ["requests/s", "arm", *TAILS, *TAIL_RATIOS]
+    return rows(header, lines) + f"\n{found['note']}; over {found['reference']}.\n" + source(MIXED_H200)
+
+
+def deploy_rules() -> str:
+    """The original's selection rules against what was measured."""
+    founds = [read(name) for name in RULED]
+    lines = []
+    for variant, counts in advice.rule_counts(founds).items():
+        right, wrong = counts[advice.RIGHT], counts[advice.WRONG]
+        word = "holds" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
+        figures = [str(counts[each]) for each in (advice.RIGHT, advice.WRONG, advice.EITHER)]
+        lines.append([f"`{variant}`", *figures, word])
+    header = ["rule", "its choice was the faster one", "the slower one", "no difference", "verdict"]
+    return rows(header, lines) + source(*RULED)
+
+
+def deploy_claims() -> str:
+    """Its other statements, each with figures and a word."""
+    sweep, batches = read(SWEEP), read(BATCHES)
+    lines = []
+    told = [("A", modes.named_modes(sweep)), ("B", modes.named_modes(read(THREE)))]
+    poor = {mode.name: mode for mode in modes.named_modes(read(POOR))}
+    for own in zip(*(each for _, each in told), strict=True):
+        said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
+        for letter, mode in said or [("B, α = 0.3", poor[own[0].name])]:
+            figures = mode.figures.partition(" (mean E2E")[0]
+            lines.append([f"{mode.name}: {mode.claim}", f"{letter}: {figures}", mode.seen])
+    for _, size, levels in advice.gains(sweep):
+        low, high = (f"{pick(each['ratio'] for _, each in levels):.2f}" for pick in (min, max))
+        faster = sum(each["verdict"] == "slower" for _, each in levels)
+        lines.append(
+            [f"best at 3–7 × the draft's size: here {size:.0f} ×", f"plain takes {low}–{high} of PD's time",
+             f"PD is faster in {faster} of {len(levels)} loads"]
+        )  # fmt: skip
+    shown = [each for each in advice.verification_cost() if each[0] in (1, 16, 64, 256)]
+    costs = ", ".join(f"{share:.2f} at {count}" for count, share in shown)
+    claim = "four times the verification for nearly one request's cost"
+    most = max(count for count, share in advice.verification_cost() if share < 1.25)
+    lines.append([claim, f"five tokens a request over one: {costs} requests", f"holds up to about {most} requests"])
+    for level, arms in advice.batch_verdicts(batches):
+        best = min(arms, key=lambda name: arms[name][0])
+        shown = ", ".join(
+            f"{name.split()[-1]}: {_ms(value)}{f' ({word})' if word else ''}" for name, (value, word) in arms.items()
+        )
+        lines.append(
+            [f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {level}", shown, f"{best.split()[-1]} is lowest"]
+        )
+    return rows(["its claim", "here", "verdict"], lines) + source(SWEEP, THREE, POOR, BATCHES)
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1e3:.2f} s" if value >= 1e4 else f"{value:.0f} ms"

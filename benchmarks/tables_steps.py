@@ -1,0 +1,68 @@
+"""Tables of the planner and of what steps cost: targets, a toy of the schedule, the host's work, numbers in fp8."""
+
+from __future__ import annotations
+
+from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
+
+
+def planner() -> str:
+    """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
+    lines = []
+    for cell in read("h200-planner")["cells"]:
+        mine, _, budget = cell["arm"].partition("=")
+        arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
+        over = [interval(cell["over"][f"other:{budget}"][name]) for name in TAIL_FIGURES] if mine == "gap" else [""] * 3
+        lines.append([str(cell["rate"]), arm, *tails(cell["figures"]), *over])
+    header = ["requests/s", "planner", *TAILS, *TAIL_RATIOS]
+    return rows(header, lines) + source("h200-planner")
+
+
+def targets() -> str:
+    """The planner under other targets; ratios are over the first line."""
+    lines = []
+    for cell in [cell for cell in read("h200-targets")["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
+        over = [interval(cell["over"]["ttft=500"][name]) for name in TAIL_FIGURES] if cell["over"] else [""] * 3
+        lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *over])
+    return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source("h200-targets")
+
+
+def toy() -> str:
+    """The engine and a toy of its schedule on the same arrivals, with the same costs of steps."""
+    lines = []
+    for cell in sorted(read("toy-schedule")["cells"], key=lambda each: (each["arm"].startswith("plain"), each["rate"])):
+        ours, theirs, over = cell["engine"], cell["toy"], cell["over"]
+        arm = "`plain`" if cell["arm"].startswith("plain") else "`auto`, 1.1B draft"
+        line = [arm, str(cell["rate"])]
+        for name, digits in (("ttft_ms_p95", 0), ("tpot_ms_p95", 1)):
+            line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
+        lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
+    header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
+    return rows(header, lines) + source("h200-targets", "toy-schedule")
+
+
+def host() -> str:
+    """What the host works in a step, against the cycle of the device."""
+    found = read("h200-head")
+    levels = sorted((int(name[5:]), each) for name, each in found["details"].items() if name.startswith("idle_"))
+    lines = [
+        ["host, ms a step", *(f"{each['host_ms']:.2f}" for _, each in levels)],
+        ["device's cycle, ms", *(f"{each['cycle_ms']:.2f}" for _, each in levels)],
+        ["share", *(f"{each['host_ms'] / each['cycle_ms']:.2f}" for _, each in levels)],
+        ["device idle", *(f"{each['idle']:.1%}" for _, each in levels)],
+    ]
+    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head")
+
+
+def eight_bits() -> str:
+    """Steps and KV capacity with weights, keys and values in fp8."""
+    arms, levels = read("fp8-h200")["steps"], (1, 8, 32, 128)
+    lines = [
+        [
+            name,
+            *(f"{arm[f'{kind}_ms_{n}']:.2f}" for kind in ("plain", "cycle") for n in levels),
+            f"{arm['kv_tokens']:,}",
+        ]
+        for name, arm in arms.items()
+    ]
+    header = ["", *(f"{kind}, {n}" for kind in ("plain", "cycle") for n in levels), "KV tokens"]
+    return rows(header, lines) + source("fp8-h200")

@@ -1,0 +1,96 @@
+"""What policies are told of a request and of a verdict: every field is the one that it is called."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verifypd import SamplingParams
+from verifypd.batch import Verdict, VerifySpan
+from verifypd.config import EngineConfig
+from verifypd.control.observe import Observation
+from verifypd.control.snapshot import RequestView
+from verifypd.engine.verdicts import observation
+from verifypd.engine.views import _view
+from verifypd.inflight import Draft
+from verifypd.request import Request, State
+
+CONFIG = EngineConfig(max_draft=9, slo_ttft=700.0, slo_tpot=31.0)
+PARAMS = SamplingParams(temperature=0.7, draft_temperature=0.4, seed=1, prompt_logprobs=2, priority=-3)
+
+
+@pytest.fixture
+def request_() -> Request:
+    made = Request("a", [1] * 20, PARAMS, seed=1, max_length=90, arrival=100.0, order=41)
+    made.tokens += [2, 3, 4]
+    made.slot, made.state, made.served = 5, State.VERIFY, 17
+    made.confirmed, made.computed, made.draft_lag, made.draft = 23, 22, 6, Draft(4, "model", 1.2)
+    made.inflight.append(Draft(8))
+    made._drafts_out = 8
+    made.metrics.first_token_time, made.last_output, made.entered = 101.5, 103.0, 104.5
+    return made
+
+
+def test_a_view_names_what_it_shows(request_: Request) -> None:
+    """The view is made by position, and no two of these values are the same."""
+    drafter = SimpleNamespace(name="model", reader=None, expected=lambda request: 7)
+    choice = SimpleNamespace(pick=lambda request, limit, able: ("ngram", 8, (10, 11)))
+    lanes = SimpleNamespace(drafters={"ngram": SimpleNamespace(has_cache=True)})
+    engine: Any = SimpleNamespace(config=CONFIG, drafter=drafter, choice=choice, decode=lanes)
+    assert _view(engine, request_, 110.0, True, 64.0) == RequestView(
+        slot=5,
+        rank=(-3, 41),
+        served=17,
+        chunk_start=22,
+        prefill_left=0,
+        length_floor=24,
+        length_bound=32,
+        max_length=90,
+        draft_limit=9,
+        draft_lag=6,
+        expected=8,
+        prompt_logprobs=2,
+        request_id=41,
+        waited=5.5,
+        pending=4,
+        drafter="model",
+        slo_ttft=700.0,
+        slo_tpot=31.0,
+        decoding=8.5,
+        since_output=7.0,
+        emitted=3,
+        greedy=False,
+        coupled=True,
+        temperature=0.7,
+        draft_temperature=0.4,
+        proposer="ngram",
+        lookups=(10, 11),
+    )
+
+
+def test_a_view_of_a_prompt(request_: Request) -> None:
+    request_.state = State.PREFILL
+    engine: Any = SimpleNamespace(config=CONFIG, drafter=None, choice=None)
+    view = _view(engine, request_, 110.0, True, 64.0)
+    assert (view.prefill_left, view.draft_limit, view.expected, view.proposer) == (1, 0, 0, None)
+
+
+def test_an_observation_names_what_it_saw(request_: Request) -> None:
+    span = VerifySpan(slot=5, rows=5, drafts=4, start=None, emits=True, context=27, drafter="ngram")
+    verdict = Verdict(slot=5, accepted=2, drafted=4, tokens=(7, 8, 9), finish=None)
+    seen = observation(request_, span, verdict, 1.3, CONFIG)
+    assert seen == Observation(
+        request_id=41,
+        drafted=4,
+        accepted=2,
+        emitted=3,
+        coupled=True,
+        greedy=False,
+        temperature=0.7,
+        drafter="ngram",
+        tau=None,  # the request's own: nobody chose it
+    )
+    request_.params = SamplingParams(temperature=0.7, seed=1)
+    assert observation(request_, span, verdict, 1.3, CONFIG).tau == 1.3
