@@ -2,24 +2,27 @@
 
 A pass of few rows waits for its keys and values more than it reads them. What earlier passes wrote of them waits for
 nobody: a block of threads has the first of it come into shared memory before the kernel before it is done, which writes
-the queries and the keys and values of this pass. Each warp takes KEYS of the context at a time with a softmax of its own,
-so that none waits for another until their sums meet in shared memory. Where several blocks share a context, the one that
-is done last merges what they found.
+the queries and the keys and values of this pass. A team of warps takes KEYS of the context at a time, each warp for
+sixteen rows and with a softmax of its own, so that no team waits for another until their sums meet in shared memory.
+Where several blocks share a context, the one that is done last merges what they found.
 
 A block takes one key head of one tile: the query rows of a span, times the query heads that share the key head, are at
 most ROWS. Scores are in base 2. Compiled for one shape of heads at a time; short.py sets the constants and says what the
 arguments are. */
 
+#define WARPS (TEAMS * TEAM)
 #define THREADS (32 * WARPS)
-#define ROWS (TALL ? 16 : 8)
 #define HALVES (TALL ? 2 : 1)          /* of eight rows; a thread has one row of each */
+#define ROWS (8 * HALVES * TEAM)
 #define TILES (KEYS / 8)               /* of eight keys */
 #define ROUNDS (WIDTH / 32)            /* 64 bytes of each key */
 #define CHUNKS (WIDTH / 8)             /* of sixteen bytes, in a key or value */
 #define VALUES (KEYS * CHUNKS)         /* where they begin in a slot, behind the keys */
-#define SLOT (2 * KEYS * CHUNKS)       /* keys and values that a warp takes at a time */
+#define SLOT (2 * KEYS * CHUNKS)       /* keys and values that a team takes at a time */
+#define STRIDE (TEAMS * KEYS)          /* from one step of a team to the next */
 #define PITCH (WIDTH + 4 * HALVES)     /* floats: no two rows of a store meet in a bank */
 #define COLUMNS (WIDTH / 4)            /* of four floats */
+#define MATRICES (TALL ? CHUNKS : CHUNKS / 2) /* of weighted values */
 #define MERGED 8                       /* splits that are read at once */
 #define PAIR 8                         /* numbers of a pair */
 #define FLOOR -1e30f                   /* stands for -inf where a difference is taken */
@@ -112,6 +115,14 @@ __device__ __forceinline__ float power(float exponent) {
     return value;
 }
 
+/* Wait for the warps of a team. */
+__device__ __forceinline__ void meet_team(int team) {
+    if (TEAM == 1)
+        __syncwarp();
+    else
+        asm volatile("bar.sync %0, %1;" :: "r"(team + 1), "n"(32 * TEAM) : "memory");
+}
+
 /* The count before; what the block wrote before is seen by whoever counts after it. */
 __device__ __forceinline__ int count_up(int *counter) {
     int before;
@@ -178,10 +189,11 @@ __device__ __forceinline__ void merge(const Arguments &a, wide first, int step, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const __grid_constant__ Arguments a) {
-    extern __shared__ uint4 memory[]; /* [WARPS][AHEAD][SLOT]; behind the loop a warp's sums, [ROWS][PITCH] floats */
-    __shared__ float2 found[WARPS][ROWS]; /* highest score and sum of weights */
+    extern __shared__ uint4 memory[]; /* [TEAMS][AHEAD][SLOT]; behind the loop sums, float [TEAMS][ROWS][PITCH] */
+    __shared__ float2 found[TEAMS][ROWS]; /* highest score and sum of weights */
     __shared__ bool merges;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
+    const int team = warp / TEAM, member = warp % TEAM;
     const int head = a.first_head + blockIdx.x % a.held;
     if (!a.early) wait_for_the_kernel_before();
     Work work;
@@ -198,8 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
         low = work.split * share;
         high = min(high, low + share);
     }
-    low += warp * KEYS; /* of this warp: KEYS at a time, STRIDE apart */
-    const int STRIDE = WARPS * KEYS;
+    low += team * KEYS;
 
     /* The table is read by one lane for each key of a step, and handed to those that fetch it. */
     const int *blocks = a.block_table + work.slot * a.table_row;
@@ -211,22 +222,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     auto fetch_step = [&](uint4 *slot, int begin, int places, int which) {
         auto wanted = [&](int key) { return which == ALL || (key >= old && key < high) == (which == NEW); };
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) { /* of a key, a thread fetches what it will multiply itself */
+        for (int tile = 0; tile < TILES; tile++) { /* of a key, a lane fetches what that lane will multiply */
             int row = tile * 8 + group, key = begin + row;
             const half_word *from = source(a.cache_k, __shfl_sync(~0u, places, row)) + place * 8;
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++)
-                if (wanted(key)) fetch(slot + (tile * ROUNDS + round) * 32 + lane, from + round * 32, key < high);
+                if ((tile * ROUNDS + round) % TEAM == member && wanted(key))
+                    fetch(slot + (tile * ROUNDS + round) * 32 + lane, from + round * 32, key < high);
         }
 #pragma unroll
         for (int part = 0; part < VALUES / 32; part++) { /* chunks of eight values in a row lie in different banks */
             int row = part * (32 / CHUNKS) + lane / CHUNKS, chunk = lane % CHUNKS, key = begin + row;
             const half_word *from = source(a.cache_v, __shfl_sync(~0u, places, row)) + chunk * 8;
-            if (wanted(key)) fetch(slot + VALUES + row * CHUNKS + (chunk ^ row % 8), from, key < high);
+            if (part % TEAM == member && wanted(key))
+                fetch(slot + VALUES + row * CHUNKS + (chunk ^ row % 8), from, key < high);
         }
     };
 
-    uint4 *const own = memory + warp * AHEAD * SLOT;
+    uint4 *const own = memory + team * AHEAD * SLOT;
     int places[AHEAD];
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ahead++) places[ahead] = find_places(low + ahead * STRIDE);
@@ -239,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     if (a.early) {
         for (int ahead = AHEAD; ahead < AHEAD + BEYOND; ahead++) { /* what there is no room for comes nearer */
             int begin = low + ahead * STRIDE, row = find_places(begin);
-            if (lane < KEYS && begin + lane < min(old, high)) {
+            if (member == 0 && lane < KEYS && begin + lane < min(old, high)) {
                 fetch_near(source(a.cache_k, row));
                 fetch_near(source(a.cache_v, row));
             }
@@ -256,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     int position[HALVES];
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int m = half * 8 + group, row = m / SHARED;
+        int m = member * 16 + half * 8 + group, row = m / SHARED;
         const half_word *from = a.q + (work.first_row + row) * a.q_row + (head * SHARED + m % SHARED) * WIDTH + place * 8;
         position[half] = max(work.start + row, 0);
 #pragma unroll
@@ -266,7 +279,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
 
     /* Weighted values, rows by columns where TALL: of each eight columns those of a thread's rows. Eight rows do not fill
     an instruction that way; columns by rows do: of each sixteen columns two, of the rows 2 place and 2 place + 1. */
-    const int MATRICES = TALL ? CHUNKS : CHUNKS / 2;
     float top[HALVES], total[HALVES], mixed[MATRICES][4];
 #pragma unroll
     for (int half = 0; half < HALVES; half++) top[half] = FLOOR, total[half] = 0.0f;
@@ -277,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     int next = find_places(low + AHEAD * STRIDE);
     for (int begin = low; begin < high; begin += STRIDE) {
         wait_for_groups<AHEAD - 1>();
-        __syncwarp(); /* values were fetched by other lanes */
+        meet_team(team); /* others fetched, too */
         float score[TILES][4];
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
@@ -346,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
 #endif
             }
         }
-        __syncwarp(); /* all lanes have read the values */
+        meet_team(team); /* all have read the values */
         int coming = begin + AHEAD * STRIDE;
         if (coming < high) fetch_step(slot, coming, next, ALL);
         close_group();
@@ -356,14 +368,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     }
 
     wait_for_groups<0>();
-    __syncwarp();
-    float *sums = (float *)own;
+    __syncthreads();
+    float *sums = (float *)memory + (team * ROWS + member * 16) * PITCH;
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int m = half * 8 + group;
         total[half] += __shfl_xor_sync(~0u, total[half], 1);
         total[half] += __shfl_xor_sync(~0u, total[half], 2);
-        if (place == 0) found[warp][m] = make_float2(top[half], total[half]);
+        if (place == 0) found[team][member * 16 + half * 8 + group] = make_float2(top[half], total[half]);
     }
 #pragma unroll
     for (int i = 0; i < MATRICES; i++)
@@ -386,12 +397,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
         float highest = FLOOR, all = 0.0f;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, found[w][m].x);
+        for (int t = 0; t < TEAMS; t++) highest = fmaxf(highest, found[t][m].x);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float weight = power(found[w][m].x - highest);
-            all += weight * found[w][m].y;
-            add(sum, weight, *(const float4 *)((const float *)(memory + w * AHEAD * SLOT) + m * PITCH + 4 * column));
+        for (int t = 0; t < TEAMS; t++) {
+            float weight = power(found[t][m].x - highest);
+            all += weight * found[t][m].y;
+            add(sum, weight, *(const float4 *)((const float *)memory + (t * ROWS + m) * PITCH + 4 * column));
         }
         if (work.shares == 1) {
             write_out(a, work, head, m, column, sum, all);
