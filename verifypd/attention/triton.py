@@ -1,10 +1,10 @@
 """Paged attention in Triton: CUDA devices, and Triton's interpreter for tests. Knows launches; nothing of models.
 
-One kernel serves plain tokens, verify spans and prompt chunks. The query heads that share a key head are packed into
-the rows of a tile, so that even one row fills matrix instructions. A context that is long beside the others of the
-pass is shared by several programs, and the last of them to be done merges what they found; which programs do is
-planned once a pass, for all layers. Lengths, starts and block tables are read on the device and grids follow from the
-host's bounds: nothing waits, and a captured launch stays right.
+One kernel serves plain tokens, verify spans and prompt chunks; those of few rows are short.py's where that runs. The
+query heads that share a key head are packed into the rows of a tile, so that even one row fills matrix instructions. A
+context that is long beside the others of the pass is shared by several programs, and the last of them to be done merges
+what they found; which programs do is planned once a pass, for all layers. Lengths, starts and block tables are read on
+the device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
+from verifypd.attention import short
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import (
@@ -357,6 +358,13 @@ def _attend(
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     before, cap = _scales(scale, softcap)
+    if short.suits(q, cache, layout, cut, window, softcap):
+        pairs, counters = (None, None) if plan is None else (plan.pairs, plan.counters)
+        short.attend(
+            q, cache, layout, cut, spans.spans, spans.members, pairs, counters, out, partial, summary, before,
+            first_head, head_count, early,
+        )  # fmt: skip
+        return
     grid = (cut.tiles, head_count, spans.spans) if plan is None else (cut.pairs * head_count,)
     attend_tile[grid](
         q,

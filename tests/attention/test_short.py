@@ -1,0 +1,149 @@
+"""Attention of few rows in CUDA C++: equal to a dense softmax on a GPU; both sides agree on their arguments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tests.attention.test_backends import Case, dense, make_case
+from tests.attention.test_triton import on_device
+from verifypd.attention import short, tiling
+from verifypd.attention.triton import Prepared, TritonAttention
+
+CUDA = torch.device("cuda", 0)
+ERROR = {torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of a row's result, against its norm
+MULTI = {"heads": 6, "kv_heads": 6, "width": 128}
+GROUPED = {"heads": 32, "kv_heads": 4, "width": 64}
+CONTEXTS = [1, 5, 17, 63, 64, 65, 300, 512, 2000, 4096]
+
+
+def test_arguments_are_the_kernels() -> None:
+    """Same fields in the same order, with types of the same size."""
+    struct = re.search(r"struct Arguments \{(.*?)\};", short.SOURCE.read_text(), re.DOTALL)
+    assert struct
+    fields = []
+    for line in struct[1].strip().splitlines():
+        kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*);", line).groups()  # type: ignore[union-attr]
+        for name in names.split(","):
+            size = 8 if "*" in name or kind == "wide" else 4
+            fields.append((name.strip(" *"), size))
+    ours = [(name, getattr(short._Arguments, name).size) for name, *_ in short._Arguments._fields_]
+    assert fields == ours
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 40, 64])
+@pytest.mark.parametrize("width", short.WIDTHS)
+def test_blocks_fit(width: int, rows: int) -> None:
+    """Two steps of a team or more are under way, in what the product before leaves free."""
+    given = short.constants(width, 1, 16, rows, False)
+    assert given["AHEAD"] >= 2
+    assert given["TEAM"] * (16 if given["TALL"] else 8) >= rows
+    assert given["TEAMS"] * given["TEAM"] <= 8
+    assert given["TEAMS"] * given["AHEAD"] * given["KEYS"] * width * 4 <= short.memory(given) <= 72 * 1024
+
+
+def test_not_on_a_cpu() -> None:
+    case = make_case([(5, 1)], **GROUPED, dtype=torch.bfloat16)
+    cut = tiling.tiling(
+        spans=1, rows=1, own_rows=1, pass_rows=1, context=6, heads=32, kv_heads=4, width=64, itemsize=2, window=None,
+        processors=132, shared_memory=1 << 17,
+    )  # fmt: skip
+    assert cut.tiles == 1
+    assert not short.suits(case.q.bfloat16(), case.cache, case.layout, cut, None, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or not short._available(CUDA), reason="needs a Hopper GPU and NVRTC")
+class TestOnAGpu:
+    """Against float64."""
+
+    @pytest.fixture(autouse=True)
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Splits of each launch of these kernels."""
+        found, attend = [], short.attend
+
+        def remembered(*args, **options) -> None:
+            found.append(args[3].splits)
+            attend(*args, **options)
+
+        monkeypatch.setattr(short, "attend", remembered)
+        return found
+
+    def attend(self, case: Case, prepared: Prepared | None = None) -> Tensor:
+        chosen = TritonAttention()
+        prepared = prepared or chosen.prepare(case.layout)
+        q, k, v = (x.to(case.cache.k.dtype) for x in (case.q, case.k, case.v))
+        scale = q.shape[-1] ** -0.5
+        return chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=None, softcap=None)
+
+    def check(self, case: Case) -> Tensor:
+        out = self.attend(on_device(case)).cpu()
+        assert out.isfinite().all()
+        for row, expected in dense(case, case.q.shape[-1] ** -0.5, None, None).items():
+            error = (out[row].double() - expected.double()).norm() / expected.double().norm()
+            assert error < ERROR[out.dtype], (row, float(error))
+        return out
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(
+        ("shape", "rows"), [(MULTI, 1), (MULTI, 16), (GROUPED, 1), (GROUPED, 2), (GROUPED, 5), (GROUPED, 8)]
+    )
+    def test_contexts(self, shape: dict[str, int], rows: int, dtype: torch.dtype, calls: list[int]) -> None:
+        for context in CONTEXTS:
+            self.check(make_case([(context - 1, rows)], **shape, dtype=dtype))
+        assert len(calls) == len(CONTEXTS)
+        assert min(calls) == 1 and max(calls) > 8
+
+    @pytest.mark.parametrize("spans", [3, 8, 12])
+    @pytest.mark.parametrize(("shape", "most"), [(MULTI, 5), (GROUPED, 2), (GROUPED, 5)])
+    def test_spans_of_all_lengths(self, shape: dict[str, int], most: int, spans: int, calls: list[int]) -> None:
+        """Void rows among them, and one context that is long beside the others."""
+        each = [(CONTEXTS[r % 7] - 3, 1 + r % most) for r in range(spans - 1)]
+        self.check(make_case([*each, (3000, most)], **shape, dtype=torch.bfloat16))
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("block_size", [1, 3, 64])
+    @pytest.mark.parametrize("heads", [2, 6, 14, 32])
+    def test_blocks_of_the_pool_and_shared_heads(self, heads: int, block_size: int, calls: list[int]) -> None:
+        spans = [(100, 2), (-1, 2), (700, 2), (64, 1)]
+        self.check(make_case(spans, heads, 2, 128, block_size, dtype=torch.bfloat16, slack=2))
+        assert len(calls) == 1
+
+    def test_short_spans_beside_a_chunk(self, calls: list[int]) -> None:
+        self.check(make_case([(200, 3), (40, 60), (0, 1), (90, 5)], **MULTI, dtype=torch.bfloat16))
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("shape", [MULTI, GROUPED])
+    def test_layers_in_a_graph(self, shape: dict[str, int], calls: list[int]) -> None:
+        """Kernels that start early wait for what they read, and counters are set back: the same again and again."""
+        case = on_device(make_case([(500, 1), (30, 2), (2000, 1), (-1, 2)], **shape, dtype=torch.bfloat16))
+        chosen = TritonAttention()
+        prepared = chosen.prepare(case.layout)
+        angles = torch.randn(2100, shape["width"] // 2, device=CUDA)
+        k, v = case.k.bfloat16(), case.v.bfloat16()
+
+        def layers() -> Tensor:
+            layout, q = replace(case.layout), case.q.bfloat16()
+            for _ in range(8):
+                q = chosen.attend(
+                    q, k, v, case.cache, layout, prepared, scale=0.1, window=None, softcap=None,
+                    rotary=(angles.cos(), angles.sin()),
+                )  # fmt: skip
+            return q
+
+        expected = layers().clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layers()
+        for _ in range(20):
+            found.zero_()
+            graph.replay()
+            assert torch.equal(found, expected)
+        assert len(calls) == 16

@@ -1,0 +1,170 @@
+"""Launches of short.cu: attention of up to 64 rows a key head, from Hopper on. Knows launches, no models."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from verifypd.attention.base import PassLayout
+from verifypd.attention.tiling import SHORT_ROWS, Tiling
+from verifypd.kernels import nvrtc
+from verifypd.kernels.launch import dependent, shared_memory
+from verifypd.kv.pool import LayerCache
+
+SOURCE = Path(__file__).with_name("short.cu")
+MOST_ROWS = 64  # query rows times the heads that share a key head
+WARP_ROWS = 16  # of a matrix instruction
+WIDTHS = (64, 128)
+KEYS = 16  # of the context, that a team of warps takes at a time; a warp of it has WARP_ROWS rows
+TEAMS = (4, 2, 2, 2)  # of one to four warps, in a block
+RESIDENT_WARPS = 12  # of blocks on a processor, that registers are to suffice for
+UNDER_WAY = 64 * 1024  # bytes of shared memory for keys and values: there is as much beside the product before
+BEYOND = 2  # times a team's keys, that are brought to L2 where there is no room
+
+logger = logging.getLogger(__name__)
+
+
+class _Arguments(ctypes.Structure):
+    """As short.cu has them."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "q",  # [N, heads, width], rows q_row apart
+            "cache_k",  # [places, kv_heads, width]
+            "cache_v",
+            "out",  # [N, heads, width]
+            "partial",  # these four: as of `attend_tile`
+            "summary",
+            "pairs",  # or none: a block of threads for each member and key head
+            "counters",
+            "members",  # int32 [members], spans of this launch; none: all of the pass
+            "row_offsets",  # int64 [R + 1]
+            "slots",  # int64 [R]
+            "starts",  # int64 [R]
+            "block_table",  # int32 [S, table_row]
+        )),
+        ("q_row", ctypes.c_longlong),
+        ("table_row", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in (
+            "kv_heads",
+            "first_head",  # key head, of the launch
+            "held",  # key heads of the launch
+            "splits",  # most that share a context
+            "tile_rows",  # query rows that a tile has at most
+            "block_n",  # splits begin at multiples of it
+            "early",  # the kernel before wrote queries, keys or values, and neither pairs nor lengths
+        )),
+        ("scale", ctypes.c_float),  # of the scores, in base 2
+    )  # fmt: skip
+
+
+def suits(
+    q: Tensor, cache: LayerCache, layout: PassLayout, cut: Tiling, window: int | None, softcap: float | None
+) -> bool:
+    """Whether a launch is one of these. Spans are of one tile: what lies before its rows is older than the pass."""
+    return (
+        cut.tiles == 1
+        and cut.tile_rows <= SHORT_ROWS
+        and cut.tile_rows * q.shape[1] // cache.k.shape[2] <= MOST_ROWS
+        and not cut.split_tokens
+        and window is None
+        and softcap is None
+        and layout.first is None
+        and cache.scales is None
+        and q.shape[2] in WIDTHS
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.dtype == cache.k.dtype == cache.v.dtype
+        and q.stride(0) % 8 == 0
+        and q.data_ptr() % 16 == 0  # sixteen bytes are read at once
+        and _available(q.device)
+    )
+
+
+@cache
+def _available(device: torch.device) -> bool:
+    """Whether they run on a device. Without NVRTC attention is Triton's."""
+    if not dependent(device) or shared_memory(device) < UNDER_WAY + 2**10:
+        return False
+    try:
+        _function(device, 128, 1, 16, 1, False)
+    except nvrtc.NvrtcError as problem:
+        logger.warning("attention of few rows is not compiled here, Triton's takes its place: %s", problem)
+        return False
+    return True
+
+
+def attend(
+    q: Tensor,
+    cache: LayerCache,
+    layout: PassLayout,
+    cut: Tiling,
+    spans: int,
+    members: Tensor | None,
+    pairs: Tensor | None,
+    counters: Tensor | None,
+    out: Tensor,
+    partial: Tensor,
+    summary: Tensor,
+    scale: float,
+    first_head: int,
+    head_count: int,
+    early: bool,
+) -> None:
+    """One class of spans, for some key heads; arguments are those of `attend_tile`. scale: in base 2."""
+    heads, width = q.shape[1:]
+    kv_heads = cache.k.shape[2]
+    argument = _Arguments(
+        q=q.data_ptr(), cache_k=cache.k.data_ptr(), cache_v=cache.v.data_ptr(), out=out.data_ptr(),
+        partial=partial.data_ptr(), summary=summary.data_ptr(), pairs=_address(pairs), counters=_address(counters),
+        members=_address(members), row_offsets=layout.row_offsets.data_ptr(), slots=layout.slots.data_ptr(),
+        starts=layout.starts.data_ptr(), block_table=layout.block_table.data_ptr(), q_row=q.stride(0),
+        table_row=layout.block_table.stride(0), kv_heads=kv_heads, first_head=first_head, held=head_count,
+        splits=cut.splits, tile_rows=cut.tile_rows, block_n=cut.block_n, early=early, scale=scale,
+    )  # fmt: skip
+    shared = heads // kv_heads
+    function = _function(q.device, width, shared, layout.block_size, cut.tile_rows * shared, q.dtype == torch.float16)
+    with torch.cuda.device(q.device):
+        function((cut.pairs or spans) * head_count, argument, torch.cuda.current_stream().cuda_stream)
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def constants(width: int, shared: int, block_size: int, rows: int, float16: bool) -> dict[str, int]:
+    """What short.cu is compiled with, for tiles of up to so many rows."""
+    team = -(-rows // WARP_ROWS)
+    teams = TEAMS[team - 1]
+    return {
+        "WIDTH": width, "SHARED": shared, "BLOCK_SIZE": block_size, "TALL": rows > WARP_ROWS // 2, "FLOAT16": float16,
+        "TEAM": team, "TEAMS": teams, "KEYS": KEYS, "AHEAD": UNDER_WAY // (teams * KEYS * width * 4), "BEYOND": BEYOND,
+        "BLOCKS": max(RESIDENT_WARPS // (teams * team), 1),
+    }  # fmt: skip
+
+
+def memory(constants: dict[str, int]) -> int:
+    """Bytes of shared memory of a block: keys and values under way, and then the sums of teams."""
+    width, teams = constants["WIDTH"], constants["TEAMS"]
+    under_way = teams * constants["AHEAD"] * constants["KEYS"] * width * 4
+    return max(under_way, teams * constants["TEAM"] * WARP_ROWS * (width + 8) * 4)
+
+
+def _function(
+    device: torch.device, width: int, shared: int, block_size: int, rows: int, float16: bool
+) -> nvrtc.Function:
+    given = constants(width, shared, block_size, rows, float16)
+    return _compiled(device, tuple(given.items()))
+
+
+@cache
+def _compiled(device: torch.device, given: tuple[tuple[str, int], ...]) -> nvrtc.Function:
+    constants = dict(given)
+    major, minor = torch.cuda.get_device_capability(device)
+    code = nvrtc.compiled(SOURCE.read_bytes(), SOURCE.name, f"sm_{major}{minor}", constants)
+    with torch.cuda.device(device):
+        return nvrtc.Function(code, "attend_short", 32 * constants["TEAMS"] * constants["TEAM"], memory(constants))
