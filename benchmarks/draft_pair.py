@@ -49,6 +49,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "draft": {"draft": "smollm2-draft", "arch": "auto", "controller": "throughput", "measure_costs": True},
 }
 NUMBERS: dict[str, dict[str, Any]] = {
+    "auto": {},  # as `verifypd serve` chooses, by a timing
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
@@ -145,7 +146,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All sections."""
     held_out = evaluation_prompts()
     spread = [held_out[i * len(held_out) // args.prompts] for i in range(args.prompts)]
-    report: dict[str, Any] = {"one_request": {}, "copying": {}, "crowd": {}, "ending": {}}
+    report: dict[str, Any] = {"dtypes": {}, "one_request": {}, "copying": {}, "crowd": {}, "ending": {}}
     for numbers in args.numbers.split(","):
         with ExitStack() as stack:
             memory = {"batch_size": args.at_once, "kv_memory": f"{19 * args.at_once}MB"}
@@ -155,6 +156,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             arms = {name: arm for name, arm in ARMS.items() if copying or name in ("plain", "auto")}
             llms = {name: stack.enter_context(LLM("smollm2", **arm, **options)) for name, arm in arms.items()}
             plain = llms["plain"]
+            report["dtypes"][numbers] = {name: str(llm.engine.verify.runner.model.dtype) for name, llm in llms.items()}
             jobs = [[plain.render([{"role": "user", "content": prompt.text}])] for prompt in spread]
             two = {name: llms[name] for name in ("plain", "auto")}
             if "one" in args.sections.split(","):
@@ -207,7 +209,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16, help="requests of a crowd (default: 16)")
     parser.add_argument("--crowds", type=int, default=4, help="rounds of a crowd (default: 4)")
     parser.add_argument("--builds", type=int, default=4, help="times the engines of those are built (default: 4)")
-    parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of float32, bfloat16, int8")
+    parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of auto, float32, bfloat16, int8")
     parser.add_argument("--endings", type=int, default=3, help="builds of the crowd that ends by itself (default: 3)")
     parser.add_argument("--sections", default="one,copying,crowd,ending", help="some of these (default: all)")
     args = parser.parse_args()

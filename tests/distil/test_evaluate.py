@@ -13,6 +13,7 @@ import torch
 from tests.engine.heads import head_for, make_head, teach
 from tests.models.checkpoints import VOCAB, tiny
 from verifypd import LLM, SamplingParams, progress
+from verifypd.bench.provenance import files_hash
 from verifypd.cli import main
 from verifypd.distil.evaluate import Listener, _count
 from verifypd.distil.export import write_draft
@@ -74,6 +75,8 @@ def test_a_head_is_evaluated(verifier: Path, tmp_path: Path) -> None:
     alpha = report["acceptance"]["0.8"]["all"]["alpha"][0]
     assert 0.0 < alpha < 1.0
     assert report["speed"]["same_text"] == 2 and report["speed"]["cost_ratio"] > 0
+    assert report["dtype"] == "float32"
+    assert report["command"].startswith("verifypd") and report["files"] == files_hash()
 
 
 def test_a_greedy_request_draws_nothing_that_could_be_heated(capsys: pytest.CaptureFixture[str]) -> None:

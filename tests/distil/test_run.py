@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from verifypd.models.base import Model
 
 pytestmark = pytest.mark.xdist_group("distil-run")  # one whole run for all
 
+UNSEEN = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts" / "unseen.jsonl"
 TEXT = {"self_prompts": 8, "responses": 24, "max_prompt": 96, "max_new": 12, "generate_batch": 8, "validation": 4}
 RECIPE = replace(TINY, **TEXT, losses=LOSSES, pilot_steps=2, steps=4, batch_tokens=512, warmup=2)
 PROMPTS = [Prompt("chat", f"Tell me about the number {n}.") for n in range(12)]
@@ -289,6 +291,23 @@ def test_the_built_in_sets_are_disjoint() -> None:
     assert len(evaluation) >= 200 and len(training) > 3500
     assert not {plain(p.text) for p in evaluation} & {plain(p.text) for p in training}
     assert {p.kind for p in evaluation} == {"chat", "question", "code", "story"}
+
+
+def test_the_unseen_set_is_of_kinds_no_draft_was_trained_on() -> None:
+    """By name and by words: no prompt opens as a given one does, and none shares a phrase with one."""
+
+    def words(prompt: Prompt) -> list[str]:
+        return plain(prompt.text).split()
+
+    def phrases(prompts: list[Prompt], length: int = 6) -> set[tuple[str, ...]]:
+        cut = ((words(prompt), i) for prompt in prompts for i in range(len(words(prompt)) - length + 1))
+        return {tuple(text[i : i + length]) for text, i in cut}
+
+    unseen, training = read_prompts(UNSEEN), training_prompts()
+    assert min(Counter(p.kind for p in unseen).values()) == 8 and len(unseen) == len({plain(p.text) for p in unseen})
+    assert len({p.kind for p in unseen}) == 8 and not {p.kind for p in unseen} & {p.kind for p in training}
+    assert not {tuple(words(p)[:3]) for p in unseen} & {tuple(words(p)[:3]) for p in training}
+    assert not phrases(unseen) & phrases([*training, *evaluation_prompts()])
 
 
 def test_a_prompt_file_that_is_broken_is_named(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from verifypd import __version__
+from verifypd.cli.campaign import command_line
 from verifypd.cli.flags import Command
 from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
@@ -54,6 +52,7 @@ def register(command: Command) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`verifypd evaluate-draft`."""
+    from verifypd.bench.provenance import provenance
     from verifypd.distil import prompts
     from verifypd.distil.evaluate import Trial, draw, evaluate
 
@@ -71,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
         "draft_quantization": args.draft_quantization,
         "device": args.device,
     }
+    made = provenance(command=command_line(sys.argv[1:]))  # of the tree as it is now, before anything runs
     if args.search_layers:
-        return _search(args, given, settings)
+        return _search(args, given, settings, made)
     report = evaluate(
         Trial(
             model=args.model,
@@ -87,25 +87,22 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     emit(table(report))
-    _write(args, report)
+    _write(args, report, made)
     if args.plot:
         draw(report, args.plot)
         say(f"drawn: {args.plot}")
     return 0
 
 
-def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, report: dict[str, Any], made: dict[str, Any]) -> None:
     """The report as JSON where one is asked for, with what made it."""
-    from verifypd.distil.export import commit_here, write_json
+    from verifypd.distil.export import write_json
 
     if args.json:
-        report["command"] = shlex.join(["verifypd", *sys.argv[1:]])
-        report["commit"] = commit_here()
-        report["versions"] = {"verifypd": __version__, "python": platform.python_version()}
-        write_json(args.json, report)
+        write_json(args.json, {**report, **made})
 
 
-def _search(args: argparse.Namespace, prompts: list[Any], settings: dict[str, Any]) -> int:
+def _search(args: argparse.Namespace, prompts: list[Any], settings: dict[str, Any], made: dict[str, Any]) -> int:
     from verifypd.distil.search import search_layers
 
     report = search_layers(args.model, args.draft, prompts, settings)
@@ -118,7 +115,7 @@ def _search(args: argparse.Namespace, prompts: list[Any], settings: dict[str, An
     else:
         mine = f"{100 * report['agreement_configured']:.1f} % with {','.join(map(str, own))}"
         say(f"use --draft-layers {','.join(map(str, best['states']))} (best of {report['tried']} choices; {mine})")
-    _write(args, report)
+    _write(args, report, made)
     return 0
 
 

@@ -97,7 +97,7 @@ def evaluate(trial: Trial, progress: bool = True) -> dict[str, Any]:
     total = sweeps * len(trial.prompts) + timed
     with bar(total=total, desc="evaluating", unit="prompts", shown=progress) as shown:
         shown.set_postfix_str("acceptance")
-        found, taus = _acceptance(trial, shown)
+        found, taus, dtype = _acceptance(trial, shown)
         shown.set_postfix_str("speed")
         speed = _speed(trial, shown)
         shown.set_postfix_str("calibration")
@@ -106,6 +106,7 @@ def evaluate(trial: Trial, progress: bool = True) -> dict[str, Any]:
         "verifier": trial.model,
         "draft": trial.draft,
         "settings": trial.settings,
+        "dtype": dtype,
         "draft_length": trial.length,
         "prompts": len(trial.prompts),
         "tokens": trial.tokens,
@@ -136,12 +137,13 @@ def _timed(trial: Trial) -> Sequence[Prompt]:
     return trial.prompts[:: max(1, len(trial.prompts) // trial.timed)][: trial.timed]
 
 
-def _acceptance(trial: Trial, shown: Bar) -> tuple[dict[float, dict[str, Acceptance]], dict[str, Any]]:
-    """Counts by temperature and kind, and the overlap by drafter temperature."""
+def _acceptance(trial: Trial, shown: Bar) -> tuple[dict[float, dict[str, Acceptance]], dict[str, Any], str]:
+    """Counts by temperature and kind, the overlap by drafter temperature, and the dtype that `auto` chose."""
     found: dict[float, dict[str, Acceptance]] = {}
     taus: dict[str, Any] = {}
     with _open(trial, draft=trial.draft, arch="unified", controller="fixed", max_draft=trial.length) as llm:
         prompts = [_render(llm, prompt) for prompt in trial.prompts]
+        dtype = str(llm.engine.verify.runner.model.dtype).removeprefix("torch.")
         listener = Listener(llm)
         for temperature in (*trial.temperatures, *(t for t in trial.tau_temperatures if t not in trial.temperatures)):
             lane = llm.engine.verify
@@ -161,7 +163,7 @@ def _acceptance(trial: Trial, shown: Bar) -> tuple[dict[float, dict[str, Accepta
             if watched is not None and watched.rows:
                 mean = (watched.overlap / watched.rows).numpy(force=True)
                 taus[f"{temperature:g}"] = {f"{tau:g}": round(float(x), 4) for tau, x in zip(TAUS, mean, strict=True)}
-    return found, taus
+    return found, taus, dtype
 
 
 def _count(acceptance: Acceptance, seen: Observation) -> None:

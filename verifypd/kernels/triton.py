@@ -1,9 +1,10 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
-Products of few rows are ours, with the norms, sums and gates around them, and multiply fp8 weights as they are. Others
-are torch's (with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`):
-then they are tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum
-and where it is rounded. Rotation apart from a product belongs to attention.
+Products of few rows are ours, with the norms, sums and gates around them, and multiply fp8 weights as they are; up to
+eight rows of bfloat16 or float16 are skinny.py's where that runs. Others are torch's (with fp8 weights, of rows rounded
+to fp8), unless a row may not feel its neighbours (`batch_invariant`): then they are tiles of one size whose sums have
+one order. Same results as the torch kernels up to the order of a sum and where it is rounded. Rotation apart from a
+product belongs to attention.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from verifypd.kernels import skinny
 from verifypd.kernels.base import FP8, Activation, Fp8Weight, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight
 from verifypd.kernels.launch import dependent, fp8_products, shared_memory
 from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, skinny_tile
@@ -55,6 +57,8 @@ class TritonKernels(TorchKernels):
         """See Kernels.linear."""
         if isinstance(weight, HalfWeight):
             weight = weight.dequantize(weight.dtype)
+        if (matrix := self._streamed(x, weight)) is not None:
+            return skinny.linear(x, matrix, bias)
         tile = self._tile(x, weight)
         if tile is not None:
             return _skinny(x, weight, bias, tile)
@@ -106,6 +110,8 @@ class TritonKernels(TorchKernels):
 
     def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
         """See Kernels.linear_gated."""
+        if (matrix := self._streamed(x, weight)) is not None:
+            return skinny.linear_gated(x, matrix, bias, activation)
         tile = self._tile(x, weight, gated=True)
         if tile is None:
             return super().linear_gated(x, weight, bias, activation)
@@ -123,9 +129,12 @@ class TritonKernels(TorchKernels):
     ) -> tuple[Rows, Tensor]:
         """See Kernels.linear_add_norm. Programs write parts of a row: its norm is left to who reads it.
 
-        Where a width is none that `skinny_tile` takes for sure, nobody would read it so. In float16 a stream times its
+        Where a width is none that their kernels take for sure, nobody would read it so. In float16 a stream times its
         norm may be too large before it is divided.
         """
+        matrix = self._streamed(x, weight)
+        if matrix is not None and weight.shape[0] % skinny.ROUND == 0 and x.dtype != torch.float16:
+            return skinny.linear_add_norm(x, matrix, bias, residual, norm, eps, unit_offset)
         tile = self._tile(x, weight)
         if tile is None or weight.shape[0] % 256 or x.dtype == torch.float16:
             return super().linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
@@ -150,9 +159,13 @@ class TritonKernels(TorchKernels):
         scales: Tensor | None = None,
     ) -> Tensor | None:
         """See Kernels.linear_qkv."""
-        tile = self._tile(x, weight)
         kv_heads, width = cache_k.shape[-2:]
-        if tile is None or width != 2 * cos.shape[1] or width % tile.outputs:
+        whole = width == 2 * cos.shape[1]  # all dimensions of a head rotate
+        streamed = self._streamed(x, weight)
+        if streamed is not None and whole and cache_k.dtype == streamed.dtype:
+            return skinny.linear_qkv(x, streamed, bias, cos, sin, positions, cache_k, cache_v, write_index)
+        tile = self._tile(x, weight)
+        if tile is None or not whole or width % tile.outputs:
             return None
         matrix, channels = _matrix(weight)
         given = _given(x, channels is not None)
@@ -183,6 +196,12 @@ class TritonKernels(TorchKernels):
             **_constants(rows, given, channels, bias, tile),
         )
         return q
+
+    def _streamed(self, x: Rows, weight: Weight) -> Tensor | None:
+        """The weight, if the product is skinny.cu's."""
+        if isinstance(weight, Tensor) and not self.batch_invariant and skinny.suits(x, weight):
+            return weight
+        return None
 
     def _tile(self, x: Rows, weight: Weight, gated: bool = False) -> SkinnyTile | None:
         """How a product is cut that is ours; None: it is not."""

@@ -1,0 +1,189 @@
+"""Products of up to eight rows in CUDA C++: equal to torch's on a GPU; both sides agree on their arguments."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifypd.kernels import nvrtc, skinny
+from verifypd.kernels.base import Normed, Rows, whole
+from verifypd.kernels.torch import TorchKernels
+
+CUDA = torch.device("cuda")
+runs = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or not skinny._available(CUDA), reason="needs a Hopper GPU and NVRTC"
+    ),
+]
+ERROR = {torch.bfloat16: 6e-3, torch.float16: 8e-4}  # of a result, against the norm of all
+SHAPES = [(48, 512), (32, 768), (4112, 192), (130, 64), (2048, 5632), (20000, 256)]  # outputs, depth
+reference = TorchKernels()
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to("cuda", dtype)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """expected: in float64."""
+    assert found.shape == expected.shape
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < ERROR[found.dtype], float(error)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.double() @ weight.double().T + (0 if bias is None else bias.double())
+
+
+def test_arguments_are_the_kernels() -> None:
+    """Same fields in the same order, with types of the same size."""
+    struct = re.search(r"struct Arguments \{(.*?)\};", skinny.SOURCE.read_text(), re.DOTALL)
+    assert struct
+    fields = []
+    for line in struct[1].strip().splitlines():
+        kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*);", line).groups()  # type: ignore[union-attr]
+        for name in names.split(","):
+            size = 8 if "*" in name or kind == "wide" else 4
+            fields.append((name.strip(" *"), size))
+    ours = [(name, getattr(skinny._Arguments, name).size) for name, *_ in skinny._Arguments._fields_]
+    assert fields == ours
+
+
+@pytest.mark.parametrize("mode", [skinny.PLAIN, skinny.GATED, skinny.ADDED, skinny.QKV])
+@pytest.mark.parametrize("share", [1, 16, 17, 96, 97, 2000])
+def test_blocks_fit(mode: int, share: int) -> None:
+    """In shared memory, with some rounds under way; the squares of a row stay in a warp."""
+    matrices = skinny.matrices(mode, share)
+    ahead, shared = skinny.memory(mode, matrices)
+    assert ahead >= 3
+    assert shared <= (130 if mode == skinny.QKV else 180) * 1024
+    assert mode != skinny.ADDED or matrices <= 4
+
+
+def test_not_on_a_cpu() -> None:
+    assert not skinny.suits(torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16())
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "compiler", lambda: None)
+    with pytest.raises(nvrtc.NvrtcError, match="install a CUDA build of torch"):
+        nvrtc.compiled(b"", "nothing.cu", "sm_90", {})
+
+
+class TestOnAGpu:
+    """Against float64."""
+
+    pytestmark = runs
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(("rows", "bias"), [(1, True), (5, False), (8, True)])
+    @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
+    def test_product(self, outputs: int, depth: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
+        x, weight = random(rows, depth, dtype=dtype), random(outputs, depth, dtype=dtype)
+        b = random(outputs, seed=1, dtype=dtype) if bias else None
+        assert skinny.suits(x, weight)
+        found = skinny.linear(x, weight, b)
+        close(found, product(x, weight, b))
+        assert torch.equal(skinny.linear(x[:1], weight, b), found[:1])  # a row does not feel its neighbours
+        apart = random(rows, 3 * depth, dtype=dtype)[:, depth : 2 * depth].copy_(x)
+        assert torch.equal(skinny.linear(apart, weight, b), found)
+
+    @pytest.mark.parametrize(("rows", "unit_offset"), [(1, True), (5, False), (8, False)])
+    @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
+    def test_a_chain_as_a_layer_has_it(self, outputs: int, depth: int, rows: int, unit_offset: bool) -> None:
+        """Residual and norm behind a product, and a product that reads what was normed so."""
+        eps = 1e-5
+        x, weight, bias = random(rows, depth), random(outputs, depth) / depth**0.5, random(outputs, seed=1)
+        residual, norm = random(rows, outputs, seed=2), random(outputs, seed=3)
+        normed, stream = skinny.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
+        expected = product(x, weight, bias) + residual.double()
+        close(stream, expected)
+        expected = expected / (expected.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (norm.double() + unit_offset)
+        close(whole(normed), expected)
+        behind = random(64, outputs, seed=4) / outputs**0.5
+        if skinny.suits(normed, behind):
+            close(skinny.linear(normed, behind, None), expected @ behind.double().T)
+
+    @pytest.mark.parametrize(("activation", "bias"), [("silu", False), ("gelu_tanh", True)])
+    @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
+    def test_gate(self, outputs: int, depth: int, activation: str, bias: bool) -> None:
+        rows = 3
+        weight = random(2 * outputs, depth) / depth**0.5
+        b = random(2 * outputs, seed=5) if bias else None
+        squares = random(7, 16, seed=6).float().square() + 1
+        normed = Normed(random(rows, depth), squares, 1e-6)
+        found = skinny.linear_gated(normed, weight, b, activation)  # type: ignore[arg-type]
+        factor = 1 / (squares.double()[:, :rows].sum(0) / depth + 1e-6).sqrt()
+        both = product(normed.values.double() * factor[:, None], weight, b)
+        close(found, reference.gated(both, activation))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("rows", [1, 5, 8])
+    @pytest.mark.parametrize(
+        ("heads", "kv_heads", "width", "depth"), [(3, 1, 32, 512), (30, 1, 128, 64), (32, 4, 64, 256)]
+    )
+    def test_queries_keys_and_values(self, heads: int, kv_heads: int, width: int, depth: int, rows: int) -> None:
+        """Queries come out rotated, keys and values lie in the cache, and nothing else is written there."""
+        outputs, places = (heads + 2 * kv_heads) * width, 40
+        weight, bias = random(outputs, depth) / depth**0.5, random(outputs, seed=1)
+        normed = Normed(random(rows, depth), random(6, 16, seed=2).float().square() + 1, 1e-5)
+        angles = random(64, width // 2, seed=3).float()
+        cos, sin = angles.cos(), angles.sin()
+        positions = torch.tensor([0, 3, 17, 4, 63, 8, 1, 2], device="cuda")[:rows]
+        write_index = torch.tensor([9, 30, 16, 0, 39, 7, 8, 12], device="cuda")[:rows]
+        cache_k, cache_v = (torch.full((places, kv_heads, width), 7.0, device="cuda").bfloat16() for _ in range(2))
+        blocks = (cache_k.view(5, 8, kv_heads, width), cache_v.view(5, 8, kv_heads, width))
+        q = skinny.linear_qkv(normed, weight, bias, cos, sin, positions, *blocks, write_index)
+        together = reference.linear(normed, weight, bias).view(rows, -1, width)
+        expected, k, v = (part.clone() for part in torch.split(together, [heads, kv_heads, kv_heads], 1))
+        reference.rotate_(expected, k, positions, cos, sin)
+        close(q, expected.double())
+        for cache, written in ((cache_k, k), (cache_v, v)):
+            close(cache[write_index], written.double())
+            others = torch.ones(places, dtype=torch.bool, device="cuda")
+            others[write_index] = False
+            assert (cache[others] == 7).all()
+
+    def test_which_products_are_these(self) -> None:
+        """Up to eight rows of the weights' dtype; a stream is left to be normed where such a product can read it."""
+        triton = pytest.importorskip("verifypd.kernels.triton")
+        kernels, weight = triton.TritonKernels(), random(512, 512)
+        assert kernels._streamed(random(8, 512), weight) is weight
+        assert kernels._streamed(random(9, 512), weight) is None
+        assert kernels._streamed(random(8, 512, dtype=torch.float16), weight) is None
+        assert kernels._streamed(random(8, 500), random(512, 500)) is None
+        assert triton.TritonKernels(batch_invariant=True)._streamed(random(8, 512), weight) is None
+        for outputs, left in ((576, True), (520, False)):
+            x, residual, norm = random(2, 512), random(2, outputs, seed=1), random(outputs, seed=2)
+            normed, _ = kernels.linear_add_norm(x, random(outputs, 512), None, residual, norm, 1e-5)
+            assert isinstance(normed, Normed) == left
+
+    def test_one_behind_the_other_in_a_graph(self) -> None:
+        """Kernels that start early wait for what they read: a long chain gives the same again and again."""
+        weights = [random(512, 512, seed=seed) / 512**0.5 for seed in range(40)]
+        x, norm = random(4, 512), torch.ones(512, device="cuda").bfloat16()
+
+        def chain() -> Tensor:
+            stream: Tensor = x
+            rows: Rows = x
+            for weight in weights:
+                rows, stream = skinny.linear_add_norm(rows, weight, None, stream, norm, 1e-5, False)
+            return stream
+
+        expected = chain()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = chain()
+        for _ in range(20):
+            found.zero_()
+            graph.replay()
+            assert torch.equal(found, expected)
+
+    def test_what_does_not_compile_says_why(self) -> None:
+        with pytest.raises(nvrtc.NvrtcError, match=r"broken\.cu.*expected"):
+            nvrtc.compiled(b"void f( {", "broken.cu", "sm_90", {})

@@ -1,0 +1,128 @@
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch, and launched by the driver. Knows no kernel.
+
+Nothing is linked and no compiler is needed: both libraries are called by `ctypes`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+EARLY_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class NvrtcError(RuntimeError):
+    """NVRTC or the driver refused."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: a name, and 64 bytes for its value."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint), ("rest", ctypes.c_uint * 15))
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_memory", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@cache
+def compiler() -> ctypes.CDLL | None:
+    """NVRTC as torch brought it, or as the system has it; None: there is none."""
+    major = (torch.version.cuda or "").split(".")[0]
+    names = [f"libnvrtc.so.{major}", "libnvrtc.so"]
+    spec = find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec else ():
+        names[:0] = sorted(str(path) for path in Path(root).glob(f"*/lib/libnvrtc.so.{major}*"))
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+@cache
+def driver() -> ctypes.CDLL | None:
+    """The driver; None: there is none, or one that knows no launch attributes."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return library if hasattr(library, "cuLaunchKernelEx") else None
+
+
+def compiled(source: bytes, name: str, architecture: str, constants: Mapping[str, int]) -> bytes:
+    """Machine code of a source for one architecture, "sm_90" say, with its macros set."""
+    library = compiler()
+    if library is None:
+        raise NvrtcError("NVRTC is not here; install a CUDA build of torch")
+    program = ctypes.c_void_p()
+    _ask(library.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None), "nvrtcCreateProgram")
+    try:
+        options = [f"--gpu-architecture={architecture}", "-std=c++17"]
+        options += [f"-D{key}={int(value)}" for key, value in constants.items()]
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), given):
+            log = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+            raise NvrtcError(f"{name} did not compile:\n{log.decode(errors='replace')}")
+        return _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class Function:
+    """A kernel in the current context, whose one argument is a structure."""
+
+    def __init__(self, code: bytes, name: str, threads: int, shared_memory: int) -> None:
+        cuda = driver()
+        if cuda is None:
+            raise NvrtcError("the CUDA driver is not here or too old; install one for CUDA 12 or later")
+        self._cuda, self._threads, self._shared_memory = cuda, threads, shared_memory
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _ask(cuda.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
+        _ask(cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()), "cuModuleGetFunction")
+        _ask(
+            cuda.cuFuncSetAttribute(self._function, DYNAMIC_SHARED_MEMORY, ctypes.c_int(shared_memory)),
+            "cuFuncSetAttribute",
+        )
+        self._early = _Attribute(EARLY_LAUNCH, 0, 1)
+
+    def __call__(self, blocks: int, argument: ctypes.Structure, stream: int) -> None:
+        """Launch it on a stream; it may begin before the kernel before it is done, and has to wait for it itself."""
+        launch = _Launch(
+            (blocks, 1, 1), (self._threads, 1, 1), self._shared_memory, stream, ctypes.pointer(self._early), 1
+        )
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        _ask(
+            self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None),
+            "cuLaunchKernelEx",
+        )
+
+
+def _read(size: Callable[..., int], content: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+    """What NVRTC holds of a program: its log, or its code."""
+    count = ctypes.c_size_t()
+    _ask(size(program, ctypes.byref(count)), "NVRTC")
+    buffer = ctypes.create_string_buffer(count.value)
+    _ask(content(program, buffer), "NVRTC")
+    return buffer.raw
+
+
+def _ask(status: int, what: str) -> None:
+    if status:
+        raise NvrtcError(f"{what} gave {status}")
