@@ -21,6 +21,8 @@ from verifypd.bench.workload import read
 from verifypd.engine.async_llm import AsyncLLM
 from verifypd.errors import ConfigError
 
+pytestmark = pytest.mark.xdist_group("protocols")  # one run of a protocol for all
+
 FULL = SIZES["full"]
 FIVE = ("throughput_comparison", "latency_comparison", "gpu_utilization", "acceptance_rate", "improvement_heatmap")
 

@@ -20,11 +20,14 @@ from verifypd import progress
 from verifypd.cli import main
 from verifypd.distil import run as stages
 from verifypd.distil import text, train
+from verifypd.distil.plot import draw_curve
 from verifypd.distil.prompts import Prompt, evaluation_prompts, plain, read_prompts, training_prompts
 from verifypd.distil.recipe import LOSSES, TINY
 from verifypd.engine import sizes
 from verifypd.errors import ConfigError, MemoryBudgetError
 from verifypd.models.base import Model
+
+pytestmark = pytest.mark.xdist_group("distil-run")  # one whole run for all
 
 UNSEEN = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts" / "unseen.jsonl"
 TEXT = {"self_prompts": 8, "responses": 24, "max_prompt": 96, "max_new": 12, "generate_batch": 8, "validation": 4}
@@ -50,6 +53,12 @@ def whole(verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(autouse=True)
+def undrawn(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run draws its curve, the others need not: a picture takes longer than their training."""
+    monkeypatch.setattr(stages, "draw_curve", lambda curve, path: True)
+
+
 def test_a_draft_comes_out(whole: Path) -> None:
     made = json.loads((whole / "draft" / "distil.json").read_text())
     assert made["steps"] == 4 and made["loss"] in made["pilots"] and len(made["pilots"]) == 3
@@ -63,6 +72,10 @@ def test_a_draft_comes_out(whole: Path) -> None:
     config = json.loads((whole / "draft" / "config.json").read_text())
     assert config["feature_layers"] == [0, 1] and config["draft_vocab_size"] == 64
     assert (whole / "curve.png").stat().st_size > 1000
+
+
+def test_a_run_without_a_measurement_has_a_picture_too(tmp_path: Path) -> None:
+    assert draw_curve([], tmp_path / "curve.png") and (tmp_path / "curve.png").stat().st_size > 1000
 
 
 def test_the_same_seed_gives_the_same_draft(verifier: Path, whole: Path, tmp_path: Path) -> None:
@@ -196,7 +209,7 @@ def test_few_given_prompts_are_answered_often(share: float, copies: int) -> None
 
 
 def test_training_learns(verifier: Path, tmp_path: Path) -> None:
-    made = make(verifier, tmp_path, recipe={"steps": 40, "losses": ("kl",), "warmup": 8, "responses": 64})
+    made = make(verifier, tmp_path, recipe={"steps": 24, "losses": ("kl",), "warmup": 6, "responses": 64})
     first, last = (json.loads((tmp_path / "curve.json").read_text())["curve"][i]["validation"] for i in (0, -1))
     assert last["0.8"]["all"]["alpha"][0] > first["0.8"]["all"]["alpha"][0] + 0.05
     assert made["evaluation"]["0.8"]["all"]["alpha"][0] > 0.25

@@ -14,6 +14,8 @@ from verifypd import LLM, SamplingParams
 from verifypd.cli import main
 from verifypd.distil.search import TOKENS
 
+pytestmark = pytest.mark.xdist_group("distil-search")  # one head is taught
+
 RIGHT = [2, 3]  # of a verifier of six layers: 2, 6 // 2 and 6 − 3
 
 

@@ -19,6 +19,8 @@ from verifypd.engine.first_drafts import FirstDrafts
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import build
 
+pytestmark = pytest.mark.xdist_group("eagle")  # one head is taught
+
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_draft": 3, "max_model_len": 64, "kv_memory": "32MB"}
 OPTIONS |= {"controller": "fixed", "measure_costs": False, "batch_size": 4, "block_size": 8, "prefill_chunk": 7}
 SHORT = [SamplingParams(max_tokens=24, ignore_eos=True, **kind) for kind in ({"temperature": 0.0}, {"seed": 1})]

@@ -16,6 +16,8 @@ from verifypd.engine import trace
 from verifypd.errors import RequestError
 from verifypd.watch import records, replay
 
+pytestmark = pytest.mark.xdist_group("records")  # one record for all
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
