@@ -239,6 +239,21 @@ def eight_bits() -> str:
     return rows(header, lines) + source("fp8-h200")
 
 
+def draft_kinds() -> str:
+    """What the built-in draft's tokens come to, on kinds of prompts it was distilled on and on others."""
+    lines = []
+    for name, title in ((SEEN, "distilled on"), (UNSEEN, "**not distilled on**")):
+        found = read(name)["acceptance"]
+        for kind in sorted(found["0"], key=lambda each: each != "all"):
+            line = [f"{title}, all" if kind == "all" else kind]
+            for temperature in ("0", "0.8"):
+                own = found[temperature][kind]
+                line += [" ".join(f"{alpha:.2f}" for alpha in own["alpha"]), f"{own['mean_accepted_length']:.2f}"]
+            lines.append(line)
+    header = ["kinds of prompts", "greedy: α by position", "tokens a pass", "temperature 0.8: α", "tokens a pass"]
+    return rows(header, lines) + source(SEEN, UNSEEN)
+
+
 def equal_systems() -> tuple[Outcome, Outcome]:
     """Two systems that emit 100 tokens/s for 50 requests of 20 tokens that came at once: in turn, and all together."""
     in_turn = [[(20 * i + k + 1) / 100 for k in range(20)] for i in range(50)]
@@ -435,6 +450,7 @@ def beside_ray() -> str:
     return rows(["load", "", "Ray", "simulated", "ratio"], lines) + source("cluster_simulated")
 
 
+SEEN, UNSEEN = "evaluate-draft", "evaluate-draft-unseen"
 SERVED_SHARES = (0.95, 0.99)
 PLAN, DEATH, ROUTING, ROUTING_8, THOUSAND = (
     f"simulated-cluster-{part}-h200" for part in ("plan", "death", "routing", "routing-8", "thousand")
@@ -451,6 +467,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner-toy": toy,
     "host-work": host,
     "fp8-steps": eight_bits,
+    "draft-kinds": draft_kinds,
     "deploy-sweep": deploy(SWEEP),
     "deploy-mixed": deploy(MIXED),
     "deploy-three-way": deploy(THREE),
