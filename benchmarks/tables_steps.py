@@ -1,4 +1,4 @@
-"""Tables of the planner and of what steps cost: targets, a toy of the schedule, the host's work, numbers in fp8, drafts."""
+"""Tables of the planner, of drafts and of what steps cost: targets, a toy, the host's work, numbers in fp8."""
 
 from __future__ import annotations
 
