@@ -29,6 +29,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner-toy": steps.toy,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
+    "draft-kinds": steps.draft_kinds,
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
     "deploy-mixed": lanes.deploy(lanes.MIXED),
     "deploy-three-way": lanes.deploy(lanes.THREE),
