@@ -259,7 +259,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #include "native_half.h"
 #endif
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if !defined(VPD_NO_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILES
 #include "native_amx.h"
 #endif
