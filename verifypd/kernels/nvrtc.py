@@ -95,7 +95,7 @@ class Function:
         self._cuda, self._threads, self._shared_memory = cuda, threads, shared_memory
         context = ctypes.c_void_p()
         if cuda.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
-            torch.cuda.synchronize()  # nothing has been on the device yet: this makes its context
+            torch.empty(1, device="cuda")  # nothing has been on the device yet: this makes its context
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _ask(cuda.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
         _ask(cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()), "cuModuleGetFunction")
