@@ -1,4 +1,4 @@
-"""Tables of the planner and of what steps cost: targets, a toy of the schedule, the host's work, numbers in fp8."""
+"""Tables of the planner, of drafts and of what steps cost: targets, a toy, the host's work, numbers in fp8."""
 
 from __future__ import annotations
 
@@ -66,3 +66,19 @@ def eight_bits() -> str:
     ]
     header = ["", *(f"{kind}, {n}" for kind in ("plain", "cycle") for n in levels), "KV tokens"]
     return rows(header, lines) + source("fp8-h200")
+
+
+def draft_kinds() -> str:
+    """What the built-in draft's tokens come to, on kinds of prompts it was distilled on and on others."""
+    seen, unseen = "evaluate-draft", "evaluate-draft-unseen"
+    lines = []
+    for name, title in ((seen, "distilled on"), (unseen, "**not distilled on**")):
+        found = read(name)["acceptance"]
+        for kind in sorted(found["0"], key=lambda each: each != "all"):
+            line = [f"{title}, all" if kind == "all" else kind]
+            for temperature in ("0", "0.8"):
+                own = found[temperature][kind]
+                line += [" ".join(f"{alpha:.2f}" for alpha in own["alpha"]), f"{own['mean_accepted_length']:.2f}"]
+            lines.append(line)
+    header = ["kinds of prompts", "greedy: α by position", "tokens a pass", "temperature 0.8: α", "tokens a pass"]
+    return rows(header, lines) + source(seen, unseen)
