@@ -112,7 +112,8 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     kernels = {f"verifypd/kernels/{path.name}" for path in (ROOT / "verifypd" / "kernels").glob("native*.[ch]")}
-    assert {"verifypd/py.typed", "verifypd/kernels/skinny.cu", *kernels} <= names
+    kernels |= {"verifypd/kernels/skinny.cu", "verifypd/attention/short.cu"}
+    assert {"verifypd/py.typed", *kernels} <= names
     assert {f"verifypd/server/static/{name}" for name in ("dashboard.html", "dashboard.js", "uplot.js")} <= names
     draft = "verifypd/models/data/smollm2-draft"
     assert {f"{draft}/{name}" for name in ("config.json", "distil.json", "model.safetensors")} <= names

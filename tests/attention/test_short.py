@@ -37,15 +37,13 @@ def test_arguments_are_the_kernels() -> None:
     assert fields == ours
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 40, 64])
 @pytest.mark.parametrize("width", short.WIDTHS)
-def test_blocks_fit(width: int, rows: int) -> None:
-    """Two steps of a team or more are under way, in what the product before leaves free."""
-    given = short.constants(width, 1, 16, rows, False)
-    assert given["AHEAD"] >= 2
-    assert given["TEAM"] * (16 if given["TALL"] else 8) >= rows
-    assert given["TEAMS"] * given["TEAM"] <= 8
-    assert given["TEAMS"] * given["AHEAD"] * given["KEYS"] * width * 4 <= short.memory(given) <= 72 * 1024
+def test_blocks_fit(width: int) -> None:
+    """Two steps of a warp or more are under way; its sums fit where its keys and values were."""
+    own = short.ahead(width) * short.KEYS * width * 4
+    assert short.ahead(width) >= 2
+    assert own * short.WARPS == short.UNDER_WAY
+    assert 16 * (width + 8) * 4 <= own
 
 
 def test_not_on_a_cpu() -> None:
@@ -54,7 +52,7 @@ def test_not_on_a_cpu() -> None:
         spans=1, rows=1, own_rows=1, pass_rows=1, context=6, heads=32, kv_heads=4, width=64, itemsize=2, window=None,
         processors=132, shared_memory=1 << 17,
     )  # fmt: skip
-    assert cut.tiles == 1
+    assert cut.few
     assert not short.suits(case.q.bfloat16(), case.cache, case.layout, cut, None, None)
 
 
@@ -65,7 +63,7 @@ class TestOnAGpu:
 
     @pytest.fixture(autouse=True)
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Splits of each launch of these kernels."""
+        """Most splits of each launch of this kernel."""
         found, attend = [], short.attend
 
         def remembered(*args, **options) -> None:
@@ -91,17 +89,15 @@ class TestOnAGpu:
         return out
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize(
-        ("shape", "rows"), [(MULTI, 1), (MULTI, 16), (GROUPED, 1), (GROUPED, 2), (GROUPED, 5), (GROUPED, 8)]
-    )
+    @pytest.mark.parametrize(("shape", "rows"), [(MULTI, 1), (MULTI, 5), (MULTI, 16), (GROUPED, 1), (GROUPED, 2)])
     def test_contexts(self, shape: dict[str, int], rows: int, dtype: torch.dtype, calls: list[int]) -> None:
         for context in CONTEXTS:
             self.check(make_case([(context - 1, rows)], **shape, dtype=dtype))
         assert len(calls) == len(CONTEXTS)
         assert min(calls) == 1 and max(calls) > 8
 
-    @pytest.mark.parametrize("spans", [3, 8, 12])
-    @pytest.mark.parametrize(("shape", "most"), [(MULTI, 5), (GROUPED, 2), (GROUPED, 5)])
+    @pytest.mark.parametrize("spans", [3, 8, 11])
+    @pytest.mark.parametrize(("shape", "most"), [(MULTI, 5), (GROUPED, 2)])
     def test_spans_of_all_lengths(self, shape: dict[str, int], most: int, spans: int, calls: list[int]) -> None:
         """Void rows among them, and one context that is long beside the others."""
         each = [(CONTEXTS[r % 7] - 3, 1 + r % most) for r in range(spans - 1)]
@@ -111,7 +107,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("block_size", [1, 3, 64])
     @pytest.mark.parametrize("heads", [2, 6, 14, 32])
     def test_blocks_of_the_pool_and_shared_heads(self, heads: int, block_size: int, calls: list[int]) -> None:
-        spans = [(100, 2), (-1, 2), (700, 2), (64, 1)]
+        spans = [(100, 1), (-1, 1), (700, 1), (64, 1)]
         self.check(make_case(spans, heads, 2, 128, block_size, dtype=torch.bfloat16, slack=2))
         assert len(calls) == 1
 

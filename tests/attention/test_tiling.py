@@ -50,11 +50,12 @@ def test_a_verify_span_fits_one_tile() -> None:
 
 def test_programs_of_crowds_are_small() -> None:
     for found in (cut(LLAMA, 1, 5, 600), cut(TINY, 16, 1, 600)):
-        assert (found.block_n, found.warps) == (64, 4)
+        assert (found.block_n, found.warps, found.few) == (64, 4, True)
     assert cut(LLAMA, 8, 5, 600, fp8=True).block_n == 128
     assert cut(LLAMA, 8, 5, 600, fp8=True, shared_memory=99 * 1024).block_n < 128
     for found in (cut(LLAMA, 8, 5, 600), cut(TINY, 128, 1, 600)):
-        assert (found.block_n, found.warps) == (32, 2)
+        assert (found.block_n, found.warps, found.few) == (32, 2, False)
+    assert not cut(QWEN, 1, 5, 600).few  # 35 rows of a tile
     assert cut(QWEN, 128, 5, 600).warps == 4  # tiles of 64 rows need the registers of four
 
 

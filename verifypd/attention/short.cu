@@ -2,24 +2,23 @@
 
 A pass of few rows waits for its keys and values more than it reads them. What earlier passes wrote of them waits for
 nobody: a block of threads has the first of it come into shared memory before the kernel before it is done, which writes
-the queries and the keys and values of this pass. A team of warps takes KEYS of the context at a time, each warp for
-sixteen rows and with a softmax of its own, so that no team waits for another until their sums meet in shared memory.
-Where several blocks share a context, the one that is done last merges what they found.
+the queries and the keys and values of this pass. Each warp takes KEYS of the context at a time with a softmax of its own,
+so that none waits for another until their sums meet in shared memory. Where several blocks share a context, the one that
+is done last merges what they found.
 
 A block takes one key head of one tile: the query rows of a span, times the query heads that share the key head, are at
 most ROWS. Scores are in base 2. Compiled for one shape of heads at a time; short.py sets the constants and says what the
 arguments are. */
 
-#define WARPS (TEAMS * TEAM)
 #define THREADS (32 * WARPS)
 #define HALVES (TALL ? 2 : 1)          /* of eight rows; a thread has one row of each */
-#define ROWS (8 * HALVES * TEAM)
+#define ROWS (8 * HALVES)
 #define TILES (KEYS / 8)               /* of eight keys */
 #define ROUNDS (WIDTH / 32)            /* 64 bytes of each key */
 #define CHUNKS (WIDTH / 8)             /* of sixteen bytes, in a key or value */
 #define VALUES (KEYS * CHUNKS)         /* where they begin in a slot, behind the keys */
-#define SLOT (2 * KEYS * CHUNKS)       /* keys and values that a team takes at a time */
-#define STRIDE (TEAMS * KEYS)          /* from one step of a team to the next */
+#define SLOT (2 * KEYS * CHUNKS)       /* keys and values that a warp takes at a time */
+#define STRIDE (WARPS * KEYS)          /* from one step of a warp to the next */
 #define PITCH (WIDTH + 4 * HALVES)     /* floats: no two rows of a store meet in a bank */
 #define COLUMNS (WIDTH / 4)            /* of four floats */
 #define MATRICES (TALL ? CHUNKS : CHUNKS / 2) /* of weighted values */
@@ -74,10 +73,6 @@ template <int Open> __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" :: "n"(Open) : "memory");
 }
 
-__device__ __forceinline__ void fetch_near(const half_word *from) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "n"(2 * WIDTH) : "memory");
-}
-
 /* Sums of rows by eight columns += sixteen rows by sixteen of the depth, times those by eight columns. */
 __device__ __forceinline__ void multiply(float *sum, word a0, word a1, word a2, word a3, word b0, word b1) {
     asm(
@@ -113,14 +108,6 @@ __device__ __forceinline__ float power(float exponent) {
     float value;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
     return value;
-}
-
-/* Wait for the warps of a team. */
-__device__ __forceinline__ void meet_team(int team) {
-    if (TEAM == 1)
-        __syncwarp();
-    else
-        asm volatile("bar.sync %0, %1;" :: "r"(team + 1), "n"(32 * TEAM) : "memory");
 }
 
 /* The count before; what the block wrote before is seen by whoever counts after it. */
@@ -188,12 +175,11 @@ __device__ __forceinline__ void merge(const Arguments &a, wide first, int step, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const __grid_constant__ Arguments a) {
-    extern __shared__ uint4 memory[]; /* [TEAMS][AHEAD][SLOT]; behind the loop sums, float [TEAMS][ROWS][PITCH] */
-    __shared__ float2 found[TEAMS][ROWS]; /* highest score and sum of weights */
+extern "C" __global__ void __launch_bounds__(THREADS, 3) attend_short(const __grid_constant__ Arguments a) {
+    extern __shared__ uint4 memory[]; /* [WARPS][AHEAD][SLOT]; behind the loop a warp's sums, float [ROWS][PITCH] */
+    __shared__ float2 found[WARPS][ROWS]; /* highest score and sum of weights */
     __shared__ bool merges;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
-    const int team = warp / TEAM, member = warp % TEAM;
     const int head = a.first_head + blockIdx.x % a.held;
     if (!a.early) wait_for_the_kernel_before();
     Work work;
@@ -210,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
         low = work.split * share;
         high = min(high, low + share);
     }
-    low += team * KEYS;
+    low += warp * KEYS;
 
     /* The table is read by one lane for each key of a step, and handed to those that fetch it. */
     const int *blocks = a.block_table + work.slot * a.table_row;
@@ -222,24 +208,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     auto fetch_step = [&](uint4 *slot, int begin, int places, int which) {
         auto wanted = [&](int key) { return which == ALL || (key >= old && key < high) == (which == NEW); };
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) { /* of a key, a lane fetches what that lane will multiply */
+        for (int tile = 0; tile < TILES; tile++) { /* of a key, a thread fetches what it will multiply itself */
             int row = tile * 8 + group, key = begin + row;
             const half_word *from = source(a.cache_k, __shfl_sync(~0u, places, row)) + place * 8;
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++)
-                if ((tile * ROUNDS + round) % TEAM == member && wanted(key))
-                    fetch(slot + (tile * ROUNDS + round) * 32 + lane, from + round * 32, key < high);
+                if (wanted(key)) fetch(slot + (tile * ROUNDS + round) * 32 + lane, from + round * 32, key < high);
         }
 #pragma unroll
         for (int part = 0; part < VALUES / 32; part++) { /* chunks of eight values in a row lie in different banks */
             int row = part * (32 / CHUNKS) + lane / CHUNKS, chunk = lane % CHUNKS, key = begin + row;
             const half_word *from = source(a.cache_v, __shfl_sync(~0u, places, row)) + chunk * 8;
-            if (part % TEAM == member && wanted(key))
-                fetch(slot + VALUES + row * CHUNKS + (chunk ^ row % 8), from, key < high);
+            if (wanted(key)) fetch(slot + VALUES + row * CHUNKS + (chunk ^ row % 8), from, key < high);
         }
     };
 
-    uint4 *const own = memory + team * AHEAD * SLOT;
+    uint4 *const own = memory + warp * AHEAD * SLOT;
     int places[AHEAD];
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ahead++) places[ahead] = find_places(low + ahead * STRIDE);
@@ -249,16 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
         if (begin < high) fetch_step(own + ahead * SLOT, begin, places[ahead], OLD);
         close_group();
     }
-    if (a.early) {
-        for (int ahead = AHEAD; ahead < AHEAD + BEYOND; ahead++) { /* what there is no room for comes nearer */
-            int begin = low + ahead * STRIDE, row = find_places(begin);
-            if (member == 0 && lane < KEYS && begin + lane < min(old, high)) {
-                fetch_near(source(a.cache_k, row));
-                fetch_near(source(a.cache_v, row));
-            }
-        }
-        wait_for_the_kernel_before();
-    }
+    if (a.early) wait_for_the_kernel_before();
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ahead++) {
         int begin = low + ahead * STRIDE;
@@ -269,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     int position[HALVES];
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int m = member * 16 + half * 8 + group, row = m / SHARED;
+        int m = half * 8 + group, row = m / SHARED;
         const half_word *from = a.q + (work.first_row + row) * a.q_row + (head * SHARED + m % SHARED) * WIDTH + place * 8;
         position[half] = max(work.start + row, 0);
 #pragma unroll
@@ -289,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     int next = find_places(low + AHEAD * STRIDE);
     for (int begin = low; begin < high; begin += STRIDE) {
         wait_for_groups<AHEAD - 1>();
-        meet_team(team); /* others fetched, too */
+        __syncwarp(); /* values were fetched by other lanes */
         float score[TILES][4];
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
@@ -358,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
 #endif
             }
         }
-        meet_team(team); /* all have read the values */
+        __syncwarp(); /* all lanes have read the values */
         int coming = begin + AHEAD * STRIDE;
         if (coming < high) fetch_step(slot, coming, next, ALL);
         close_group();
@@ -368,13 +343,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
     }
 
     wait_for_groups<0>();
-    __syncthreads();
-    float *sums = (float *)memory + (team * ROWS + member * 16) * PITCH;
+    __syncwarp();
+    float *sums = (float *)own;
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
         total[half] += __shfl_xor_sync(~0u, total[half], 1);
         total[half] += __shfl_xor_sync(~0u, total[half], 2);
-        if (place == 0) found[team][member * 16 + half * 8 + group] = make_float2(top[half], total[half]);
+        if (place == 0) found[warp][half * 8 + group] = make_float2(top[half], total[half]);
     }
 #pragma unroll
     for (int i = 0; i < MATRICES; i++)
@@ -397,12 +372,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_short(const
         float highest = FLOOR, all = 0.0f;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int t = 0; t < TEAMS; t++) highest = fmaxf(highest, found[t][m].x);
+        for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, found[w][m].x);
 #pragma unroll
-        for (int t = 0; t < TEAMS; t++) {
-            float weight = power(found[t][m].x - highest);
-            all += weight * found[t][m].y;
-            add(sum, weight, *(const float4 *)((const float *)memory + (t * ROWS + m) * PITCH + 4 * column));
+        for (int w = 0; w < WARPS; w++) {
+            float weight = power(found[w][m].x - highest);
+            all += weight * found[w][m].y;
+            add(sum, weight, *(const float4 *)((const float *)(memory + w * AHEAD * SLOT) + m * PITCH + 4 * column));
         }
         if (work.shares == 1) {
             write_out(a, work, head, m, column, sum, all);

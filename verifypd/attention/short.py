@@ -1,4 +1,4 @@
-"""Launches of short.cu: attention of up to 64 rows a key head, from Hopper on. Knows launches, no models."""
+"""Launches of short.cu: attention of few rows, from Hopper on. Knows launches, no models."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
-from verifypd.attention.tiling import SHORT_ROWS, Tiling
+from verifypd.attention.tiling import LEAST_ROWS, Tiling
 from verifypd.kernels import nvrtc
 from verifypd.kernels.launch import dependent, shared_memory
 from verifypd.kv.pool import LayerCache
 
 SOURCE = Path(__file__).with_name("short.cu")
-MOST_ROWS = 64  # query rows times the heads that share a key head
-WARP_ROWS = 16  # of a matrix instruction
 WIDTHS = (64, 128)
-KEYS = 16  # of the context, that a team of warps takes at a time; a warp of it has WARP_ROWS rows
-TEAMS = (4, 2, 2, 2)  # of one to four warps, in a block
-RESIDENT_WARPS = 12  # of blocks on a processor, that registers are to suffice for
+WARPS = 4  # of a block
+KEYS = 16  # of the context, that a warp takes at a time
 UNDER_WAY = 64 * 1024  # bytes of shared memory for keys and values: there is as much beside the product before
-BEYOND = 2  # times a team's keys, that are brought to L2 where there is no room
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +62,12 @@ class _Arguments(ctypes.Structure):
 def suits(
     q: Tensor, cache: LayerCache, layout: PassLayout, cut: Tiling, window: int | None, softcap: float | None
 ) -> bool:
-    """Whether a launch is one of these. Spans are of one tile: what lies before its rows is older than the pass."""
+    """Whether a launch is one of these.
+
+    What lies before the first row of a tile was written by earlier passes: a span of few rows has one tile.
+    """
     return (
-        cut.tiles == 1
-        and cut.tile_rows <= SHORT_ROWS
-        and cut.tile_rows * q.shape[1] // cache.k.shape[2] <= MOST_ROWS
-        and not cut.split_tokens
+        cut.few
         and window is None
         and softcap is None
         and layout.first is None
@@ -91,7 +87,7 @@ def _available(device: torch.device) -> bool:
     if not dependent(device) or shared_memory(device) < UNDER_WAY + 2**10:
         return False
     try:
-        _function(device, 128, 1, 16, 1, False)
+        _function(device, 128, 1, 16, False, False)
     except nvrtc.NvrtcError as problem:
         logger.warning("attention of few rows is not compiled here, Triton's takes its place: %s", problem)
         return False
@@ -127,7 +123,8 @@ def attend(
         splits=cut.splits, tile_rows=cut.tile_rows, block_n=cut.block_n, early=early, scale=scale,
     )  # fmt: skip
     shared = heads // kv_heads
-    function = _function(q.device, width, shared, layout.block_size, cut.tile_rows * shared, q.dtype == torch.float16)
+    tall = cut.tile_rows * shared > LEAST_ROWS // 2
+    function = _function(q.device, width, shared, layout.block_size, tall, q.dtype == torch.float16)
     with torch.cuda.device(q.device):
         function((cut.pairs or spans) * head_count, argument, torch.cuda.current_stream().cuda_stream)
 
@@ -136,35 +133,21 @@ def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def constants(width: int, shared: int, block_size: int, rows: int, float16: bool) -> dict[str, int]:
-    """What short.cu is compiled with, for tiles of up to so many rows."""
-    team = -(-rows // WARP_ROWS)
-    teams = TEAMS[team - 1]
-    return {
-        "WIDTH": width, "SHARED": shared, "BLOCK_SIZE": block_size, "TALL": rows > WARP_ROWS // 2, "FLOAT16": float16,
-        "TEAM": team, "TEAMS": teams, "KEYS": KEYS, "AHEAD": UNDER_WAY // (teams * KEYS * width * 4), "BEYOND": BEYOND,
-        "BLOCKS": max(RESIDENT_WARPS // (teams * team), 1),
-    }  # fmt: skip
-
-
-def memory(constants: dict[str, int]) -> int:
-    """Bytes of shared memory of a block: keys and values under way, and then the sums of teams."""
-    width, teams = constants["WIDTH"], constants["TEAMS"]
-    under_way = teams * constants["AHEAD"] * constants["KEYS"] * width * 4
-    return max(under_way, teams * constants["TEAM"] * WARP_ROWS * (width + 8) * 4)
-
-
-def _function(
-    device: torch.device, width: int, shared: int, block_size: int, rows: int, float16: bool
-) -> nvrtc.Function:
-    given = constants(width, shared, block_size, rows, float16)
-    return _compiled(device, tuple(given.items()))
+def ahead(width: int) -> int:
+    """Times a warp's keys and values, of two bytes each, that are under way."""
+    return UNDER_WAY // (WARPS * KEYS * width * 4)
 
 
 @cache
-def _compiled(device: torch.device, given: tuple[tuple[str, int], ...]) -> nvrtc.Function:
-    constants = dict(given)
+def _function(
+    device: torch.device, width: int, shared: int, block_size: int, tall: bool, float16: bool
+) -> nvrtc.Function:
+    """tall: there are more than eight rows in a tile."""
+    constants = {
+        "WIDTH": width, "SHARED": shared, "BLOCK_SIZE": block_size, "TALL": tall, "FLOAT16": float16,
+        "WARPS": WARPS, "KEYS": KEYS, "AHEAD": ahead(width),
+    }  # fmt: skip
     major, minor = torch.cuda.get_device_capability(device)
     code = nvrtc.compiled(SOURCE.read_bytes(), SOURCE.name, f"sm_{major}{minor}", constants)
     with torch.cuda.device(device):
-        return nvrtc.Function(code, "attend_short", 32 * constants["TEAMS"] * constants["TEAM"], memory(constants))
+        return nvrtc.Function(code, "attend_short", 32 * WARPS, UNDER_WAY)

@@ -43,6 +43,7 @@ class Tiling:
     shared_tiles: int  # that may have several splits
     warps: int
     stages: int  # reads of the context under way at once
+    few: bool  # programs of one matrix instruction's rows, and fewer than processors: short.py's, where that runs
 
     @property
     def partials(self) -> int:
@@ -89,10 +90,12 @@ def tiling(
     tiles = -(-rows // block_q)
     real_tiles = min(spans * tiles, pass_rows // block_q + spans)  # a padded pass has room for more chunks than it has
     tile_rows = min(rows, block_q)
-    if block_m == LEAST_ROWS and not (long or fixed or full or wide):
+    small = block_m == LEAST_ROWS and not (long or fixed or full or wide)
+    few = small and 2 * real_tiles * kv_heads <= processors
+    if small:
         if fp8 and shared_memory >= ROOMY:
             block_n = 128  # of half the bytes
-        elif 2 * real_tiles * kv_heads > processors:
+        elif not few:
             block_n, warps = 32, 2  # while one waits for its reads others go on: they are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
     if fixed:
@@ -120,6 +123,7 @@ def tiling(
         shared_tiles=shared_tiles if splits > 1 else 0,
         warps=warps,
         stages=stages,
+        few=few,
     )
 
 
