@@ -74,14 +74,14 @@ class EngineConfig:
     slo_ttft: float = setting(500.0, "target for the first token, ms")
     slo_tpot: float = setting(15.0, "target per output token, ms")
     slo_gap: float = setting(
-        0.0, "target for the time between two outputs of a request, ms (0: 250 on a CPU, 30 on a GPU)"
+        0.0, "target for the time between two outputs of a request, ms (default: 0, which is 250 on a CPU, 30 on a GPU)"
     )
     placement: str = setting(
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
-        " some multiprocessors only (prefill=partition:48); the draft model in a process of its own, on the same device"
-        " (decode=process) or another (decode=cuda:1, decode=cpu), or the verifier on another (verify=cuda:1), and so"
-        " with prompts (prefill=process); pd and pdv have a prefill lane",
+        " some multiprocessors only (prefill=partition:48). In a process of its own: the draft model, on the same"
+        " device (decode=process) or another (decode=cuda:1, decode=cpu), prompts (prefill=process, with pd and pdv), or the"
+        " verifier (verify=cuda:1). See docs/devices.md",
     )
     measure_costs: bool | None = setting(
         None,
@@ -115,7 +115,9 @@ class EngineConfig:
     batch_invariant: bool = setting(False, "fixed reduction order: a request's numbers do not depend on its neighbours")
     record: str | None = setting(None, "folder to write one JSON line per step to", metavar="DIR")
     block_size: int = setting(16, "tokens in a KV block")
-    prefill_chunk: int = setting(0, "prompt tokens one pass takes, at most (0: 256 on a CPU, 2048 on a GPU)")
+    prefill_chunk: int = setting(
+        0, "prompt tokens one pass takes, at most (default: 0, which is 256 on a CPU, 2048 on a GPU)"
+    )
     draft_layers: str | None = setting(
         None,
         "states an EAGLE-3 head reads, whatever its config says: 2,16,29 are hidden_states 2, 16 and 29 as Hugging Face"
@@ -137,7 +139,8 @@ class EngineConfig:
     )
     sampler: str = setting(
         "auto",
-        "cuts and verdicts (auto: triton on CUDA; native, C for verdicts, on a CPU with a compiler; else torch)",
+        "temperature, top-k, top-p and acceptance (auto: triton on CUDA; native, C for verdicts, on a CPU with a"
+        " compiler; else torch)",
         choices=("auto", "torch", "native", "triton"),
     )
     graphs: str = setting(

@@ -56,7 +56,12 @@ def build_parser() -> Parser:
 
     def command(name: str, text: str, run: Run, usage: str | None = None) -> Parser:
         sub: Parser = commands.add_parser(
-            name, help=text, description=text.capitalize() + ".", allow_abbrev=False, formatter_class=wide, usage=usage
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            allow_abbrev=False,
+            formatter_class=wide,
+            usage=usage,
         )
         sub.set_defaults(run=run, parser=sub)
         return sub

@@ -27,12 +27,17 @@ QUICK_SCALE = 32  # of mixed traffic
 
 def register(command: Command) -> None:
     """Add the commands."""
-    parser = command("bench", "measure arms on the same traffic and compare them", _no_command, "%(prog)s COMMAND …")
+    parser = command(
+        "bench",
+        "measure engines and servers (arms) on the same traffic and compare them",
+        _no_command,
+        "%(prog)s COMMAND …",
+    )
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND", prog="verifypd bench")
 
     def sub(name: str, text: str, run: Callable[[argparse.Namespace], int], usage: str) -> Parser:
         made: Parser = commands.add_parser(
-            name, help=text, description=text.capitalize() + ".", allow_abbrev=False, formatter_class=wide,
+            name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False, formatter_class=wide,
             usage=f"%(prog)s {usage}",
         )  # fmt: skip
         made.set_defaults(run=run, parser=made)

@@ -172,7 +172,7 @@ def add_flag(
 def add_engine_flags(parser: Parser, without: Container[str] = ()) -> None:
     """One flag for every field of EngineConfig, but those that the command has no use for; and `--config`."""
     group = parser.add_argument_group("model and engine")
-    text = "YAML file of settings, by the names of these flags with _ for -; a flag goes before it"
+    text = "YAML file of settings, by the names of these flags with _ for -; a flag overrides it"
     group.add_argument("--config", metavar="FILE", help=text)
     hints = typing.get_type_hints(EngineConfig)
     for f in fields(EngineConfig):

@@ -48,7 +48,9 @@ def register(sub: Sub) -> None:
     where.add_argument("--gpu", default="h200", metavar="NAME",
                        help="costs: h200 (measured), or h100, a100, l40s, rtx4090 (scaled from it)")  # fmt: skip
     where.add_argument("--costs", type=Path, metavar="FILE", help="costs: what `verifypd costs --json` wrote")
-    simulate.add_argument("--alpha", type=float, default=None, metavar="X", help="chance that a draft token stands")
+    simulate.add_argument(
+        "--alpha", type=float, default=None, metavar="X", help="chance that a draft token is accepted"
+    )
     simulate.add_argument("--rate", metavar="R,R", help="mixed: requests/s (default: 4,8,16); cluster: of all replicas"
                           f" together (default: {simulated_cluster.EACH:g} for each)")  # fmt: skip
     _add_flags(simulate)

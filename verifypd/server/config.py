@@ -42,8 +42,8 @@ class ServerConfig:
     header_timeout: float = setting(30.0, "s a client may take to send a request")
     retries: int = setting(
         2,
-        "times in a row a request goes on where it stood after the engine died under it; then it ends with an error. A"
-        " minute of output begins a new row",
+        "times in a row a request goes on where it stood after the engine died under it; then it ends with an error."
+        " The count starts again after a minute of output",
     )
     max_restarts: int = setting(
         5, "times in a row a dead engine is started again, unless it was up for 30 s; then the server gives up"
