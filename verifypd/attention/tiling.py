@@ -43,7 +43,7 @@ class Tiling:
     shared_tiles: int  # that may have several splits
     warps: int
     stages: int  # reads of the context under way at once
-    few: bool  # programs of one matrix instruction's rows, and fewer than processors: short.py's, where that runs
+    few: bool  # small tiles, times key heads, are at most half the processors: they are short.py's, where that runs
 
     @property
     def partials(self) -> int:

@@ -1,6 +1,6 @@
 """Paged attention in Triton: CUDA devices, and Triton's interpreter for tests. Knows launches; nothing of models.
 
-One kernel serves plain tokens, verify spans and prompt chunks; those of few rows are short.py's where that runs. The
+One kernel serves plain tokens, verify spans and prompt chunks; where tiles are small and few, short.py takes over. The
 query heads that share a key head are packed into the rows of a tile, so that even one row fills matrix instructions. A
 context that is long beside the others of the pass is shared by several programs, and the last of them to be done merges
 what they found; which programs do is planned once a pass, for all layers. Lengths, starts and block tables are read on
