@@ -80,8 +80,8 @@ class EngineConfig:
         "fused",
         "where lanes run: fused or stream, for all or by lane (prefill=fused,decode=stream); prompts or drafts also on"
         " some multiprocessors only (prefill=partition:48). In a process of its own: the draft model, on the same"
-        " device (decode=process) or another (decode=cuda:1, decode=cpu), prompts (prefill=process, with pd and pdv), or the"
-        " verifier (verify=cuda:1). See docs/devices.md",
+        " device (decode=process) or another (decode=cuda:1, decode=cpu), prompts (prefill=process, with pd and pdv),"
+        " or the verifier (verify=cuda:1). See docs/devices.md",
     )
     measure_costs: bool | None = setting(
         None,
