@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verifypd.kernels import nvrtc, skinny
 from verifypd.kernels.base import Normed, Rows, whole
+from verifypd.kernels.launch import INTERPRETED_MEMORY
 from verifypd.kernels.torch import TorchKernels
 
 CUDA = torch.device("cuda")
@@ -32,8 +33,9 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> T
 def close(found: Tensor, expected: Tensor) -> None:
     """expected: in float64."""
     assert found.shape == expected.shape
-    error = (found.double() - expected).norm() / expected.norm()
-    assert error < ERROR[found.dtype], float(error)
+    off = found.double() - expected
+    assert off.norm() / expected.norm() < ERROR[found.dtype]
+    assert off.abs().max() < 20 * ERROR[found.dtype] * expected.pow(2).mean().sqrt()  # none is plainly wrong
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -58,10 +60,10 @@ def test_arguments_are_the_kernels() -> None:
 @pytest.mark.parametrize("share", [1, 16, 17, 96, 97, 2000])
 def test_blocks_fit(mode: int, share: int) -> None:
     """In shared memory, with some rounds under way; the squares of a row stay in a warp."""
-    matrices = skinny.matrices(mode, share)
+    matrices = skinny.matrices_of(mode, share)
     ahead, shared = skinny.memory(mode, matrices)
     assert ahead >= 3
-    assert shared <= (130 if mode == skinny.QKV else 180) * 1024
+    assert shared < INTERPRETED_MEMORY - 1024  # of a Hopper block
     assert mode != skinny.ADDED or matrices <= 4
 
 
@@ -90,8 +92,9 @@ class TestOnAGpu:
         found = skinny.linear(x, weight, b)
         close(found, product(x, weight, b))
         assert torch.equal(skinny.linear(x[:1], weight, b), found[:1])  # a row does not feel its neighbours
-        apart = random(rows, 3 * depth, dtype=dtype)[:, depth : 2 * depth].copy_(x)
-        assert torch.equal(skinny.linear(apart, weight, b), found)
+        for begin in (depth, 3):  # rows of a wider tensor, where sixteen bytes begin anywhere
+            apart = random(rows, 3 * depth, dtype=dtype)[:, begin : begin + depth].copy_(x)
+            assert torch.equal(skinny.linear(apart, weight, b), found)
 
     @pytest.mark.parametrize(("rows", "unit_offset"), [(1, True), (5, False), (8, False)])
     @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
@@ -100,23 +103,26 @@ class TestOnAGpu:
         eps = 1e-5
         x, weight, bias = random(rows, depth), random(outputs, depth) / depth**0.5, random(outputs, seed=1)
         residual, norm = random(rows, outputs, seed=2), random(outputs, seed=3)
+        behind = random(64, outputs, seed=4) / outputs**0.5  # weights are older than the kernel before
         normed, stream = skinny.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
         expected = product(x, weight, bias) + residual.double()
         close(stream, expected)
         expected = expected / (expected.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (norm.double() + unit_offset)
         close(whole(normed), expected)
-        behind = random(64, outputs, seed=4) / outputs**0.5
+        close(pytest.importorskip("verifypd.kernels.triton").TritonKernels().whole(normed), expected)
         if skinny.suits(normed, behind):
             close(skinny.linear(normed, behind, None), expected @ behind.double().T)
 
-    @pytest.mark.parametrize(("activation", "bias"), [("silu", False), ("gelu_tanh", True)])
+    @pytest.mark.parametrize(
+        ("activation", "bias", "dtype"), [("silu", False, torch.bfloat16), ("gelu_tanh", True, torch.float16)]
+    )
     @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
-    def test_gate(self, outputs: int, depth: int, activation: str, bias: bool) -> None:
+    def test_gate(self, outputs: int, depth: int, activation: str, bias: bool, dtype: torch.dtype) -> None:
         rows = 3
-        weight = random(2 * outputs, depth) / depth**0.5
-        b = random(2 * outputs, seed=5) if bias else None
+        weight = random(2 * outputs, depth, dtype=dtype) / depth**0.5
+        b = random(2 * outputs, seed=5, dtype=dtype) if bias else None
         squares = random(7, 16, seed=6).float().square() + 1
-        normed = Normed(random(rows, depth), squares, 1e-6)
+        normed = Normed(random(rows, depth, dtype=dtype), squares, 1e-6)
         found = skinny.linear_gated(normed, weight, b, activation)  # type: ignore[arg-type]
         factor = 1 / (squares.double()[:, :rows].sum(0) / depth + 1e-6).sqrt()
         both = product(normed.values.double() * factor[:, None], weight, b)
@@ -161,6 +167,9 @@ class TestOnAGpu:
             x, residual, norm = random(2, 512), random(2, outputs, seed=1), random(outputs, seed=2)
             normed, _ = kernels.linear_add_norm(x, random(outputs, 512), None, residual, norm, 1e-5)
             assert isinstance(normed, Normed) == left
+        half, none = random(2, 512, dtype=torch.float16), torch.zeros(512, 512, device="cuda").half()
+        normed, _ = kernels.linear_add_norm(half, none, None, half, none[0], 1e-5)
+        assert isinstance(normed, Tensor)  # a stream times its norm may be too large for float16
 
     def test_one_behind_the_other_in_a_graph(self) -> None:
         """Kernels that start early wait for what they read: a long chain gives the same again and again."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: nothing was on the device from this thread yet
 EARLY_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -50,6 +51,8 @@ def compiler() -> ctypes.CDLL | None:
         names[:0] = sorted(str(path) for path in Path(root).glob(f"*/lib/libnvrtc.so.{major}*"))
     for name in names:
         try:
+            for part in Path(name).parent.glob("libnvrtc-builtins.so.*") if "/" in name else ():
+                ctypes.CDLL(str(part))  # it does not look beside itself for them
             return ctypes.CDLL(name)
         except OSError:
             continue
@@ -93,9 +96,7 @@ class Function:
         if cuda is None:
             raise NvrtcError("the CUDA driver is not here or too old; install one for CUDA 12 or later")
         self._cuda, self._threads, self._shared_memory = cuda, threads, shared_memory
-        context = ctypes.c_void_p()
-        if cuda.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
-            torch.empty(1, device="cuda")  # nothing has been on the device yet: this makes its context
+        torch.zeros(1, device="cuda")  # a kernel of torch's binds the device's context to this thread
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _ask(cuda.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
         _ask(cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()), "cuModuleGetFunction")
@@ -111,10 +112,11 @@ class Function:
             (blocks, 1, 1), (self._threads, 1, 1), self._shared_memory, stream, ctypes.pointer(self._early), 1
         )
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        _ask(
-            self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None),
-            "cuLaunchKernelEx",
-        )
+        status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None)
+        if status == NO_CONTEXT:
+            torch.zeros(1, device="cuda")  # as above
+            status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None)
+        _ask(status, "cuLaunchKernelEx")
 
 
 def _read(size: Callable[..., int], content: Callable[..., int], program: ctypes.c_void_p) -> bytes:

@@ -7,15 +7,14 @@ sums of warps meet in shared memory.
 
 Compiled for one kind of product (MODE) at a time; skinny.py sets the constants and says what the arguments are. */
 
-#define PLAIN 0 /* x W^T */
-#define GATED 1 /* activation(first half) * second half */
-#define ADDED 2 /* x W^T + residual, its squares, and the norm behind but for its factor */
-#define QKV 3   /* queries, keys and values, rotated; keys and values into the cache */
+/* MODE is one of
+PLAIN: x W^T
+GATED: activation(first half) * second half
+ADDED: x W^T + residual, its squares, and the norm behind but for its factor
+QKV:   queries, keys and values, rotated; keys and values into the cache
+A round is DEPTH numbers, 64 bytes, of each row of weights. */
 
-#define ROWS 8
-#define WARPS 8
-#define THREADS (32 * WARPS)
-#define DEPTH 32 /* of a round: 64 bytes of each row of weights */
+#define WARPS (THREADS / 32)
 #define PAIRED (MODE == GATED || MODE == QKV)
 #define TILES (PAIRED ? MATRICES / 2 : MATRICES) /* of outputs, or of pairs of them */
 #define ITEMS (8 * TILES)                        /* of a turn */
@@ -155,16 +154,19 @@ __device__ __forceinline__ void read_around(const Arguments &a, int row, int ite
 #endif
 }
 
+static_assert(MODE != ADDED || ITEMS <= 32, "squares of a row are added up by one warp");
+static_assert(DEPTH == 32 && ROWS == 8, "what a matrix instruction takes, twice");
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) skinny(const __grid_constant__ Arguments a) {
     extern __shared__ uint4 memory[]; /* [AHEAD][MATRICES + 1][THREADS]: a thread reads what it fetched itself */
     float(*sums)[WARPS][ROWS][PITCH] = (float(*)[WARPS][ROWS][PITCH])(memory + AHEAD * SLOT);
     __shared__ float factor[ROWS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
     const int first = (int)((wide)a.items * blockIdx.x / gridDim.x);
     const int last = (int)((wide)a.items * (blockIdx.x + 1) / gridDim.x);
     const int turns = (last - first + ITEMS - 1) / ITEMS;
     const int all = a.depth / DEPTH, own = all * warp / WARPS, rounds = all * (warp + 1) / WARPS - own;
-    const int begin = own * DEPTH + place * 8; /* in the depth: a thread has eight of it in a row, on both sides */
+    const int begin = own * DEPTH + quarter * 8; /* in the depth: a thread has eight of it in a row, on both sides */
 
     const half_word *source[MATRICES]; /* of the turn whose weights are fetched */
     bool known[MATRICES];
@@ -240,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) skinny(const __grid_con
         auto part = sums[turn % 2];
 #pragma unroll
         for (int matrix = 0; matrix < MATRICES; matrix++)
-            *(float2 *)&part[warp][group][8 * matrix + 2 * place] = make_float2(sum[matrix][0], sum[matrix][1]);
+            *(float2 *)&part[warp][group][8 * matrix + 2 * quarter] = make_float2(sum[matrix][0], sum[matrix][1]);
         __syncthreads();
 #pragma unroll
         for (int index = 0; index < OUTPUTS; index++) {
@@ -258,16 +260,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) skinny(const __grid_con
 #if MODE == QKV
             int half = a.width / 2, head = item / half, heads = a.query_heads, at = item % half;
             float one = rounded(total), two = rounded(other), c = around[index].cos, s = around[index].sin;
-            half_word *target = a.out;
+            half_word *written = a.out;
             if (head >= a.query_heads) {
                 head -= a.query_heads;
                 heads = a.kv_heads;
-                target = head < heads ? a.cache_k : a.cache_v;
+                written = head < heads ? a.cache_k : a.cache_v;
                 head -= head < heads ? 0 : heads;
             }
-            target += (around[index].place * heads + head) * a.width + at;
-            target[0] = narrowed(one * c - two * s);
-            target[half] = narrowed(two * c + one * s);
+            written += (around[index].place * heads + head) * a.width + at;
+            written[0] = narrowed(one * c - two * s);
+            written[half] = narrowed(two * c + one * s);
 #else
             wide target = (wide)row * a.items + item;
 #if MODE == GATED
@@ -288,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) skinny(const __grid_con
     for (int index = 0; index < OUTPUTS; index++) {
         int output = threadIdx.x + index * THREADS, row = output / ITEMS;
         float total = squares[index];
-        for (int step = ITEMS / 2; step; step /= 2) total += __shfl_xor_sync(~0u, total, step); /* ITEMS <= 32 */
+        for (int step = ITEMS / 2; step; step /= 2) total += __shfl_xor_sync(~0u, total, step);
         if (output % ITEMS == 0 && row < a.rows) a.new_squares[blockIdx.x * a.new_squares_row + row] = total;
     }
 #endif

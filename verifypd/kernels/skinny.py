@@ -60,7 +60,7 @@ class _Arguments(ctypes.Structure):
 
 
 def suits(x: Rows, weight: Tensor) -> bool:
-    """Whether a product is one of these."""
+    """Whether a product is one of these. Its weights must be older than the kernel before: they are read early."""
     values = _values(x)
     rows, depth = values.shape
     return (
@@ -69,13 +69,14 @@ def suits(x: Rows, weight: Tensor) -> bool:
         and weight.dtype == values.dtype
         and weight.dtype in (torch.bfloat16, torch.float16)
         and weight.is_contiguous()
+        and weight.data_ptr() % 16 == 0
         and _available(weight.device)
     )
 
 
 @cache
 def _available(device: torch.device) -> bool:
-    """Whether they run on a device. Without NVRTC the products are Triton's, a tenth slower."""
+    """Whether they run on a device. Without NVRTC the products are Triton's."""
     if not dependent(device) or shared_memory(device) < UNDER_WAY + 2**15:
         return False
     try:
@@ -147,8 +148,11 @@ def _launch(
 ) -> None:  # fmt: skip
     values = _values(x)
     if values.stride(1) != 1 or values.stride(0) % 8 or values.data_ptr() % 16:  # sixteen bytes are read at once
-        values = values.contiguous()
+        values = values.clone(memory_format=torch.contiguous_format)
     rows, depth = values.shape
+    assert depth == weight.shape[1]
+    for each in (bias, given.get("residual"), given.get("norm")):
+        assert not isinstance(each, Tensor) or each.dtype == weight.dtype
     blocks = processors(weight.device)
     arguments: dict[str, Any] = {
         key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in given.items()
@@ -162,12 +166,12 @@ def _launch(
         **arguments,
     )  # fmt: skip
     share = -(-weight.shape[0] // blocks)
-    function = _function(weight.device, mode, matrices(mode, share), weight.dtype == torch.float16, silu, unit)
+    function = _function(weight.device, mode, matrices_of(mode, share), weight.dtype == torch.float16, silu, unit)
     with torch.cuda.device(weight.device):
         function(blocks, argument, torch.cuda.current_stream().cuda_stream)
 
 
-def matrices(mode: int, share: int) -> int:
+def matrices_of(mode: int, share: int) -> int:
     """Eight rows of weights each that a block multiplies at a time, of its `share`."""
     if share <= 16:
         return 2
@@ -187,7 +191,9 @@ def memory(mode: int, matrices: int) -> tuple[int, int]:
 def _function(device: torch.device, mode: int, matrices: int, float16: bool, silu: bool, unit: bool) -> nvrtc.Function:
     ahead, shared = memory(mode, matrices)
     constants = {
-        "MODE": mode, "MATRICES": matrices, "AHEAD": ahead, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
+        "PLAIN": PLAIN, "GATED": GATED, "ADDED": ADDED, "QKV": QKV, "ROWS": MOST_ROWS, "THREADS": THREADS,
+        "DEPTH": ROUND, "MODE": mode, "MATRICES": matrices, "AHEAD": ahead, "FLOAT16": float16, "SILU": silu,
+        "UNIT": unit,
     }  # fmt: skip
     major, minor = torch.cuda.get_device_capability(device)
     code = nvrtc.compiled(SOURCE.read_bytes(), SOURCE.name, f"sm_{major}{minor}", constants)

@@ -57,7 +57,7 @@ class TritonKernels(TorchKernels):
         """See Kernels.linear."""
         if isinstance(weight, HalfWeight):
             weight = weight.dequantize(weight.dtype)
-        if (matrix := self._streamed(x, weight)) is not None:
+        elif (matrix := self._streamed(x, weight)) is not None:  # that are older than the kernel before
             return skinny.linear(x, matrix, bias)
         tile = self._tile(x, weight)
         if tile is not None:
@@ -129,7 +129,7 @@ class TritonKernels(TorchKernels):
     ) -> tuple[Rows, Tensor]:
         """See Kernels.linear_add_norm. Programs write parts of a row: its norm is left to who reads it.
 
-        Where a width is none that their kernels take for sure, nobody would read it so. In float16 a stream times its
+        Widths that the kernels which read it may refuse are normed at once. In float16 a stream times its
         norm may be too large before it is divided.
         """
         matrix = self._streamed(x, weight)
