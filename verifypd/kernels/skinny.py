@@ -106,7 +106,7 @@ def linear_add_norm(
     x: Rows, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, unit_offset: bool
 ) -> tuple[Normed, Tensor]:
     """See Kernels.linear_add_norm. Blocks write parts of a row: its norm is left to who reads it."""
-    residual = residual.contiguous()
+    residual, norm = residual.contiguous(), norm.to(weight.dtype)
     out, stream = torch.empty_like(residual), torch.empty_like(residual)
     squares = torch.empty(processors(weight.device), SQUARES_ROW, dtype=torch.float32, device=weight.device)
     _launch(
@@ -151,8 +151,6 @@ def _launch(
         values = values.clone(memory_format=torch.contiguous_format)
     rows, depth = values.shape
     assert depth == weight.shape[1]
-    for each in (bias, given.get("residual"), given.get("norm")):
-        assert not isinstance(each, Tensor) or each.dtype == weight.dtype
     blocks = processors(weight.device)
     arguments: dict[str, Any] = {
         key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in given.items()
@@ -160,6 +158,7 @@ def _launch(
     if isinstance(x, Normed):
         arguments.update(squares=x.squares.data_ptr(), parts=len(x.squares), squares_row=x.squares.stride(0), eps=x.eps)
     if bias is not None:
+        bias = bias.to(weight.dtype)
         arguments["bias"] = bias.data_ptr()
     argument = _Arguments(
         x=values.data_ptr(), weight=weight.data_ptr(), x_row=values.stride(0), rows=rows, depth=depth, items=items,

@@ -78,7 +78,7 @@ class EagleHead(EagleBase):
     @staticmethod
     def _completed(weights: dict[str, Weight], config: ModelConfig) -> dict[str, Weight]:
         """With the norms that this layer has not: what they give is read by nobody."""
-        one = torch.ones(config.hidden_size, device=weights["fc"].device)
+        one = torch.ones_like(vector(weights["layers.0.mlp_norm"]))
         return {**weights, "layers.0.input_norm": one, "norm": one}
 
     @classmethod
