@@ -1,19 +1,25 @@
 """A toy of the schedule on the arrivals of a planner's run, and the engine over it: what else is being paid for?
 
     python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --json benchmarks/results/toy-schedule.json
+    python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --simulate --json FILE
 
 The toy reads prompts first, the shortest first, within the gap; everybody else drafts a fixed number of tokens in every
 step. Steps cost what the run's engine measured at its start. It leaves out the draft's own reading of prompts, padding
 of passes, host work and memory. An engine with the same costs should come near it. Arms are those of the file with a
 `gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
+
+With `--simulate` no engine's figures are read but the run's costs: the planner runs in the simulator, on seeds that no
+rule was chosen on. Beside the toy stands one whose draft reads every prompt after the first token, as the engine's
+does, and beside the planner one whose draft needs to read nothing.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,10 @@ from verifypd.bench.figures import Outcome, Record, figures
 from verifypd.bench.provenance import provenance
 from verifypd.bench.workload import Arrival, mixed
 from verifypd.control.cost import Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture, make_controller
+from verifypd.simulate.engine import Simulation
+from verifypd.simulate.traffic import replay
+from verifypd.simulate.world import TrueCosts, gpu_settings
 
 ALPHA, DRAFTS = 0.8, 4
 LONG = 60.0  # s, of the files long-RATE-seedN
@@ -30,6 +40,8 @@ BATCH, CHUNKS = 128, 8  # requests that decode, and prompts in one step
 LEAST, STEP = 32, 8  # tokens of a chunk at least, and to which its size is searched
 SEEDS = (1, 2)
 SHOWN = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99", "gap_ms_max")
+UNSEEN, UNSEEN_SECONDS = range(261, 277), 15.0  # seeds of --simulate, and traffic of each
+TARGETS = {"slo_gap": 45.0, "slo_ttft": 200.0}  # ms
 
 
 @dataclass(slots=True)
@@ -38,6 +50,7 @@ class Request:
 
     arrival: Arrival
     left: int  # prompt tokens that are not read yet
+    owed: int = 0  # tokens that its draft has not read yet
     tokens: int = 0
     outputs: list[float] = field(default_factory=list)
 
@@ -47,8 +60,13 @@ class Request:
         return Work(tokens, context, tokens, tokens * context)
 
 
-def play(arrivals: Sequence[Arrival], cost: CostModel, gap: float, drafts: int, seed: int) -> Outcome:
-    """What the toy makes of these arrivals. gap: s. A step is planned while the one before it runs."""
+def play(
+    arrivals: Sequence[Arrival], cost: CostModel, gap: float, drafts: int, seed: int, draft_chunk: int = 0
+) -> Outcome:
+    """What the toy makes of these arrivals. gap: s. A step is planned while the one before it runs.
+
+    draft_chunk: tokens of prompts that the draft reads in a step, before which it does not draft; 0: it need not.
+    """
     noise = random.Random(seed)
     todo = [Request(each, each.prompt_tokens) for each in arrivals][::-1]
     every = todo[::-1]
@@ -63,16 +81,18 @@ def play(arrivals: Sequence[Arrival], cost: CostModel, gap: float, drafts: int, 
         if not waiting and not decoding:
             planned = now
             continue
-        contexts = float(sum(each.arrival.prompt_tokens + each.tokens for each in decoding))
-        rows = len(decoding) * (drafts + 1)
-        loop = cost.draft_seconds(drafts, rows, contexts) if decoding and drafts else 0.0
-        taken, work = prompts(
-            waiting, Work(rows, contexts), cost, gap - loop if decoding else None, BATCH - len(decoding)
-        )
+        read = catch_up(decoding, draft_chunk)
+        drafting = [each for each in decoding if not each.owed]
+        rows = len(decoding) + len(drafting) * drafts
+        caught_up = len(drafting) * (drafts + 1) + read
+        steps = drafts if drafting else 0
+        loop = cost.draft_seconds(steps, caught_up, contexts(drafting)) if drafts else 0.0
+        pass_work = Work(rows, contexts(decoding))
+        taken, work = prompts(waiting, pass_work, cost, gap - loop if decoding else None, BATCH - len(decoding))
         planned, now = now, now + loop + cost.pass_seconds(work)
         for each in list(decoding):
             stood = 0
-            while stood < drafts and noise.random() < ALPHA:
+            while not each.owed and stood < drafts and noise.random() < ALPHA:
                 stood += 1
             each.tokens += min(stood + 1, each.arrival.output_tokens - each.tokens)
             each.outputs.append(now)
@@ -83,10 +103,25 @@ def play(arrivals: Sequence[Arrival], cost: CostModel, gap: float, drafts: int, 
             if not each.left:
                 waiting.remove(each)
                 each.tokens = 1
+                each.owed = each.arrival.prompt_tokens if draft_chunk else 0
                 each.outputs.append(now)
                 decoding += [each] if each.arrival.output_tokens > 1 else []
     records = [Record(each.arrival.at, each.arrival.at, tuple(each.outputs), each.tokens, 1, True) for each in every]
     return Outcome(tuple(records), len(records), now)
+
+
+def contexts(requests: Sequence[Request]) -> float:
+    """Tokens of these requests."""
+    return float(sum(each.arrival.prompt_tokens + each.tokens for each in requests))
+
+
+def catch_up(decoding: Sequence[Request], tokens: int) -> int:
+    """Let the draft read so many tokens of prompts at most, the shortest first; how many it has read."""
+    left = tokens
+    for each in sorted(decoding, key=lambda request: request.owed):
+        taken = min(each.owed, left)
+        each.owed, left = each.owed - taken, left - taken
+    return tokens - left
 
 
 def prompts(
@@ -118,13 +153,74 @@ def gap_of(arm: str) -> float | None:
     return float(given["gap"]) * 1e-3 if "gap" in given else None
 
 
+def planned(arrivals: Sequence[Arrival], cost: Coefficients, arch: str, seed: int, reads: bool = True) -> Outcome:
+    """What the planner makes of these arrivals, simulated. reads: whether its draft has a cache to fill."""
+    requests = replay([(a.at, a.prompt_tokens, a.output_tokens) for a in arrivals], ALPHA, seed=seed)
+    settings = gpu_settings(batch_size=BATCH, max_draft=DRAFTS, drafter_has_cache=reads, **TARGETS)
+    believed = CostModel(cost)
+    policy = make_architecture(arch, make_controller("throughput", DRAFTS, believed), believed)
+    report = Simulation(policy, requests, TrueCosts(cost), settings, seed=seed).run()
+    records = [
+        Record(each.arrival, each.arrival, tuple(accumulate((each.first or 0.0, *each.gaps))), each.tokens, 1, True)
+        for each in report.outcomes
+    ]
+    return Outcome(tuple(records), len(records), report.seconds)
+
+
+def simulate(coefficients: Coefficients, rates: Sequence[int]) -> list[dict[str, Any]]:
+    """The toy and the planner on unseen seeds, with the draft's reading of prompts and without."""
+    cost, gap, chunk = CostModel(coefficients), TARGETS["slo_gap"] * 1e-3, gpu_settings().draft_chunk
+    arms: dict[str, Callable[[Sequence[Arrival], int], Outcome]] = {
+        "toy": lambda arrivals, seed: play(arrivals, cost, gap, DRAFTS, seed),
+        "toy whose draft reads prompts": lambda arrivals, seed: play(arrivals, cost, gap, DRAFTS, seed, chunk),
+        "planner whose draft need not": lambda arrivals, seed: planned(arrivals, coefficients, "auto", seed, False),
+        "planner": lambda arrivals, seed: planned(arrivals, coefficients, "auto", seed),
+        "toy, plain": lambda arrivals, seed: play(arrivals, cost, gap, 0, seed),
+        "planner, plain": lambda arrivals, seed: planned(arrivals, coefficients, "plain", seed),
+    }
+    cells = []
+    for rate in rates:
+        traffic = {seed: [a for a in mixed(rate, LONG, seed).arrivals if a.at <= UNSEEN_SECONDS] for seed in UNSEEN}
+        for name, arm in arms.items():
+            found = figures([arm(arrivals, seed) for seed, arrivals in traffic.items()])
+            shown = {each: found[each] for each in ("ttft_ms_p50", "tpot_ms_p50", *SHOWN)}
+            cells.append({"rate": rate, "arm": name, **shown})
+            said = "  ".join(f"{each} {value:.1f}" for each, value in shown.items())
+            print(f"{rate:>3}/s {name:<32} {said}", flush=True)
+    return cells
+
+
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
     parser = command_line(__doc__)
     parser.add_argument("file", type=Path, help="what benchmarks/planner.py wrote, with costs")
+    parser.add_argument("--simulate", action="store_true", help="the planner in the simulator, in place of the engine")
+    parser.add_argument(
+        "--draft-row", type=float, metavar="S", help="s for a token that the draft reads, for the file's"
+    )
     args = parser.parse_args(given)
     found = json.loads(args.file.read_text())
-    cost = CostModel(Coefficients(**found["costs"]))
+    coefficients = Coefficients(**found["costs"])
+    if args.draft_row is not None:
+        coefficients = replace(coefficients, draft_row=args.draft_row)
+    report = {
+        **provenance(args.commit),
+        "of": {"file": args.file.name, "commit": found["commit"]},
+        "alpha": ALPHA,
+        "drafts": DRAFTS,
+        "costs": asdict(coefficients),
+    }
+    if args.simulate:
+        rates = list(dict.fromkeys(cell["rate"] for cell in found["cells"]))
+        report |= {"seeds": [*UNSEEN], "seconds": UNSEEN_SECONDS, "cells": simulate(coefficients, rates)}
+    else:
+        report["cells"] = compare(found, CostModel(coefficients))
+    keep(report, args.json)
+    return report
+
+
+def compare(found: dict[str, Any], cost: CostModel) -> list[dict[str, Any]]:
+    """The engine of a planner's run over the toy on its arrivals."""
     cells = []
     for cell in found["cells"]:
         gap = gap_of(cell["arm"])
@@ -141,10 +237,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
         cells.append({"rate": cell["rate"], "arm": cell["arm"], **both, "over": over})
         said = "  ".join(f"{n} {cell['figures'][n]:.1f} / {toy[n]:.1f} = {over[n]:.2f}" for n in SHOWN)
         print(f"{cell['rate']:>3}/s {cell['arm']:<28} {said}")
-    report = {**provenance(args.commit), "of": {"file": args.file.name, "commit": found["commit"]}, "alpha": ALPHA}
-    report |= {"drafts": DRAFTS, "costs": found["costs"], "cells": cells}
-    keep(report, args.json)
-    return report
+    return cells
 
 
 if __name__ == "__main__":

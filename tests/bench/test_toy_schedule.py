@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,33 @@ def test_a_prompt_beside_others_keeps_to_the_gap_and_the_shortest_goes_first(toy
     gaps = [two - one for one, two in zip(running.outputs, running.outputs[1:], strict=False)]
     assert max(gaps) <= 0.03 + 1e-9
     assert sooner.outputs[0] < later.outputs[0]
+
+
+def test_a_draft_that_reads_prompts_drafts_only_once_it_has(toy: Any) -> None:
+    costs = replace(COSTS, draft_row=0.01e-3)
+    free, reading = (
+        toy.play([Arrival(0.0, 250, 200)], CostModel(costs), 0.03, 4, seed=0, draft_chunk=chunk).records[0]
+        for chunk in (0, 100)
+    )
+    assert free.outputs[0] == reading.outputs[0]
+    gaps = [two - one for one, two in zip(reading.outputs, reading.outputs[1:], strict=False)]
+    waits, reads = 10e-3 + 0.1e-3, 1e-3 + 100 * 0.01e-3
+    assert gaps[:2] == pytest.approx([waits + reads] * 2), "a token a step while its prompt is read"
+    assert gaps[2] == pytest.approx(10e-3 + 5 * 0.1e-3 + 4e-3 + (50 + 5) * 0.01e-3), "its end, and the first draft"
+
+
+def test_the_planner_simulated_stands_beside_the_toy(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "UNSEEN", [1])
+    monkeypatch.setattr(toy, "UNSEEN_SECONDS", 1.0)
+    costs = replace(Coefficients(), draft_row=10e-6)
+    run = {"commit": "x", "costs": asdict(costs), "cells": [{"rate": 16}, {"rate": 16}]}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    report = toy.main([str(tmp_path / "run.json"), "--simulate", "--draft-row", "9e-6"])
+    assert report["costs"]["draft_row"] == 9e-6
+    found = {cell["arm"]: cell["tpot_ms_p95"] for cell in report["cells"]}
+    assert len(found) == len(report["cells"]) == 6
+    assert found["toy"] < found["toy whose draft reads prompts"] < found["toy, plain"]
+    assert found["planner whose draft need not"] < found["planner"] < found["planner, plain"]
 
 
 def test_it_stands_beside_the_arms_of_a_planner_that_have_a_gap(toy: Any, tmp_path: Path) -> None:

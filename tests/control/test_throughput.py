@@ -206,6 +206,16 @@ def test_the_debt_of_a_lagging_drafter_must_be_worth_paying() -> None:
     assert 0 in lengths(controller, [view(0, draft_lag=60), *rest])
 
 
+def test_a_debt_may_take_up_to_twice_what_drafts_save() -> None:
+    """Who has a long prompt would otherwise write one token a step, to the end, where the device is level either way:
+    with 18 tokens to go drafts save what reading some 550 tokens takes."""
+    controller = ThroughputController(h200())
+    World(16, lambda step, i: 0.6).run(controller, 100)
+    rest = [view(i) for i in range(1, 16)]
+    drafted = {lag: lengths(controller, [view(0, draft_lag=lag, max_length=530), *rest]) for lag in (400, 850, 1400)}
+    assert {lag: 0 in found for lag, found in drafted.items()} == {400: True, 850: True, 1400: False}
+
+
 def test_a_drafter_without_a_cache_has_no_debt() -> None:
     controller = ThroughputController(h200())
     World(16, lambda step, i: 0.6).run(controller, 100)

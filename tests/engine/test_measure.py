@@ -84,8 +84,26 @@ def test_what_tells_the_coefficients_apart_comes_first() -> None:
     assert max(p.chunk for p in first) == 64, "large chunks are slow on a CPU"
     quick, _ = grid(32, 8, 8192, 2048, 256, DRAFTERS["model"], quick=True)
     assert {p.chunk for p in quick if not p.requests} == {64, 256, 512, 1024, 2048}, "no budget cuts off large chunks"
+    assert {p.lag for p in quick if p.lag} == {64, 256}, "nor what a draft catches up with at once"
     decoding = [max(p.work for p in part if p.requests) for part in (first, rest)]
     assert decoding[0] < decoding[1] / 4, "what a budget cuts off is the most work"
+
+
+def test_where_time_is_short_reading_prompts_is_priced_by_its_rows_not_by_its_pass() -> None:
+    """A draft model catches up in passes of their own, which take longer than a step of its loop even for few rows. The
+    points that come first are told apart from that: 1,024 rows cost a third of what 64 rows would lead to expect."""
+
+    def timing(point: Point) -> StepTiming:
+        step, context = 1.03e-3, point.requests * (point.context + point.drafts)
+        loop = point.drafts * (step + 9e-9 * context)
+        catching_up = 1.7e-3 + 2.6e-6 * (point.lag - 64) if point.lag else 0.0
+        work = {"draft_steps": point.drafts, "draft_rows": point.requests * (point.lag or 2)}
+        return StepTiming(point.requests, **work, draft_context=context, draft_seconds=loop + catching_up)
+
+    first, _ = grid(128, 4, 4096, 2048, 1024, DRAFTERS["model"], quick=True)
+    cost = CostModel().fit([timing(point) for point in first if point.drafts or point.lag])
+    assert cost.draft_seconds(0, 1024, 1024.0) == pytest.approx(4.2e-3, rel=0.1)
+    assert cost.draft_seconds(4, 40, 20 * 600.0) == pytest.approx(4 * (1.03e-3 + 9e-9 * 20 * 600), rel=0.1)
 
 
 def test_a_model_of_few_tokens_has_none() -> None:

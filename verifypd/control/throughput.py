@@ -90,7 +90,7 @@ class ThroughputController(Controller):
         return probed
 
     def _drafting(self, view: RequestView, most: int, snapshot: Snapshot) -> Drafting | None:
-        """Its draft of `most` tokens; None where that would not pay for bringing its drafter's cache up to date."""
+        """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves."""
         curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt = view.draft_lag - snapshot.routine_lag
@@ -101,7 +101,7 @@ class ThroughputController(Controller):
                 if self._alone is not None:
                     price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
                     more = sum(curve[: max(1, self._alone.longest)])
-                    if left * more / (1.0 + more) * self._alone.per_token <= price:
+                    if 2.0 * left * more / (1.0 + more) * self._alone.per_token <= price:  # its own time counts, too
                         return None
         return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 

@@ -27,7 +27,7 @@ from verifypd.kernels.build import processor
 from verifypd.models.base import Model
 from verifypd.models.smollm2 import cache_root
 
-FORMAT = 4  # of the files; raise it when they or the points change
+FORMAT = 5  # of the files; raise it when they or the points change
 TIMING = {field.name for field in fields(StepTiming)}
 
 log = logging.getLogger(__name__)

@@ -80,7 +80,9 @@ def grid(
     """What to time: the points that tell each coefficient from the others, then the rest, each with the least work
     first, so that what a budget cuts off are the passes easiest to extrapolate.
 
-    quick: passes are soon run and slow only to capture, so that large chunks, too, come before the rest.
+    quick: passes are soon run and slow only to capture, so that large chunks, too, come before the rest. So does all
+    that a draft catches up with at once: without it the price of a row is what a pass of few rows takes more than a
+    step of the loop. And so does a loop for several requests, which tells their contexts from that.
     """
     long = min(LONG, max_len // 2)
     short = max(2, min(SHORT, long // 2))
@@ -109,6 +111,8 @@ def grid(
         Point(some, 0, short, chunk=chunks[0]),
         Point(1, 0, long, min(64, draft_chunk)),
     }
+    if quick:
+        telling |= {Point(1, 0, long, draft_chunk), Point(some, longest, long)}
     ordered = sorted(dict.fromkeys(fitting), key=lambda point: point.work)
     return [point for point in ordered if point in telling], [point for point in ordered if point not in telling]
 
