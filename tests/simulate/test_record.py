@@ -61,7 +61,7 @@ def simulated(record: dict[str, Any], answered: list[int], seeds: int = 3) -> di
         believed = CostModel(Coefficients(**record["costs_at_start"]))
         policy = make_architecture("auto", make_controller("throughput", 4, believed), believed)
         run = Simulation(policy, replay(arrivals, record["alpha"], seed=seed), truth, settings, seed=seed)
-        run.ended, run.written = len(answered), sum(answered)
+        run.ended, run.ended_tokens = len(answered), sum(answered)
         found.append(run.run().summary())
     return {
         name: statistics.fmean(each[name.replace("_ms", "")] for each in found) / value

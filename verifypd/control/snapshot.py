@@ -73,7 +73,7 @@ class Snapshot:
     waiting_tokens: int = 0  # of their prompts
     emitted: int = 0  # output tokens of all requests so far, the first of each left out
     verdicts: int = 0  # that brought them
-    mean_output: float = MEAN_OUTPUT  # tokens that a request comes to
+    mean_output: float = MEAN_OUTPUT  # tokens of a request that has ended
     away: int = 0  # requests left out of `requests`: their prompts run beside the rest
     most_chunks: int = 1 << 30  # prompts that may have a chunk in one pass
     verify_batch: int = 1  # drafts the verify lane of `pdv` waits for

@@ -438,6 +438,7 @@ class Engine:
         request.metrics.finished_time = self.clock()
         self.stats.finished += 1
         self.stats.answered += request.output_len > 0
+        self.stats.finished_tokens += request.output_len
 
     def _set_alpha(self, requests: Iterable[Request]) -> None:
         assert self.synthetic is not None

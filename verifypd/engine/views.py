@@ -137,8 +137,5 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
 
 
 def mean_output(stats: EngineStats) -> float:
-    """Tokens that a request comes to; before many have ended, about what is expected of any request.
-
-    Those that still write count with what they have written: of a while's requests the short ones end first.
-    """
-    return (PRIOR_TRIALS * MEAN_OUTPUT + stats.emitted) / (PRIOR_TRIALS + stats.answered)
+    """Tokens of a request that has ended with any; before many have, about what is expected of any request."""
+    return (PRIOR_TRIALS * MEAN_OUTPUT + stats.finished_tokens) / (PRIOR_TRIALS + stats.answered)

@@ -91,6 +91,7 @@ class EngineStats:
     preemptions: int = 0
     finished: int = 0
     answered: int = 0  # of those, with any output
+    finished_tokens: int = 0  # output tokens of those
     switches: int = 0  # changes of architecture
     lanes: dict[str, LaneStats] = field(default_factory=lambda: lane_table(("prefill", "decode", "verify")))
 

@@ -98,7 +98,7 @@ class Simulation:
         self.drafted = 0
         self.accepted = 0
         self.emitted = self.verdicts = 0  # of requests that had a token already
-        self.ended = self.written = 0  # requests, and tokens of all
+        self.ended = self.ended_tokens = 0
         self.requests = [self._request(number, arrival) for number, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
         self.waiting: list[_Request] = []
@@ -213,7 +213,7 @@ class Simulation:
             waiting_tokens=sum(request.confirmed for request in self.waiting),
             emitted=self.emitted,
             verdicts=self.verdicts,
-            mean_output=(PRIOR_TRIALS * MEAN_OUTPUT + self.written) / (PRIOR_TRIALS + self.ended),
+            mean_output=(PRIOR_TRIALS * MEAN_OUTPUT + self.ended_tokens) / (PRIOR_TRIALS + self.ended),
             slo_gap=settings.slo_gap,
             routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
             overlap=settings.devices > 1,
@@ -362,7 +362,6 @@ class Simulation:
             if request.outcome.finished:
                 continue
             request.outcome.output(self.now, verdict.emitted)
-            self.written += verdict.emitted
             request.outcome.finished = verdict.ends
             self.drafted += verdict.drafted
             self.accepted += verdict.accepted
@@ -386,5 +385,6 @@ class Simulation:
             if request.outcome.finished and not request.tickets and request.slot in self.running:
                 del self.running[request.slot]
                 self.free_slots.append(request.slot)
-                self.ended += 1
+                written = request.confirmed - request.arrival.prompt
+                self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
                 self.architecture.forget(request.request_id)
