@@ -42,7 +42,7 @@ def toy() -> str:
 
 def host() -> str:
     """What the host works in a step, against the cycle of the device."""
-    found = read("h200-head")
+    found = read("h200-head-steps")
     levels = sorted((int(name[5:]), each) for name, each in found["details"].items() if name.startswith("idle_"))
     lines = [
         ["host, ms a step", *(f"{each['host_ms']:.2f}" for _, each in levels)],
@@ -50,7 +50,7 @@ def host() -> str:
         ["share", *(f"{each['host_ms'] / each['cycle_ms']:.2f}" for _, each in levels)],
         ["device idle", *(f"{each['idle']:.1%}" for _, each in levels)],
     ]
-    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head")
+    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head-steps")
 
 
 def eight_bits() -> str:
