@@ -78,7 +78,9 @@ class TestOnAGpu:
         prepared = prepared or chosen.prepare(case.layout)
         q, k, v = (x.to(case.cache.k.dtype) for x in (case.q, case.k, case.v))
         scale = q.shape[-1] ** -0.5
-        return chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=None, softcap=None)
+        for _ in range(2):  # the first makes the plan, the second may start early
+            out = chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=None, softcap=None)
+        return out
 
     def check(self, case: Case) -> Tensor:
         out = self.attend(on_device(case)).cpu()
@@ -93,7 +95,7 @@ class TestOnAGpu:
     def test_contexts(self, shape: dict[str, int], rows: int, dtype: torch.dtype, calls: list[int]) -> None:
         for context in CONTEXTS:
             self.check(make_case([(context - 1, rows)], **shape, dtype=dtype))
-        assert len(calls) == len(CONTEXTS)
+        assert len(calls) == 2 * len(CONTEXTS)
         assert min(calls) == 1 and max(calls) > 8
 
     @pytest.mark.parametrize("spans", [3, 8, 11])
@@ -102,22 +104,23 @@ class TestOnAGpu:
         """Void rows among them, and one context that is long beside the others."""
         each = [(CONTEXTS[r % 7] - 3, 1 + r % most) for r in range(spans - 1)]
         self.check(make_case([*each, (3000, most)], **shape, dtype=torch.bfloat16))
-        assert len(calls) == 1
+        assert len(calls) == 2
 
     @pytest.mark.parametrize("block_size", [1, 3, 64])
     @pytest.mark.parametrize("heads", [2, 6, 14, 32])
     def test_blocks_of_the_pool_and_shared_heads(self, heads: int, block_size: int, calls: list[int]) -> None:
         spans = [(100, 1), (-1, 1), (700, 1), (64, 1)]
         self.check(make_case(spans, heads, 2, 128, block_size, dtype=torch.bfloat16, slack=2))
-        assert len(calls) == 1
+        assert len(calls) == 2
 
     def test_short_spans_beside_a_chunk(self, calls: list[int]) -> None:
         self.check(make_case([(200, 3), (40, 60), (0, 1), (90, 5)], **MULTI, dtype=torch.bfloat16))
-        assert len(calls) == 1
+        assert len(calls) == 2
 
     @pytest.mark.parametrize("shape", [MULTI, GROUPED])
-    def test_layers_in_a_graph(self, shape: dict[str, int], calls: list[int]) -> None:
-        """Kernels that start early wait for what they read, and counters are set back: the same again and again."""
+    def test_layers_in_a_graph(self, shape: dict[str, int], calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Kernels that start early wait for what they read, and counters are set back: the same again and again, and as
+        Triton's. Each layer writes other keys and values."""
         case = on_device(make_case([(500, 1), (30, 2), (2000, 1), (-1, 2)], **shape, dtype=torch.bfloat16))
         chosen = TritonAttention()
         prepared = chosen.prepare(case.layout)
@@ -126,9 +129,9 @@ class TestOnAGpu:
 
         def layers() -> Tensor:
             layout, q = replace(case.layout), case.q.bfloat16()
-            for _ in range(8):
+            for layer in range(1, 9):
                 q = chosen.attend(
-                    q, k, v, case.cache, layout, prepared, scale=0.1, window=None, softcap=None,
+                    q, k * layer, v * layer, case.cache, layout, prepared, scale=0.1, window=None, softcap=None,
                     rotary=(angles.cos(), angles.sin()),
                 )  # fmt: skip
             return q
@@ -143,3 +146,8 @@ class TestOnAGpu:
             graph.replay()
             assert torch.equal(found, expected)
         assert len(calls) == 16
+        monkeypatch.setattr(short, "suits", lambda *args: False)
+        prepared = chosen.prepare(case.layout)
+        other = layers().double()
+        assert len(calls) == 16
+        assert (expected.double() - other).norm() / other.norm() < 3e-2

@@ -12,11 +12,13 @@ import torch
 from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, tiny
 from verifypd import LLM, SamplingParams
-from verifypd.bench.exact import same_in_any_company, write_pair
+from verifypd.attention import short
+from verifypd.bench.exact import same_in_any_company, teacher_forced, write_pair
 from verifypd.config import WAITS
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
 from verifypd.engine.measure import measure
+from verifypd.kernels import skinny
 from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.streams import HostCopy
 
@@ -57,6 +59,25 @@ TRITON = {"attention": "triton", "sampler": "triton", "kernels": "triton"}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_on_the_device(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     check_family(family, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("graphs", ["off", "lazy"])
+def test_kernels_of_few_rows(graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and attention in CUDA C++, contexts of two splits: tokens are the verifier's own within what bfloat16
+    moves, and drafts are accepted."""
+    if not short._available(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and NVRTC")
+    products, splits = [], []
+    launch, attend = skinny._launch, short.attend
+    monkeypatch.setattr(
+        skinny, "_launch", lambda mode, *args, **more: (products.append(mode), launch(mode, *args, **more))
+    )
+    monkeypatch.setattr(short, "attend", lambda *args, **more: (splits.append(args[3].splits), attend(*args, **more)))
+    pair = write_pair(tmp_path, head_dim=64)
+    found = teacher_forced(pair, 320, 2, device="cuda", graphs=graphs, max_model_len=400)
+    assert found["passed"], found
+    assert set(products) == {skinny.PLAIN, skinny.GATED, skinny.ADDED, skinny.QKV}
+    assert max(splits) > 1
 
 
 def check_fp8(folder: Path, **changes: Any) -> None:

@@ -22,7 +22,8 @@ Rotary = tuple[Tensor, Tensor]  # cos and sin, [T, R / 2] float32, for the first
 class PassLayout:
     """Where the rows of one model pass sit. Shapes are host-known, positions live on the device.
 
-    A span is a run of consecutive positions of one slot: a prefill chunk, a plain decode token or a verify span.
+    A span is a run of consecutive positions of one slot: a prefill chunk, a plain decode token or a verify span. No row
+    of a pass writes what lies before a span's start, neither of its own slot nor in a block that slots share.
     """
 
     span_rows: tuple[int, ...]  # R host ints, rows of each span

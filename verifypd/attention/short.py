@@ -64,7 +64,8 @@ def suits(
 ) -> bool:
     """Whether a launch is one of these.
 
-    What lies before the first row of a tile was written by earlier passes: a span of few rows has one tile.
+    What lies before the first row of a tile was written by earlier passes, and is read before the kernel before is
+    done: a span of few rows has one tile, and see `PassLayout`.
     """
     return (
         cut.few
