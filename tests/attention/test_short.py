@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("triton")
 
 from tests.attention.test_backends import Case, dense, make_case
 from tests.attention.test_triton import on_device
+from tests.kernels.structures import in_python, in_source
 from verifypd.attention import short, tiling
 from verifypd.attention.triton import Prepared, TritonAttention
 
@@ -25,16 +25,7 @@ CONTEXTS = [1, 5, 17, 63, 64, 65, 300, 512, 2000, 4096]
 
 def test_arguments_are_the_kernels() -> None:
     """Same fields in the same order, with types of the same size."""
-    struct = re.search(r"struct Arguments \{(.*?)\};", short.SOURCE.read_text(), re.DOTALL)
-    assert struct
-    fields = []
-    for line in struct[1].strip().splitlines():
-        kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*);", line).groups()  # type: ignore[union-attr]
-        for name in names.split(","):
-            size = 8 if "*" in name or kind == "wide" else 4
-            fields.append((name.strip(" *"), size))
-    ours = [(name, getattr(short._Arguments, name).size) for name, *_ in short._Arguments._fields_]
-    assert fields == ours
+    assert in_source(short.SOURCE) == in_python(short._Arguments)
 
 
 @pytest.mark.parametrize("width", short.WIDTHS)

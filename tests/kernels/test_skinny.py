@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.structures import in_python, in_source
 from verifypd.kernels import nvrtc, skinny
 from verifypd.kernels.base import Normed, Rows, whole
 from verifypd.kernels.launch import INTERPRETED_MEMORY
@@ -44,16 +43,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def test_arguments_are_the_kernels() -> None:
     """Same fields in the same order, with types of the same size."""
-    struct = re.search(r"struct Arguments \{(.*?)\};", skinny.SOURCE.read_text(), re.DOTALL)
-    assert struct
-    fields = []
-    for line in struct[1].strip().splitlines():
-        kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*);", line).groups()  # type: ignore[union-attr]
-        for name in names.split(","):
-            size = 8 if "*" in name or kind == "wide" else 4
-            fields.append((name.strip(" *"), size))
-    ours = [(name, getattr(skinny._Arguments, name).size) for name, *_ in skinny._Arguments._fields_]
-    assert fields == ours
+    assert in_source(skinny.SOURCE) == in_python(skinny._Arguments)
 
 
 @pytest.mark.parametrize("mode", [skinny.PLAIN, skinny.GATED, skinny.ADDED, skinny.QKV])
@@ -75,6 +65,14 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvrtc, "compiler", lambda: None)
     with pytest.raises(nvrtc.NvrtcError, match="install a CUDA build of torch"):
         nvrtc.compiled(b"", "nothing.cu", "sm_90", {})
+
+
+def test_what_cannot_be_loaded_is_said_once_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> nvrtc.Function:
+        raise nvrtc.NvrtcError("no compiler")
+
+    assert not nvrtc.works(load, "products are")
+    assert "products are not compiled here, Triton's take their place: no compiler" in caplog.text
 
 
 class TestOnAGpu:

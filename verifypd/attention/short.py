@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +20,6 @@ WIDTHS = (64, 128)
 WARPS = 4  # of a block
 KEYS = 16  # of the context, that a warp takes at a time
 UNDER_WAY = 64 * 1024  # bytes of shared memory for keys and values: there is as much beside the product before
-
-logger = logging.getLogger(__name__)
 
 
 class _Arguments(ctypes.Structure):
@@ -85,14 +82,11 @@ def suits(
 @cache
 def _available(device: torch.device) -> bool:
     """Whether they run on a device. Without NVRTC attention is Triton's."""
-    if not dependent(device) or shared_memory(device) < UNDER_WAY + 2**10:
-        return False
-    try:
-        _function(device, 128, 1, 16, False, False)
-    except nvrtc.NvrtcError as problem:
-        logger.warning("attention of few rows is not compiled here, Triton's takes its place: %s", problem)
-        return False
-    return True
+    return (
+        dependent(device)
+        and shared_memory(device) >= UNDER_WAY + 2**10
+        and nvrtc.works(lambda: _function(device, 128, 1, 16, False, False), "attention kernels of few rows are")
+    )
 
 
 def attend(
@@ -148,7 +142,4 @@ def _function(
         "WIDTH": width, "SHARED": shared, "BLOCK_SIZE": block_size, "TALL": tall, "FLOAT16": float16,
         "WARPS": WARPS, "KEYS": KEYS, "AHEAD": ahead(width),
     }  # fmt: skip
-    major, minor = torch.cuda.get_device_capability(device)
-    code = nvrtc.compiled(SOURCE.read_bytes(), SOURCE.name, f"sm_{major}{minor}", constants)
-    with torch.cuda.device(device):
-        return nvrtc.Function(code, "attend_short", 32 * WARPS, UNDER_WAY)
+    return nvrtc.loaded(SOURCE, "attend_short", device, constants, 32 * WARPS, UNDER_WAY)

@@ -6,6 +6,7 @@ Nothing is linked and no compiler is needed: both libraries are called by `ctype
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -16,6 +17,9 @@ import torch
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: nothing was on the device from this thread yet
 EARLY_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+log = logging.getLogger(__name__)
 
 
 class NvrtcError(RuntimeError):
@@ -86,6 +90,26 @@ def compiled(source: bytes, name: str, architecture: str, constants: Mapping[str
         return _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def loaded(
+    source: Path, name: str, device: torch.device, constants: Mapping[str, int], threads: int, shared_memory: int
+) -> Function:
+    """A source's kernel `name`, compiled for a device and loaded on it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    code = compiled(source.read_bytes(), source.name, f"sm_{major}{minor}", constants)
+    with torch.cuda.device(device):
+        return Function(code, name, threads, shared_memory)
+
+
+def works(load: Callable[[], Function], what: str) -> bool:
+    """Whether a kernel can be loaded; if not, the log says that Triton's takes its place."""
+    try:
+        load()
+    except NvrtcError as problem:
+        log.warning("%s not compiled here, Triton's take their place: %s", what, problem)
+        return False
+    return True
 
 
 class Function:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ PLAIN, GATED, ADDED, QKV = range(4)
 # starts beside the product before it where there is room.
 UNDER_WAY = 180 * 1024
 UNDER_WAY_BESIDE_ATTENTION = 130 * 1024
-
-logger = logging.getLogger(__name__)
 
 
 class _Arguments(ctypes.Structure):
@@ -77,14 +74,11 @@ def suits(x: Rows, weight: Tensor) -> bool:
 @cache
 def _available(device: torch.device) -> bool:
     """Whether they run on a device. Without NVRTC the products are Triton's."""
-    if not dependent(device) or shared_memory(device) < UNDER_WAY + 2**15:
-        return False
-    try:
-        _function(device, PLAIN, 4, False, False, False)
-    except nvrtc.NvrtcError as problem:
-        logger.warning("products of few rows are not compiled here, Triton's take their place: %s", problem)
-        return False
-    return True
+    return (
+        dependent(device)
+        and shared_memory(device) >= UNDER_WAY + 2**15
+        and nvrtc.works(lambda: _function(device, PLAIN, 4, False, False, False), "products of few rows are")
+    )
 
 
 def linear(x: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -194,7 +188,4 @@ def _function(device: torch.device, mode: int, matrices: int, float16: bool, sil
         "DEPTH": ROUND, "MODE": mode, "MATRICES": matrices, "AHEAD": ahead, "FLOAT16": float16, "SILU": silu,
         "UNIT": unit,
     }  # fmt: skip
-    major, minor = torch.cuda.get_device_capability(device)
-    code = nvrtc.compiled(SOURCE.read_bytes(), SOURCE.name, f"sm_{major}{minor}", constants)
-    with torch.cuda.device(device):
-        return nvrtc.Function(code, "skinny", THREADS, shared)
+    return nvrtc.loaded(SOURCE, "skinny", device, constants, THREADS, shared)
