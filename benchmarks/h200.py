@@ -188,7 +188,7 @@ class Bench:
             for arm, prefix in (("plain", "plain_"), ("auto", "")):
                 drive = self.told(arm)
                 drive.closed(level, level, prompt, min(output, 16))  # warm-up
-                found = drive.closed(level, max(3 * level, 24), prompt, output, cap=120.0)
+                found = drive.closed(level, max(3 * level, 8), prompt, output, cap=120.0)
                 self.details[f"closed_{arm}_{level}"] = found
                 self.figures[f"{prefix}tpot_ms_p50_{level}"] = found["tpot_ms_p50"]
                 self.figures[f"{prefix}tok_s_{level}"] = found["tok_s"]
@@ -247,6 +247,12 @@ class Bench:
         """Long prompts half a second apart, and as many that ask for next to nothing."""
         times = [(0.05 if self.tiny else 0.5) * (i + 1) for i in range(count)]
         return [Arrival(at, length, 16) for at in times], [Arrival(at, 1, 2) for at in times]
+
+    def lone(self) -> None:
+        """First token of a prompt that has the engine to itself."""
+        for length in (40, 60) if self.tiny else (2048, 4000):
+            found = self.told("auto").arriving(self.prompts(length, 2 if self.tiny else 6)[0])
+            self.figures[f"lone_ttft_ms_{length}"] = found["ttft_ms_p50"]
 
     def burst(self) -> None:
         """Long prompts beside eight running requests, against the same eight alone."""
@@ -333,6 +339,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
         "steps",
         "closed",
         "idle",
+        "lone",
         "burst",
         "auto",
         "mixed",

@@ -22,7 +22,7 @@ def h200() -> Any:
 
 def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     out = tmp_path / "h200.json"
-    parts = "exact,steps,closed,mixed,record,burst,auto,invariant,placements"
+    parts = "exact,steps,closed,mixed,record,lone,burst,auto,invariant,placements"
     h200.main(
         ["--tiny", "--parts", parts, "--levels", "1,8", "--rates", "16", "--json", str(out), "--set", "device=cpu"]
     )
@@ -30,7 +30,7 @@ def test_every_part_fills_its_figures(h200: Any, tmp_path: Path) -> None:
     expected = {"plain_step_ms_1", "draft_step_ms_1", "token_ms_128", *(f"cycle_ms_{n}" for n in (1, 8, 32, 128))}
     expected |= {f"{arm}{name}_{n}" for arm in ("", "plain_") for name in ("tpot_ms_p50", "tok_s") for n in (1, 8)}
     expected |= {f"mixed_16_{name}" for name in ("tpot_ms_p95", "ttft_ms_p95", "gap_ms_p99", "gap_ms_max")}
-    expected |= {"max_rate", "burst_gap_ratio", "burst_ttft_ms_p95"}
+    expected |= {"max_rate", "burst_gap_ratio", "burst_ttft_ms_p95", "lone_ttft_ms_40", "lone_ttft_ms_60"}
     expected |= {f"auto_over_plain_{alpha}_1" for alpha in (0.3, 0.5, 0.8)}
     assert set(report["figures"]) == expected
     assert all(value >= 0 for value in report["figures"].values())
