@@ -107,7 +107,8 @@ def teacher_forced(pair: tuple[str, str], tokens: int = 60, count: int = 8, **se
     options = {"arch": "unified", "controller": "fixed", "dtype": "bfloat16", "batch_size": 8}
     given, accepted = texts(pair[0], pair[1], [greedy] * count, ids, **options, **settings)
     whole = [[*prompt, *output] for prompt, output in zip(ids, given, strict=True)]
-    exact = _scored(pair[0], whole, **REFERENCE)
+    room = settings.get("max_model_len", SHAPE["max_model_len"])
+    exact = _scored(pair[0], whole, **REFERENCE, max_model_len=room)
     rounded = _scored(pair[0], whole, **{**settings, "arch": "plain", "draft": None, "dtype": "bfloat16"})
     behind, moved = 0.0, 0.0
     for prompt, right, wrong in zip(ids, exact, rounded, strict=True):
