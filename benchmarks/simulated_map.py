@@ -49,7 +49,7 @@ NOISE = 0.05  # of every pass
 DRIFT = 0.1  # slow swing of all costs
 REQUESTS = 200
 MIDDLE = (0.2, 0.7)  # of the requests: the part of a saturated run that its capacity is taken from
-SETTINGS = Settings(batch_size=32, verify_batch=16, draft_chunk=256)
+SETTINGS = Settings(batch_size=32, verify_batch=16)
 LATENCIES = ("tpot_p95", "tpot_p99", "e2e_p95", "e2e_p99", "ttft_p95", "gap_p99")
 SHOWN = ("goodput", "throughput", *LATENCIES)
 

@@ -124,8 +124,7 @@ def deploy_claims() -> str:
             [f"best at 3–7 × the draft's size: here {size:.0f} ×", f"plain takes {low}–{high} of PD's time",
              f"PD is faster in {faster} of {len(levels)} loads"]
         )  # fmt: skip
-    shown = [each for each in advice.verification_cost() if each[0] in (1, 16, 64, 256)]
-    costs = ", ".join(f"{share:.2f} at {count}" for count, share in shown)
+    costs = ", ".join(f"{share:.2f} at {count}" for count, share in advice.verification_cost())
     claim = "four times the verification for nearly one request's cost"
     most = max(count for count, share in advice.verification_cost() if share < 1.25)
     lines.append([claim, f"five tokens a request over one: {costs} requests", f"holds up to about {most} requests"])

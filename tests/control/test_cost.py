@@ -180,15 +180,16 @@ def test_the_model_fitted_to_the_table_is_near_it() -> None:
         for j, each in enumerate(H200.tokens):
             measured = H200.passes[i][j] * 1e-3
             errors.append(abs(model.pass_seconds(Work(requests * each, requests * 512)) / measured - 1))
-        assert model.draft_seconds(1, 0, requests * 512) == pytest.approx(H200.draft_steps[i] * 1e-3, rel=0.1)
+        loop = model.draft_seconds(4, 2 * requests, requests * 512)
+        assert loop == pytest.approx(4 * H200.draft_steps[i] * 1e-3, rel=0.25)  # requests slow it as no formula says
     assert sum(errors) / len(errors) < 0.05 and max(errors) < 0.2
 
 
 def test_the_table_answers_with_what_was_measured() -> None:
-    assert H200.pass_seconds(32, 5) == pytest.approx(7.63e-3)
-    assert H200.verify_seconds(128 * 3, 128 * 512) == pytest.approx(18.4e-3)
-    assert H200.draft_seconds(4, 0, 64 * 512) == pytest.approx(4 * 1.61e-3)
-    assert H200.pass_seconds(48, 1) == pytest.approx((6.56e-3 + 8.54e-3) / 2)
+    assert H200.pass_seconds(32, 5) == pytest.approx(7.79e-3)
+    assert H200.verify_seconds(128 * 3, 128 * 512) == pytest.approx(15.9e-3)
+    assert H200.draft_seconds(4, 0, 32 * 512) == pytest.approx(4 * 1.42e-3)
+    assert H200.pass_seconds(80, 1) == pytest.approx((6.06e-3 + 12.4e-3) / 2)
     assert H200.verify_seconds(1, 1024) - H200.verify_seconds(1, 512, requests=1) > 0
 
 

@@ -41,7 +41,7 @@ def test_it_drafts_where_it_pays_and_as_much_as_pays(alpha: float, requests: int
 
 @pytest.mark.parametrize(
     ("alpha", "requests", "length", "gain"),
-    [(0.5, 1, 1, 1.17), (0.5, 128, 1, 1.06), (0.8, 1, 3, 1.63), (0.8, 128, 2, 1.41), (0.9, 1, 5, 2.0)],
+    [(0.5, 1, 1, 1.21), (0.5, 128, 1, 1.21), (0.8, 1, 3, 1.68), (0.8, 128, 2, 1.55), (0.9, 1, 5, 2.05)],
 )
 def test_the_published_best_lengths(alpha: float, requests: int, length: int, gain: float) -> None:
     """Best L and gain as read off the measured table; neighbours within a percent count as the same."""
@@ -208,12 +208,12 @@ def test_the_debt_of_a_lagging_drafter_must_be_worth_paying() -> None:
 
 def test_a_debt_may_take_up_to_twice_what_drafts_save() -> None:
     """Who has a long prompt would otherwise write one token a step, to the end, where the device is level either way:
-    with 18 tokens to go drafts save what reading some 550 tokens takes."""
+    with 18 tokens to go drafts save what reading some 720 tokens takes."""
     controller = ThroughputController(h200())
     World(16, lambda step, i: 0.6).run(controller, 100)
     rest = [view(i) for i in range(1, 16)]
-    drafted = {lag: lengths(controller, [view(0, draft_lag=lag, max_length=530), *rest]) for lag in (400, 850, 1400)}
-    assert {lag: 0 in found for lag, found in drafted.items()} == {400: True, 850: True, 1400: False}
+    drafted = {lag: lengths(controller, [view(0, draft_lag=lag, max_length=530), *rest]) for lag in (500, 1100, 1800)}
+    assert {lag: 0 in found for lag, found in drafted.items()} == {500: True, 1100: True, 1800: False}
 
 
 def test_a_drafter_without_a_cache_has_no_debt() -> None:

@@ -1,7 +1,8 @@
 """Measured tables as ready-made costs: an H200 with a 7B verifier and a 1.1B draft. Data and interpolation only.
 
 `H200` answers straight from the measured table (contexts of 512 tokens; other contexts by the context term). `h200()`
-is the cost model fitted to it: what a policy would believe after measuring.
+is the cost model fitted to it: what a policy would believe after measuring. Passes, draft loops and contexts are those
+of `benchmarks/h200.py` at commit 0cf8c10. What prompts add is what recorded steps of mixed traffic show, at 7212482.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class TableCosts:
     requests: tuple[int, ...]
     tokens: tuple[int, ...]  # tokens of each request in a pass
     passes: tuple[tuple[float, ...], ...]  # ms, [requests][tokens]
-    draft_steps: tuple[float, ...]  # ms of a draft step, [requests]
+    draft_steps: tuple[float, ...]  # ms of a step of a loop of four, catching up with two tokens included, [requests]
     context_each: int  # context of every request when measured
     context: float  # s a token of context in a verifier pass
-    draft_context: float  # s a token of context in a draft step
+    chunk_row: float  # s a token of a pass with prompts, beyond the first `chunk_free`
+    chunk_free: int
     chunk_context: float  # s a (chunk token × context token)
-    draft_row: float  # s a token caught up with
+    mixed: float  # s more where decode spans and chunks share a pass
+    draft_row: float  # s a token caught up with, beyond the two of every step
 
     def pass_seconds(self, requests: float, tokens_each: float) -> float:
         """A verifier pass of `tokens_each` tokens for each request, at the measured context."""
@@ -46,7 +49,7 @@ class TableCosts:
         return max(self.pass_seconds(1, 1) * 0.5, self.pass_seconds(count, rows / count) + extra)
 
     def draft_seconds(self, steps: int, rows: float, context: float) -> float:
-        """A draft loop of `steps` that first catches up with `rows` tokens."""
+        """A draft loop of `steps` that first catches up with `rows` tokens more than it always does."""
         if steps <= 0 and rows <= 0:
             return 0.0
         count = max(1.0, context / self.context_each)
@@ -60,17 +63,25 @@ class TableCosts:
             for j, each in enumerate(self.tokens):
                 found.append(_pass(count, count * each, context, self.passes[i][j] * MS))
             for steps in (1, 4):
-                found.append(_draft(count, steps, 2 * count, context, self.draft_seconds(steps, 2 * count, context)))
-            found.append(_draft(count, 1, 300 * count, context, self.draft_seconds(1, 300 * count, context)))
+                found.append(_draft(count, steps, 2 * count, context, self.draft_seconds(steps, 0, context)))
+            found.append(_draft(count, 1, 300 * count, context, self.draft_seconds(1, 298 * count, context)))
             for other in (context // 4, context * 4):
                 found.append(_pass(count, count, other, self.verify_seconds(count, other, requests=count)))
-        for rows in (64, 256, 1024, 2048):
-            for start in (0, 2048):
-                square = rows * (start + rows / 2)
-                seconds = self.pass_seconds(1, 1) * 0.95 + max(0.0, 21e-6 * (rows - 210))
-                seconds += self.context * (start + rows) + self.chunk_context * square
-                found.append(_chunk(rows, start + rows, square, seconds))
-        return found
+            found.append(self._chunk(512, 0, count))
+        return found + [self._chunk(rows, start) for rows in (64, 256, 512, 1024, 2048) for start in (0, 1024)]
+
+    def _chunk(self, rows: int, start: int, beside: int = 0) -> StepTiming:
+        """A pass with one chunk of so many tokens, after so many, beside so many requests that decode."""
+        end, dear = start + rows, max(0, beside + rows - self.chunk_free)
+        seconds = self.pass_seconds(max(1, beside), 1) + (self.mixed if beside else 0.0)
+        return StepTiming(
+            verify_requests=beside,
+            verify_rows=beside + rows,
+            verify_context=float(beside * self.context_each + end),
+            chunk_rows=rows,
+            chunk_context=rows * end,
+            verify_seconds=seconds + self.chunk_row * dear + self.context * end + self.chunk_context * rows * end,
+        )
 
 
 def _pass(requests: int, rows: int, context: float, seconds: float) -> StepTiming:
@@ -87,16 +98,6 @@ def _draft(requests: int, steps: int, rows: int, context: float, seconds: float)
     )
 
 
-def _chunk(rows: int, context: float, square: float, seconds: float) -> StepTiming:
-    return StepTiming(
-        verify_rows=rows,
-        verify_context=float(context),
-        chunk_rows=rows,
-        chunk_context=square,
-        verify_seconds=seconds,
-    )
-
-
 def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Linear between the points, and on along the last two beyond the end."""
     i = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
@@ -104,22 +105,22 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 H200 = TableCosts(
-    requests=(1, 16, 32, 64, 128, 256),
-    tokens=(1, 2, 3, 5, 9),
+    requests=(1, 8, 32, 128),
+    tokens=(1, 2, 3, 5),
     passes=(
-        (4.60, 4.69, 4.71, 4.75, 4.76),
-        (5.54, 5.68, 5.72, 5.86, 6.22),
-        (6.56, 6.73, 6.92, 7.63, 9.38),
-        (8.54, 9.38, 10.0, 13.4, 18.8),
-        (12.8, 16.2, 18.4, 24.3, 34.9),
-        (22.1, 30.4, 35.2, 46.5, 68.1),
+        (3.63, 3.64, 3.70, 3.89),
+        (4.41, 4.46, 4.65, 5.11),
+        (6.06, 6.48, 6.62, 7.79),
+        (12.4, 13.6, 15.9, 22.3),
     ),
-    draft_steps=(1.20, 1.43, 1.49, 1.61, 1.85, 2.37),
+    draft_steps=(0.862, 1.03, 1.42, 1.79),
     context_each=512,
-    context=0.14e-6,
-    draft_context=8.6e-9,
-    chunk_context=0.7e-9,
-    draft_row=3.4e-6,  # 64 requests × 300 tokens: 65 ms
+    context=0.126e-6,
+    chunk_row=14.2e-6,
+    chunk_free=128,
+    chunk_context=3.0e-9,
+    mixed=0.55e-3,
+    draft_row=3.2e-6,
 )
 
 
