@@ -18,8 +18,8 @@
 
 typedef struct { uint8_t palette, start; uint8_t zero[14]; uint16_t width[16]; uint8_t height[16]; } amx_config;
 
-/* Rows of x as tiles: 16 times `columns` words, part p of row r of a group in column p * height + r. A group of `height`
- * rows is `steps` tiles; columns of rows that the last group lacks hold anything. */
+/* Rows of x as tiles: 16 times `columns` words, part p of row r of a group in column p * height + r. A group of
+ * `height` rows is `steps` tiles; columns of rows that the last group lacks hold anything. */
 typedef struct { ptrdiff_t height, groups, columns, steps; const uint32_t *tiles; const float *scale; } amx_rows;
 
 /* Whether the system lets this process use tiles; asked once. */
@@ -161,7 +161,8 @@ INLINE void amx_product(const int type, const int A, const int B, const char *w,
     AMX_MEMORY(sums);
 }
 
-/* What the parts of an output, h words apart, make together. Powers of two are exact: fused or not, the sum is the same. */
+/* What the parts of an output, h words apart, make together. Powers of two are exact: fused or not, the sum is the
+ * same. */
 INLINE float amx_together(const int type, const uint32_t *sum, ptrdiff_t h, float scale) {
     if (type == I8) {
         const int32_t *part = (const int32_t *)sum;
