@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from verifypd.errors import ConfigError
 from verifypd.kernels import Int8Weight, Kernels, build, select
 from verifypd.kernels.base import HalfWeight
-from verifypd.kernels.native import NativeKernels
+from verifypd.kernels.native import TILE_ROWS, NativeKernels
 from verifypd.kernels.torch import TorchKernels
 
 needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
@@ -60,7 +60,7 @@ def test_linear_takes_row_strides(native: Kernels) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", [*DTYPES, torch.int8])
-@pytest.mark.parametrize("width", [210, 224])  # tiles take the second
+@pytest.mark.parametrize("width", [210, 256])  # tiles take the second
 def test_linear_is_batch_invariant(native: Kernels, width: int, kind: torch.dtype, threads: int) -> None:
     x = random(120, width)
     weight = Int8Weight.quantize(random(150, width)) if kind is torch.int8 else random(150, width, dtype=kind)
@@ -69,7 +69,7 @@ def test_linear_is_batch_invariant(native: Kernels, width: int, kind: torch.dtyp
     alone = torch.cat([native.linear(x[i : i + 1], weight) for i in range(120)])
     torch.set_num_threads(threads)
     try:
-        for rows in (2, 3, 4, 5, 6, 7, 13, 97, 120):
+        for rows in (*range(1, 18), 97, 120):
             assert torch.equal(native.linear(x[:rows], weight), alone[:rows])
     finally:
         torch.set_num_threads(before)
@@ -91,6 +91,50 @@ def test_int8_outlier_harms_its_group_only(native: Kernels) -> None:
     assert_close(native.linear(x, weight), expected, rtol=1e-3, atol=5.0)  # 256 entries, each within 5000 / 32512
     x[0, 700] = 0.0
     assert_close(native.linear(x, weight), x @ weight.dequantize().T, rtol=1e-4, atol=1e-2)
+
+
+@pytest.fixture
+def tiling(native: Kernels) -> NativeKernels:
+    assert isinstance(native, NativeKernels)
+    if not native.tile_rows:
+        pytest.skip("no AMX tiles")
+    return native
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("width", [576, 1536])
+def test_tiles_are_exact(tiling: NativeKernels, width: int, kind: torch.dtype) -> None:
+    """Each number of rows has tiles of its own width. An outlier takes little from the rest of its row."""
+    x, outputs = random(17, width), 100
+    x[:, 7] = 50.0
+    weight = Int8Weight.quantize(random(outputs, width)) if kind is torch.int8 else random(outputs, width, dtype=kind)
+    exact = (weight.dequantize() if isinstance(weight, Int8Weight) else weight).double()
+    expected = x.double() @ exact.T
+    for rows in range(1, 18):
+        error = (tiling.linear(x[:rows], weight) - expected[:rows]).norm() / expected[:rows].norm()
+        assert error < 2e-5
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
+def test_one_row_goes_by_vectors_and_more_by_tiles(tiling: NativeKernels, kind: torch.dtype) -> None:
+    """Unless batch-invariant. One copy of the weights serves both, and both are exact."""
+    served, vectors = NativeKernels(), NativeKernels(batch_invariant=True)
+    vectors.tile_rows = 0
+    x, weight = random(9, 576), random(96, 576, dtype=torch.bfloat16)
+    given = Int8Weight.quantize(weight.float()) if kind is torch.int8 else weight
+    assert tiling.tile_rows == 1 and served.tile_rows == TILE_ROWS
+    for rows in range(1, 10):
+        taken = tiling if rows >= TILE_ROWS else vectors
+        assert torch.equal(served.linear(x[:rows], given), taken.linear(x[:rows], given))
+    assert not torch.equal(tiling.linear(x, given), vectors.linear(x, given))
+    assert_close(tiling.linear(x, given), vectors.linear(x, given), rtol=1e-4, atol=1e-3)
+
+
+def test_tiles_keep_nan_in_its_row(tiling: NativeKernels) -> None:
+    x, weight = random(3, 64), Int8Weight.quantize(random(32, 64))
+    x[1, 5] = float("nan")
+    y = tiling.linear(x, weight)
+    assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
 
 
 @pytest.fixture

@@ -259,7 +259,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #include "native_half.h"
 #endif
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILES
 #include "native_amx.h"
 #endif
@@ -273,7 +273,7 @@ EXPORT int vpd_takes_half(void) {
 #endif
 }
 
-/* Whether bfloat16 and int8 weights are multiplied by tiles. */
+/* Whether bfloat16 and int8 weights may be multiplied by tiles. */
 EXPORT int vpd_takes_tiles(void) {
 #ifdef TILES
     return amx_allowed();
@@ -305,9 +305,10 @@ static int product_dots(const linear_args *a, ptrdiff_t chunk, int threads) {
 }
 #endif
 
-/* y = x * w^T. Returns 1 where memory is short. */
-EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, const float *scale,
-                      const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out, int threads) {
+/* y = x * w^T. From `tile_rows` rows on by tiles, where there are any; 0: never. Returns 1 where memory is short. */
+EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, ptrdiff_t tile_rows,
+                      const float *scale, const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out,
+                      int threads) {
     linear_args a = {x, xs, n, K, out, w, scale, bias, bias_type, y};
     if (n * K * out < 65536) threads = 1;
     if (threads < 1) threads = 1;
@@ -321,7 +322,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif
 #ifdef TILES
-    if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
+    if (tile_rows && n >= tile_rows && amx_fits(type, K, out)) {
         if (product_amx(&a, type, (chunk + 31) / 32 * 32, threads)) return 1;
         from = out / 16 * 16;
         if (from == out) return 0;
