@@ -5,8 +5,7 @@
 Equality first: a matrix product of each kind of weights against float64, and the same bits in every company of rows.
 Then how far each kind of weights moves the distribution: KL against float32 and how often the likeliest token is the
 same, at every position of prompts that no draft was trained on. Then passes with the output head, arms by turns,
-medians, products as a server has them; `torch` is the product that torch makes of bfloat16 itself, and where there are
-AMX tiles, `... by tiles` and `... by vectors` use them at all rows and at none. `--repeats 0` times nothing.
+medians; `torch` is the product that torch makes of bfloat16 itself. `--repeats 0` times nothing.
 """
 
 from __future__ import annotations
@@ -39,26 +38,6 @@ from verifypd.models.loader import load_model
 
 ROWS = (1, 2, 3, 5, 9, 16, 32, 64, 128)
 CONTEXT = 150
-
-
-def select_native(*, batch_invariant: bool = False) -> NativeKernels:
-    """The kernels of this script."""
-    kernels = select("cpu", "native", batch_invariant=batch_invariant)
-    assert isinstance(kernels, NativeKernels)
-    return kernels
-
-
-def arms() -> dict[str, NativeKernels]:
-    """What is timed, with its kernels."""
-    found = {name: select_native() for name in ("float32", "bfloat16", "int8")}
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        found["torch"] = select_native()
-        found["torch"]._torch_rows, found["torch"].halves = {torch.bfloat16: 1}, False
-    if found["bfloat16"].tile_rows:
-        for name, rows in (("bfloat16 by tiles", 1), ("bfloat16 by vectors", 0), ("int8 by vectors", 0)):
-            found[name] = select_native(batch_invariant=True)
-            found[name].tile_rows = rows
-    return found
 
 
 def check(kernels: NativeKernels) -> dict[str, float]:
@@ -120,28 +99,39 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    kernels = select_native(batch_invariant=True)
+    kernels = select("cpu", "native", batch_invariant=True)
+    assert isinstance(kernels, NativeKernels)
     report: dict[str, Any] = {
         **provenance(args.commit),
         "cpu": device_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "float16": kernels.halves,
-        "tile_rows": select_native().tile_rows,
+        "amx": kernels.tiles,
         "error": check(kernels),
     }
     print(json.dumps(report), flush=True)
-    models = {
-        name: load_model(
+    models = {}
+    for name, dtype, int8 in (
+        ("float32", torch.float32, False),
+        ("bfloat16", torch.bfloat16, False),
+        ("int8", torch.bfloat16, True),
+        ("torch", torch.bfloat16, False),
+    ):
+        own = select("cpu", "native", batch_invariant=True)
+        if name == "torch":
+            if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                continue
+            assert isinstance(own, NativeKernels)
+            own._torch_rows, own.halves = {torch.bfloat16: 1}, False
+        models[name] = load_model(
             resolve("smollm2"),
-            dtype=torch.float32 if name == "float32" else torch.bfloat16,
+            dtype=dtype,
             device="cpu",
             kernels=own,
-            quantization="int8" if name.startswith("int8") else None,
+            quantization="int8" if int8 else None,
             max_model_len=512,
         )
-        for name, own in arms().items()
-    }
     if args.prompts:
         report["moved"] = weights_moved(models, args.prompts)
         print(json.dumps(report["moved"]), flush=True)

@@ -13,7 +13,7 @@ from tests.kernels.emulation import emulated
 from verifypd.errors import ConfigError
 from verifypd.kernels import Int8Weight, Kernels, build, select
 from verifypd.kernels.base import HalfWeight
-from verifypd.kernels.native import TILE_ROWS, NativeKernels
+from verifypd.kernels.native import NativeKernels
 from verifypd.kernels.torch import TorchKernels
 
 needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
@@ -106,7 +106,9 @@ def library_with_tiles(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def tiling(library_with_tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> NativeKernels:
     monkeypatch.setattr(build, "library", lambda: library_with_tiles)
-    return NativeKernels(batch_invariant=True)
+    kernels = NativeKernels(batch_invariant=True)
+    assert kernels.tiles
+    return kernels
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
@@ -122,21 +124,6 @@ def test_tiles_are_exact(tiling: NativeKernels, width: int, kind: torch.dtype) -
     assert (whole - expected).norm() / expected.norm() < 2e-5
     for rows in (1, 2, 3, 5, 6, 8, 9, 11, 16):
         assert torch.equal(tiling.linear(x[:rows], weight), whole[:rows])
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
-def test_one_row_goes_by_vectors_and_more_by_tiles(tiling: NativeKernels, kind: torch.dtype) -> None:
-    """Unless batch-invariant. One copy of the weights serves both, and both are exact."""
-    served, vectors = NativeKernels(), NativeKernels(batch_invariant=True)
-    vectors.tile_rows = 0
-    x, weight = random(9, 128), random(48, 128, dtype=torch.bfloat16)
-    given = Int8Weight.quantize(weight.float()) if kind is torch.int8 else weight
-    assert tiling.tile_rows == 1 and served.tile_rows == TILE_ROWS
-    for rows in range(1, 10):
-        taken = tiling if rows >= TILE_ROWS else vectors
-        assert torch.equal(served.linear(x[:rows], given), taken.linear(x[:rows], given))
-    assert not torch.equal(tiling.linear(x, given), vectors.linear(x, given))
-    assert_close(tiling.linear(x, given), vectors.linear(x, given), rtol=1e-4, atol=1e-3)
 
 
 def test_tiles_keep_nan_in_its_row(tiling: NativeKernels) -> None:

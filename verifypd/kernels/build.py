@@ -166,7 +166,7 @@ def declare(loaded: ctypes.CDLL) -> None:
     """The C signatures of native.c and its headers: p pointer, n ptrdiff_t, i int, f float."""
     types = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float}
     signatures = {
-        "vpd_linear": "pnnpinppipnni",
+        "vpd_linear": "pnnpippipnni",
         "vpd_takes_half": "",
         "vpd_takes_tiles": "",
         "vpd_norm": "pnpppipnnffi",

@@ -175,11 +175,7 @@ EXPORT void vpd_keep(float *data, const float *rows, ptrdiff_t width, const int3
  * which the models call them, so results are the same to the bit. The structs are laid out as in models/native.py. */
 
 typedef struct { const void *w; int64_t type; } vector_weight; /* w NULL: there is none */
-typedef struct {
-    const void *w; const float *scale; ptrdiff_t out, K; int64_t type;
-    ptrdiff_t tile_rows; /* see vpd_linear */
-    vector_weight bias;
-} matrix_weight;
+typedef struct { const void *w; const float *scale; ptrdiff_t out, K; int64_t type; vector_weight bias; } matrix_weight;
 typedef struct {
     matrix_weight qkv, output, gate_up, down;
     vector_weight q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm, next_norm;
@@ -194,8 +190,7 @@ typedef struct {
 } layer_shape;
 
 static int multiply(const float *x, ptrdiff_t n, const matrix_weight *m, float *y, int threads) {
-    return vpd_linear(x, m->K, n, m->w, (int)m->type, m->tile_rows, m->scale, m->bias.w, (int)m->bias.type, y, m->K,
-                      m->out, threads);
+    return vpd_linear(x, m->K, n, m->w, (int)m->type, m->scale, m->bias.w, (int)m->bias.type, y, m->K, m->out, threads);
 }
 
 static void normed(const float *x, const float *residual, float *total, const vector_weight *w, const layer_shape *s,

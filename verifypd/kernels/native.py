@@ -21,7 +21,6 @@ HALF = 4
 # 100 ms, 256 rows 322 against 451; bfloat16 without tiles of our own 16 rows 24 against 33, 64 rows 36 against 123.
 TORCH_ROWS = 65
 UNTILED_ROWS = 12  # where torch has AMX tiles and we have not
-TILE_ROWS = 2  # rows from which AMX tiles are faster than vectors
 
 
 def operand(weight: Weight) -> tuple[int, int | None, int]:
@@ -33,9 +32,8 @@ def operand(weight: Weight) -> tuple[int, int | None, int]:
 
 
 class NativeKernels(Composed):
-    """CPU only. A row's result is the same to the bit whatever rows come with it, but for x86: there AMX tiles take
-    over from two rows on (bfloat16 and int8), and torch where rows are many (float32, or bfloat16 where the processor
-    multiplies it). With `batch_invariant` tiles take all rows, where there are any, and torch none."""
+    """CPU only. A row's result is the same to the bit whatever rows come with it, unless torch takes over for many rows
+    (x86 only, float32, or bfloat16 where the processor multiplies it); with `batch_invariant` it never does."""
 
     name = "native"
 
@@ -45,13 +43,12 @@ class NativeKernels(Composed):
             raise ConfigError("native kernels cannot be built here: install gcc or clang, or use kernels=torch")
         self.batch_invariant = batch_invariant
         self.halves = bool(loaded.vpd_takes_half())  # whether matrices are packed as float16
-        # rows from which bfloat16 and int8 are multiplied by AMX tiles; 0: never
-        self.tile_rows = 0 if not loaded.vpd_takes_tiles() else 1 if batch_invariant else TILE_ROWS
+        self.tiles = bool(loaded.vpd_takes_tiles())  # whether bfloat16 and int8 are multiplied by AMX tiles
         processor = build.processor()
         self._torch_rows: dict[torch.dtype, int] = {}
         if processor.startswith("x86") and not batch_invariant:
             self._torch_rows[torch.float32] = TORCH_ROWS
-            if "amx_bf16" in processor and not self.tile_rows:
+            if "amx_bf16" in processor and not self.tiles:
                 self._torch_rows[torch.bfloat16] = UNTILED_ROWS
             elif "amx_bf16" in processor or "avx512_bf16" in processor:
                 self._torch_rows[torch.bfloat16] = TORCH_ROWS
@@ -100,8 +97,8 @@ class NativeKernels(Composed):
         else:
             bias_at, bias_type = bias.data_ptr(), TYPES[bias.dtype]
         failed = self._linear(
-            x.data_ptr(), stride, rows, at, kind, self.tile_rows, scale, bias_at, bias_type, y.data_ptr(), width,
-            outputs, torch.get_num_threads(),
+            x.data_ptr(), stride, rows, at, kind, scale, bias_at, bias_type, y.data_ptr(), width, outputs,
+            torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the working space of a product")

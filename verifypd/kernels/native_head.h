@@ -35,7 +35,7 @@ static void embed_row(const matrix_weight *m, int64_t id, float factor, float *y
 /* Rows of a matrix [rows, K] in float32, [n, K]. Returns 1 where it has no such row. */
 EXPORT int vpd_embed(const int64_t *ids, ptrdiff_t n, const void *w, int type, const float *scale, ptrdiff_t rows,
                      ptrdiff_t K, float *y) {
-    const matrix_weight m = {.w = w, .scale = scale, .out = rows, .K = K, .type = type};
+    const matrix_weight m = {w, scale, rows, K, type, {NULL, 0}};
     for (ptrdiff_t i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= rows) return 1;
         embed_row(&m, ids[i], 1.0f, y + i * K);

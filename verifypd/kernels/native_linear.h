@@ -273,7 +273,7 @@ EXPORT int vpd_takes_half(void) {
 #endif
 }
 
-/* Whether bfloat16 and int8 weights may be multiplied by tiles. */
+/* Whether bfloat16 and int8 weights are multiplied by tiles. */
 EXPORT int vpd_takes_tiles(void) {
 #ifdef TILES
     return amx_allowed();
@@ -305,10 +305,9 @@ static int product_dots(const linear_args *a, ptrdiff_t chunk, int threads) {
 }
 #endif
 
-/* y = x * w^T. From `tile_rows` rows on by tiles, where there are any; 0: never. Returns 1 where memory is short. */
-EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, ptrdiff_t tile_rows,
-                      const float *scale, const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out,
-                      int threads) {
+/* y = x * w^T. Returns 1 where memory is short. */
+EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, int type, const float *scale,
+                      const void *bias, int bias_type, float *y, ptrdiff_t K, ptrdiff_t out, int threads) {
     linear_args a = {x, xs, n, K, out, w, scale, bias, bias_type, y};
     if (n * K * out < 65536) threads = 1;
     if (threads < 1) threads = 1;
@@ -322,7 +321,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif
 #ifdef TILES
-    if (tile_rows && n >= tile_rows && amx_fits(type, K, out)) {
+    if (amx_fits(type, K, out)) {
         if (product_amx(&a, type, (chunk + 31) / 32 * 32, threads)) return 1;
         from = out / 16 * 16;
         if (from == out) return 0;

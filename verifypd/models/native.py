@@ -34,7 +34,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         ("w", c_void_p), ("scale", c_void_p), ("out", c_ssize_t), ("K", c_ssize_t), ("type", c_int64),
-        ("tile_rows", c_ssize_t), ("bias", Vector),
+        ("bias", Vector),
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class NativeLayers:
         self._kernels = kernels
         self._layers = tuple(layers)
         self._matrix_types = {values_of(getattr(layer, name)).dtype for layer in layers for name in MATRICES}
-        self._structs = (_Layer * len(layers))(*[_layer(layer, kernels) for layer in layers])
+        self._structs = (_Layer * len(layers))(*[_layer(layer) for layer in layers])
         self._shape = _Shape(
             config.hidden_size, config.mlp_size, config.heads, config.kv_heads, config.head_dim,
             layers[0].cos.shape[1], config.activation == "gelu_tanh", config.norm_eps,
@@ -127,15 +127,15 @@ def vector(entries: Tensor | None) -> Vector:
     return Vector() if entries is None else Vector(entries.data_ptr(), TYPES[entries.dtype])
 
 
-def matrix(weight: Weight, bias: Tensor | None, kernels: NativeKernels) -> Matrix:
-    """A matrix as C takes it, multiplied as these kernels do."""
+def matrix(weight: Weight, bias: Tensor | None) -> Matrix:
+    """A matrix as C takes it."""
     at, scale, kind = operand(weight)
-    return Matrix(at, scale, *weight.shape, kind, kernels.tile_rows, vector(bias))
+    return Matrix(at, scale, *weight.shape, kind, vector(bias))
 
 
-def _layer(layer: DecoderLayer, kernels: NativeKernels) -> _Layer:
+def _layer(layer: DecoderLayer) -> _Layer:
     return _Layer(
-        *(matrix(getattr(layer, name), getattr(layer, f"{name}_bias"), kernels) for name in MATRICES),
+        *(matrix(getattr(layer, name), getattr(layer, f"{name}_bias")) for name in MATRICES),
         *(vector(getattr(layer, name)) for name in NORMS),
         layer.cos.data_ptr(), layer.sin.data_ptr(), layer.window or 0,
     )  # fmt: skip

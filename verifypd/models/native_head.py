@@ -72,12 +72,12 @@ class NativeHead:
         self._held = (embedding, embed_norm, hidden_norm, fc, output, tuple(feature_norms), features)
         self._types = {values_of(weight).dtype for weight in (fc, output, features)}
         self._norms = (Vector * len(feature_norms))(*map(vector, feature_norms))
-        self._features = matrix(features, None, kernels)
+        self._features = matrix(features, None)
         self._eps = eps
         structs, shape, count = layers.described
         self._structs = structs, shape
         self.struct = _Head(
-            *(matrix(each, None, kernels) for each in (embedding, fc, output)), vector(embed_norm), vector(hidden_norm),
+            matrix(embedding, None), matrix(fc, None), matrix(output, None), vector(embed_norm), vector(hidden_norm),
             ctypes.addressof(structs), ctypes.addressof(shape), count, 1.0 if embed_scale is None else embed_scale,
         )  # fmt: skip
 
