@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tables_beside as beside
 import tables_cluster as cluster
+import tables_cpu as cpu
 import tables_lanes as lanes
 import tables_steps as steps
 
@@ -49,6 +50,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-closed": beside.serve_h200("bench-serve-h200-closed", "at once"),
     "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
     "head-low-acceptance": beside.low_acceptance,
+    "x86-passes": cpu.x86_passes,
+    "x86-tiles": cpu.x86_tiles,
     "cluster-capacity": cluster.capacity,
     "cluster-needed": cluster.needed,
     "cluster-routing": cluster.routings,

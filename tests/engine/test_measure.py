@@ -22,6 +22,7 @@ from verifypd.engine import costs
 from verifypd.engine import measure as measuring
 from verifypd.engine.measure import REPEATS, Measured, Point, grid, measure, time_points
 from verifypd.errors import EngineError
+from verifypd.kernels import build
 
 PROMPT = [5, 9, 200, 31, 7, 5, 9, 200]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -253,7 +254,9 @@ def test_asked_for_it_measures_anew(pair: tuple[Path, Path], cache: Path) -> Non
         assert kept is not None and kept.skipped == 0
 
 
-def test_each_combination_has_a_file_of_its_own(pair: tuple[Path, Path], cache: Path) -> None:
+def test_each_combination_has_a_file_of_its_own(
+    pair: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = set()
     variants: list[dict[str, Any]] = [{}, {"batch_size": 3}, {"max_draft": 2}, {"kernels": "torch"}, {"wait": "spin"}]
     for settings in variants:
@@ -262,7 +265,10 @@ def test_each_combination_has_a_file_of_its_own(pair: tuple[Path, Path], cache: 
     for drafter in (None, "ngram"):
         with make(pair, drafter) as llm:
             places.add(costs.place(costs.describe(llm.engine)))
-    assert len(places) == len(variants) + 2
+    with make(pair, kernels="native") as llm:  # as another compiler makes them
+        monkeypatch.setattr(build, "build", lambda: Path("native-other.so"))
+        places.add(costs.place(costs.describe(llm.engine)))
+    assert len(places) == len(variants) + 3
 
 
 @pytest.mark.parametrize("drafter", ["model", "head"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.kernels.emulation import emulated
 from verifypd.errors import ConfigError
 from verifypd.kernels import Int8Weight, Kernels, build, select
 from verifypd.kernels.base import HalfWeight
@@ -60,7 +63,7 @@ def test_linear_takes_row_strides(native: Kernels) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", [*DTYPES, torch.int8])
-@pytest.mark.parametrize("width", [210, 224])  # tiles take the second
+@pytest.mark.parametrize("width", [210, 256])  # tiles take the second
 def test_linear_is_batch_invariant(native: Kernels, width: int, kind: torch.dtype, threads: int) -> None:
     x = random(120, width)
     weight = Int8Weight.quantize(random(150, width)) if kind is torch.int8 else random(150, width, dtype=kind)
@@ -69,7 +72,7 @@ def test_linear_is_batch_invariant(native: Kernels, width: int, kind: torch.dtyp
     alone = torch.cat([native.linear(x[i : i + 1], weight) for i in range(120)])
     torch.set_num_threads(threads)
     try:
-        for rows in (2, 3, 4, 5, 6, 7, 13, 97, 120):
+        for rows in (*range(1, 18), 97, 120):
             assert torch.equal(native.linear(x[:rows], weight), alone[:rows])
     finally:
         torch.set_num_threads(before)
@@ -91,6 +94,43 @@ def test_int8_outlier_harms_its_group_only(native: Kernels) -> None:
     assert_close(native.linear(x, weight), expected, rtol=1e-3, atol=5.0)  # 256 entries, each within 5000 / 32512
     x[0, 700] = 0.0
     assert_close(native.linear(x, weight), x @ weight.dequantize().T, rtol=1e-4, atol=1e-2)
+
+
+@pytest.fixture(scope="module")
+def library_with_tiles(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The library where it has AMX tiles, else one that emulates them."""
+    found = build.library()
+    return found if found is not None and found.vpd_takes_tiles() else emulated(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture
+def tiling(library_with_tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> NativeKernels:
+    monkeypatch.setattr(build, "library", lambda: library_with_tiles)
+    kernels = NativeKernels(batch_invariant=True)
+    assert kernels.tiles
+    return kernels
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("width", [128, 576])
+def test_tiles_are_exact(tiling: NativeKernels, width: int, kind: torch.dtype) -> None:
+    """Each number of rows has tiles of its own width: the same bits all the same. An outlier takes little from the
+    rest of its row."""
+    x, outputs = random(17, width), 36
+    x[:, 7] = 50.0
+    weight = Int8Weight.quantize(random(outputs, width)) if kind is torch.int8 else random(outputs, width, dtype=kind)
+    exact = (weight.dequantize() if isinstance(weight, Int8Weight) else weight).double()
+    expected, whole = x.double() @ exact.T, tiling.linear(x, weight)
+    assert (whole - expected).norm() / expected.norm() < 2e-5
+    for rows in (1, 2, 3, 5, 6, 8, 9, 11, 16):
+        assert torch.equal(tiling.linear(x[:rows], weight), whole[:rows])
+
+
+def test_tiles_keep_nan_in_its_row(tiling: NativeKernels) -> None:
+    x, weight = random(3, 64), Int8Weight.quantize(random(32, 64))
+    x[1, 5] = float("nan")
+    y = tiling.linear(x, weight)
+    assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from verifypd.control.cost import CostModel
 from verifypd.control.observe import StepTiming
 from verifypd.engine.engine import Engine
 from verifypd.engine.measure import Measured, measure
-from verifypd.kernels.build import processor
+from verifypd.kernels import build
 from verifypd.models.base import Model
 from verifypd.models.smollm2 import cache_root
 
@@ -91,6 +91,7 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def _model(model: Model) -> dict[str, Any]:
+    library = build.build() if model.kernels.name == "native" else None
     shape = json.dumps(asdict(model.config), sort_keys=True, default=str)
     return {
         "family": model.config.family,
@@ -99,6 +100,7 @@ def _model(model: Model) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "bytes": model.weight_bytes,
         "kernels": model.kernels.name,
+        "library": library.name if library else None,
     }
 
 
@@ -107,7 +109,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.multi_processor_count} SMs"
-    lines = [line for line in processor().splitlines() if not line.lower().startswith(("flags", "features"))]
+    lines = [line for line in build.processor().splitlines() if not line.lower().startswith(("flags", "features"))]
     return ", ".join([*(" ".join(line.replace(":", " ").split()) for line in lines), f"{os.cpu_count()} cores"])
 
 

@@ -259,7 +259,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #include "native_half.h"
 #endif
-#if defined(VPD_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILES
 #include "native_amx.h"
 #endif
@@ -321,7 +321,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif
 #ifdef TILES
-    if ((type == BF16 || type == I8) && K % 32 == 0 && out >= 16 && amx_allowed()) {
+    if (amx_fits(type, K, out)) {
         if (product_amx(&a, type, (chunk + 31) / 32 * 32, threads)) return 1;
         from = out / 16 * 16;
         if (from == out) return 0;
