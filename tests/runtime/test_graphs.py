@@ -140,6 +140,22 @@ def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) ->
     assert kinds == {"verify", "catch up", "draft"}
 
 
+def test_passes_are_the_same_while_nobody_drafts(tmp_path: Path) -> None:
+    """Who stops drafting finds the passes captured: there are none that keep no features."""
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
+    head = head_for(verifier, tmp_path / "head", taught=False)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy"}
+    with LLM(str(verifier), draft=str(head), **settings) as llm:
+        graphs = llm.engine.verify.padded.graphs
+        drafting = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        read = {key[3] for key in graphs.keys if key[1] == "verify"}
+        llm.engine.switch("plain")
+        plain = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        assert not llm.engine.verify.keeps and plain == drafting
+        assert {key[3] for key in graphs.keys if key[1] == "verify"} == read == {True}
+
+
 @pytest.mark.parametrize("chunks", [False, True])
 def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
     """They name slot 0 and position 0: a block there may be shared, and its features are somebody's."""
@@ -148,7 +164,7 @@ def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
     settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy", "kernels": "triton"}
     with LLM(str(verifier), draft=str(head), **settings) as llm:
         lane = llm.engine.verify
-        reader = lane._reader()
+        reader = lane.drafters["head"].reader
         slots, tables = lane.slots, lane.drafters["head"].runner.tables
         slots.tokens.random_(3, 300)
         slots.lengths.copy_(torch.arange(len(slots.lengths)) * 5 + 6)

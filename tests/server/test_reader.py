@@ -94,6 +94,25 @@ def test_a_text_of_any_length_has_the_same_ids_and_its_memory_returns(tokenizer:
     run(tokenizer, work)
 
 
+def test_one_that_is_started_ahead_is_there_before_a_body_and_again_once_it_has_grown(tokenizer: Tokenizer) -> None:
+    async def started(reader: Reader) -> int:
+        assert reader._starting is not None
+        await reader._starting
+        assert reader._process is not None
+        return reader._process.pid
+
+    async def work(reader: Reader) -> None:
+        reader._ahead = True
+        reader.start()
+        pid = await started(reader)
+        await reader.read("tokenize", b'{"prompt": "x"}', LIMITS, 0)
+        assert await started(reader) == pid, "the body found it"
+        await reader.read("tokenize", json.dumps({"prompt": "a é" * 250_000}).encode(), LIMITS, 0)
+        assert await started(reader) != pid
+
+    run(tokenizer, work)
+
+
 def test_one_that_dies_or_takes_too_long_is_replaced(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = json.dumps({"prompt": "x"}).encode()
     slow = json.dumps({"prompt": TEXT * 60}).encode()

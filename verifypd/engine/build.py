@@ -290,7 +290,7 @@ def make_budget(
     if aside:
         parts.append(("attention", aside))
     if replayed:
-        parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None, isinstance(draft, DraftHead))))
+        parts.append(("graphs", GRAPH_BYTES * graph_count(config, draft is not None)))
     verifier_block = _block_bytes(model, config.block_size, FP8 if config.kv_cache_dtype == "fp8" else None)
     draft_block = _block_bytes(draft, config.block_size) if draft else 0
     request_blocks = -(-capacity // config.block_size) + 1

@@ -80,11 +80,11 @@ def chunk_rows(config: EngineConfig) -> int:
     return config.prefill_chunk
 
 
-def graph_count(config: EngineConfig, draft: bool, head: bool = False) -> int:
-    """How many graphs there may be, about: those captured at start and those that are captured when they come, which
-    are draft loops with penalties and, with a head, verifier passes that keep no features."""
+def graph_count(config: EngineConfig, draft: bool) -> int:
+    """How many graphs there may be, about: those captured at start, and draft loops with penalties, which are captured
+    when they come."""
     spans, widest = _captured(config)
-    passes = len(reachable(spans, widest, chunk_rows(config))) * (2 if head else 1)
+    passes = len(reachable(spans, widest, chunk_rows(config)))
     if not (draft and may_draft(config)):
         return passes
     loops = len({bucket(n) for n in range(1, spans + 1)}) * config.max_draft

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifypd.attention.base import Reader
 from verifypd.batch import Verdict, VerifyBatch, VerifySpan
 from verifypd.drafters.base import Drafter
 from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
@@ -98,20 +97,12 @@ class VerifyLane:
 
     def forward(self, batch: VerifyBatch, replay: bool = True) -> Tensor:
         """Stage one: hidden states of every row. Graphs share memory: what runs beside others is not replayed."""
-        reader = self._reader()
+        reader = next((drafter.reader for drafter in self.drafters.values() if drafter.reader is not None), None)
         if replay and self.padded is not None and self.padded.takes(batch.spans):
-            return self.padded.run(batch.spans, reader)
+            return self.padded.run(batch.spans, reader)  # kept or not: one graph does for both
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)
-        return self.runner.forward(ids, layout, reader=reader)
-
-    def _reader(self) -> Reader | None:
-        """Who reads the hidden states of passes now."""
-        if self.keeps:
-            for drafter in self.drafters.values():
-                if drafter.reader is not None:
-                    return drafter.reader
-        return None
+        return self.runner.forward(ids, layout, reader=reader if self.keeps else None)
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
         """Stage two: accept, draw, cut and write the slots. `mask` [rows, vocab] forbids tokens, e.g. by a grammar."""

@@ -135,6 +135,7 @@ def make_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         start()
         service.sweeper.start()
+        service.readers.start()
         yield
         await service.readers.close()
         stop()

@@ -1,8 +1,8 @@
 """Reads large bodies in a process of its own: JSON, validation, templates and tokens of megabytes hold an interpreter
 for seconds, and here it is not the one that serves everybody. Knows works and pipes; nothing of HTTP.
 
-An API worker has two, started with the first body each is for: large ones, and huge ones, which take longer. A reader
-reads one body at a time, the smallest first; where too many wait, the largest is refused. One that is too slow is
+An API worker has two: one for large bodies, there from the start, because the first would wait half a second for it;
+and one for huge ones, which take longer, started with the first. A reader reads one body at a time, the smallest first; where too many wait, the largest is refused. One that is too slow is
 killed, as is one that works for a client who has left while others wait; one that died or has grown is replaced, so
 its memory returns to the system.
 """
@@ -73,15 +73,23 @@ class _Waiting:
 class Reader:
     """The worker's side. All of it runs in the event loop."""
 
-    def __init__(self, folder: Path | None, log_format: str, name: str) -> None:
-        """`folder`: of the tokenizer; None: there is none. `name`: of this process in the logs."""
+    def __init__(self, folder: Path | None, log_format: str, name: str, ahead: bool = False) -> None:
+        """`folder`: of the tokenizer; None: there is none. `name`: of this process in the logs. `ahead`: whether one
+        that has ended is replaced before the next body comes."""
         self._setup = (str(folder) if folder else None, log_format, name, os.getpid())
+        self._ahead = ahead
         self._process: asyncio.subprocess.Process | None = None
+        self._starts = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
         self._waiting: list[_Waiting] = []
         self._places = itertools.count()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[Done] | None = None
         self._asked_for: asyncio.Future[Done] | None = None  # whose body is being read
+
+    def start(self) -> None:
+        """Have the process there before the first body is."""
+        self._starting = asyncio.get_running_loop().create_task(self._start_ahead())
 
     async def read(self, work: str, data: bytes, limits: Limits, key: int) -> Done:
         """The result of a work on a large body."""
@@ -95,7 +103,7 @@ class Reader:
 
     async def close(self) -> None:
         """End the process."""
-        under_way = [task for task in (self._task, self._asking) if task is not None]
+        under_way = [task for task in (self._task, self._asking, self._starting) if task is not None]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
@@ -152,14 +160,15 @@ class Reader:
             raise unavailable("the process that reads large bodies stopped; try again", "reader_lost") from None
         if reply.last:
             await self._kill()
+            if self._ahead:
+                self.start()
         if reply.done is not None:
             return reply.done
         raise CallError(**reply.error) if reply.error is not None else broken()
 
     async def _exchange(self, job: Job) -> Reply:
-        if self._process is None:
-            self._process = await self._start()
-        to, back = self._process.stdin, self._process.stdout
+        process = await self._running()
+        to, back = process.stdin, process.stdout
         assert to is not None and back is not None
         to.write(_framed(job))
         await to.drain()
@@ -167,6 +176,18 @@ class Reader:
         made = pickle.loads(await back.readexactly(size))
         assert isinstance(made, Reply)
         return made
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        async with self._starts:
+            if self._process is None:
+                self._process = await self._start()
+            return self._process
+
+    async def _start_ahead(self) -> None:
+        try:
+            await self._running()
+        except OSError as error:  # the next body tries again, and its client is told
+            event(log, "reader not started", logging.WARNING, reason=repr(error))
 
     async def _start(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, [str(Path(verifypd.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
@@ -193,8 +214,12 @@ class Readers:
     """Both readers of a worker: nobody's long prompt waits for somebody's eight megabytes."""
 
     def __init__(self, folder: Path | None, log_format: str, worker: int) -> None:
-        self.large = Reader(folder, log_format, f"reader-{worker}")
+        self.large = Reader(folder, log_format, f"reader-{worker}", ahead=True)
         self.huge = Reader(folder, log_format, f"huge-reader-{worker}")
+
+    def start(self) -> None:
+        """Have the one for large bodies there before the first of them is."""
+        self.large.start()
 
     async def read(self, work: str, data: bytes, limits: Limits, key: int) -> Done:
         """The result of a work on a body."""
