@@ -38,16 +38,6 @@ def closed() -> str:
     return rows(header, lines) + source("beside-vllm-closed")
 
 
-def closed_tails() -> str:
-    """Latencies of the closed loop."""
-    cells = read("beside-vllm-closed")["cells"]
-    lines = []
-    for level in sorted(cells, key=lambda name: int(name.split()[1])):
-        for arm in ("ours:head", "vllm:eagle"):
-            lines.append([level.split()[1], NAMES[arm], *tails(cells[level][arm]["figures"])])
-    return rows(["at once", "arm", *TAILS], lines) + source("beside-vllm-closed")
-
-
 def serve_h200(name: str, load: str) -> Callable[[], str]:
     """Our server and vLLM's over HTTP: what each arm reached, and ours over vLLM's."""
 
