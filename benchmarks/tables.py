@@ -27,6 +27,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner": steps.planner,
     "planner-targets": steps.targets,
     "planner-toy": steps.toy,
+    "engine-steps": steps.engine,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
     "draft-kinds": steps.draft_kinds,

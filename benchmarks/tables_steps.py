@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
 
 
@@ -38,6 +40,26 @@ def toy() -> str:
         lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
     header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
     return rows(header, lines) + source("h200-targets", "toy-schedule")
+
+
+def engine() -> str:
+    """Steps, cycles and the closed loop of one engine, with a head and with a draft model, by requests at once."""
+    head, draft = read("h200-head-steps"), read("h200-draft-steps")
+    levels = (1, 8, 32, 128)
+
+    def cycle(found: dict[str, Any], drafts: int, n: int) -> str:
+        step = found["details"]["steps"][f"{n}x{drafts + 1}"]
+        return f"{step['draft_ms'] + step['verify_ms']:.2f}"
+
+    lines = [
+        ["plain step, ms", *(cycle(head, 0, n) for n in levels)],
+        ["cycle of four drafts, head, ms", *(cycle(head, 4, n) for n in levels)],
+        ["cycle of four drafts, 1.1B draft, ms", *(cycle(draft, 4, n) for n in levels)],
+        ["closed loop, `plain`, tokens/s", *(f"{head['figures'][f'plain_tok_s_{n}']:,.0f}" for n in levels)],
+        ["closed loop, head, tokens/s", *(f"{head['figures'][f'tok_s_{n}']:,.0f}" for n in levels)],
+        ["closed loop, 1.1B draft, tokens/s", *(f"{draft['figures'][f'tok_s_{n}']:,.0f}" for n in levels)],
+    ]
+    return rows(["requests", *map(str, levels)], lines) + source("h200-head-steps", "h200-draft-steps")
 
 
 def host() -> str:
