@@ -28,6 +28,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner": steps.planner,
     "planner-targets": steps.targets,
     "planner-toy": steps.toy,
+    "planner-toy-simulated": steps.toy_simulated,
     "engine-steps": steps.engine,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,

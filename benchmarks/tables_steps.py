@@ -42,6 +42,15 @@ def toy() -> str:
     return rows(header, lines) + source("h200-targets", "toy-schedule")
 
 
+def toy_simulated() -> str:
+    """The planner and the toy in the simulator, on seeds that no rule was chosen on."""
+    cells = read("toy-simulated")["cells"]
+    rates = sorted({cell["rate"] for cell in cells})
+    found = {(cell["arm"], cell["rate"]): f"{cell['ttft_ms_p95']:.0f} / {cell['tpot_ms_p95']:.1f}" for cell in cells}
+    lines = [[arm, *(found[arm, rate] for rate in rates)] for arm in dict.fromkeys(cell["arm"] for cell in cells)]
+    return rows(["p95 of TTFT / TPOT, ms", *(f"{rate} requests/s" for rate in rates)], lines) + source("toy-simulated")
+
+
 def engine() -> str:
     """Steps, cycles and the closed loop of one engine, with a head and with a draft model, by requests at once."""
     head, draft = read("h200-head-steps"), read("h200-draft-steps")

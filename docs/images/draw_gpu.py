@@ -59,15 +59,15 @@ def _groups(
 
 
 def heads(theme: Theme) -> None:
-    """benchmarks/results/bench-serve-h200-{closed,mixed}.json: our server and vLLM's, both with a head, in one run."""
-    closed, mixed = (_read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed", "mixed"))
+    """benchmarks/results/bench-serve-h200-{closed-384,mixed}.json: our server and vLLM's, both with a head, in one run."""
+    closed, mixed = (_read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed-384", "mixed"))
     figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
     axes = grid.flatten()
     colours = {"ours": theme.verify, "vllm": theme.draft}
     arms = {
         LABELS[arm]: (
             colour,
-            [closed[f"fixed 128x128 closed {level}"]["arms"][arm]["figures"]["tok_s"] for level in LEVELS],
+            [closed[f"fixed 384x256 closed {level}"]["arms"][arm]["figures"]["tok_s"] for level in LEVELS],
         )
         for arm, colour in colours.items()
     }
