@@ -59,7 +59,7 @@ def _groups(
 
 
 def heads(theme: Theme) -> None:
-    """benchmarks/results/bench-serve-h200-{closed-384,mixed}.json: our server and vLLM's, both with a head, in one run."""
+    """benchmarks/results/bench-serve-h200-{closed-384,mixed}.json: ours and vLLM's, with a head, in one run."""
     closed, mixed = (_read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed-384", "mixed"))
     figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
     axes = grid.flatten()

@@ -1,10 +1,10 @@
 """Reads large bodies in a process of its own: JSON, validation, templates and tokens of megabytes hold an interpreter
 for seconds, and here it is not the one that serves everybody. Knows works and pipes; nothing of HTTP.
 
-An API worker has two: one for large bodies, there from the start, because the first would wait half a second for it;
-and one for huge ones, which take longer, started with the first. A reader reads one body at a time, the smallest first; where too many wait, the largest is refused. One that is too slow is
-killed, as is one that works for a client who has left while others wait; one that died or has grown is replaced, so
-its memory returns to the system.
+An API worker has two: one for large bodies, there from the start, because the first of them would wait half a second
+for it; and one for huge bodies, which take longer, started with the first. A reader reads one body at a time, the
+smallest first; where too many wait, the largest is refused. One that is too slow is killed, as is one that works for a
+client who has left while others wait; one that died or has grown is replaced, so its memory returns to the system.
 """
 
 from __future__ import annotations
