@@ -335,7 +335,7 @@ class Request(Progress):
         self.entered = arrival  # s, when it came into this state
         self.last_output = arrival  # s, when it last got tokens
         self.slot: int | None = None
-        self.unread = False  # whether the verifier passed over tokens of it whose states no draft head got
+        self.unread = False  # whether the verifier passed over tokens of it whose states count for no draft head
         self.late_features = False  # whether those that a draft head got begin past its first token
         self.tickets = 0  # launched passes that still touch this request's slot or blocks
         self.finish_reason: str | None = None

@@ -126,8 +126,10 @@ def test_tiles_are_exact(tiling: NativeKernels, width: int, kind: torch.dtype) -
         assert torch.equal(tiling.linear(x[:rows], weight), whole[:rows])
 
 
-def test_tiles_keep_nan_in_its_row(tiling: NativeKernels) -> None:
-    x, weight = random(3, 64), Int8Weight.quantize(random(32, 64))
+@pytest.mark.parametrize("narrow", [False, True])
+def test_tiles_keep_nan_in_its_row(tiling: NativeKernels, narrow: bool) -> None:
+    x, weight = random(3, 64), random(32, 64, dtype=torch.bfloat16)
+    weight = Int8Weight.quantize(weight.float()) if narrow else weight
     x[1, 5] = float("nan")
     y = tiling.linear(x, weight)
     assert y[1].isnan().all() and y[[0, 2]].isfinite().all()

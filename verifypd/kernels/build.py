@@ -82,9 +82,11 @@ def _key(compiler: list[str], runtime: str | None) -> str:
 
 
 def _flag_sets(runtime: str | None) -> Iterator[list[str]]:
-    """Best first: tuned to this processor with threads, without threads, then plain."""
-    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    for tuned in ([native], []):
+    """Best first: tuned to this processor with threads, without threads; the same without tiles, which an older
+    assembler does not know; then plain."""
+    arm = platform.machine() in ("aarch64", "arm64")
+    native = ["-mcpu=native" if arm else "-march=native"]
+    for tuned in [native, []] if arm else [native, [*native, "-mno-amx-bf16"], []]:
         if runtime is not None:
             yield [*tuned, "-fopenmp"]
         yield tuned

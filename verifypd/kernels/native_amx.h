@@ -3,7 +3,7 @@
  * The weights are read as they lie: a tile is 64 bytes of 16 rows. Beside bfloat16 weights an entry of x is two
  * bfloat16, high + low, exact to 2^-17; beside int8 weights it is three int8, an integer within 2^21 times a scale of
  * its row, exact to 2^-21 of the row's largest entry. Each part is a column, so eight rows fill a tile, or five; fewer
- * rows make a narrower tile. A result is about as exact as one summed in float32, and its columns feel no neighbours.
+ * rows make a narrower tile. A result is exact to 2 in a million, or 0.5 with int8, and its columns feel no neighbours.
  * Included by native.c.
  */
 #include <sys/syscall.h>

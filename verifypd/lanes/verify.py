@@ -60,7 +60,7 @@ class VerifyLane:
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
         self.shown: set[int] = set()  # slots whose drafts come to the host with their verdicts
-        self.keeps = True  # whether drafters that read hidden states get them: not while nobody can draft
+        self.keeps = True  # whether states kept for a draft head count: not while nobody can draft
 
     @property
     def captured(self) -> int:

@@ -146,6 +146,8 @@ class Reader:
                 waiting.answer.set_exception(error)
             else:
                 waiting.answer.set_result(self._asking.result())
+        if self._ahead and self._process is None:
+            self.start()
 
     async def _ask(self, job: Job) -> Done:
         try:
@@ -160,8 +162,6 @@ class Reader:
             raise unavailable("the process that reads large bodies stopped; try again", "reader_lost") from None
         if reply.last:
             await self._kill()
-            if self._ahead:
-                self.start()
         if reply.done is not None:
             return reply.done
         raise CallError(**reply.error) if reply.error is not None else broken()
@@ -179,7 +179,7 @@ class Reader:
 
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starts:
-            if self._process is None:
+            if self._process is None or self._process.returncode is not None:
                 self._process = await self._start()
             return self._process
 
