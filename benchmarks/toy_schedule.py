@@ -173,7 +173,9 @@ def simulate(coefficients: Coefficients, rates: Sequence[int]) -> list[dict[str,
     arms: dict[str, Callable[[Sequence[Arrival], int], Outcome]] = {
         "toy": lambda arrivals, seed: play(arrivals, cost, gap, DRAFTS, seed),
         "toy whose draft reads prompts": lambda arrivals, seed: play(arrivals, cost, gap, DRAFTS, seed, chunk),
-        "planner whose draft need not": lambda arrivals, seed: planned(arrivals, coefficients, "auto", seed, False),
+        "planner whose draft reads no prompts": lambda arrivals, seed: planned(
+            arrivals, coefficients, "auto", seed, False
+        ),
         "planner": lambda arrivals, seed: planned(arrivals, coefficients, "auto", seed),
         "toy, plain": lambda arrivals, seed: play(arrivals, cost, gap, 0, seed),
         "planner, plain": lambda arrivals, seed: planned(arrivals, coefficients, "plain", seed),

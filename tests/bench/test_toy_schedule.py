@@ -63,7 +63,7 @@ def test_the_planner_simulated_stands_beside_the_toy(toy: Any, tmp_path: Path, m
     found = {cell["arm"]: cell["tpot_ms_p95"] for cell in report["cells"]}
     assert len(found) == len(report["cells"]) == 6
     assert found["toy"] < found["toy whose draft reads prompts"] < found["toy, plain"]
-    assert found["planner whose draft need not"] < found["planner"] < found["planner, plain"]
+    assert found["planner whose draft reads no prompts"] < found["planner"] < found["planner, plain"]
 
 
 def test_it_stands_beside_the_arms_of_a_planner_that_have_a_gap(toy: Any, tmp_path: Path) -> None:

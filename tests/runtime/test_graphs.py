@@ -147,13 +147,13 @@ def test_passes_are_the_same_while_nobody_drafts(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy"}
     with LLM(str(verifier), draft=str(head), **settings) as llm:
-        graphs = llm.engine.verify.padded.graphs
+        kept = llm.engine.verify.reader.data
         drafting = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-        read = {key[3] for key in graphs.keys if key[1] == "verify"}
         llm.engine.switch("plain")
+        kept.zero_()
         plain = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
         assert not llm.engine.verify.keeps and plain == drafting
-        assert {key[3] for key in graphs.keys if key[1] == "verify"} == read == {True}
+        assert kept.any(1).sum() >= len(PROMPTS), "the passes are those that keep features"
 
 
 @pytest.mark.parametrize("chunks", [False, True])
@@ -164,8 +164,8 @@ def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
     settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy", "kernels": "triton"}
     with LLM(str(verifier), draft=str(head), **settings) as llm:
         lane = llm.engine.verify
-        reader = lane.drafters["head"].reader
-        slots, tables = lane.slots, lane.drafters["head"].runner.tables
+        reader = lane.reader
+        slots, tables = lane.slots, llm.engine.decode.drafters["head"].runner.tables
         slots.tokens.random_(3, 300)
         slots.lengths.copy_(torch.arange(len(slots.lengths)) * 5 + 6)
         for each in (lane.runner.tables, tables):
@@ -173,7 +173,7 @@ def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
         reader.data.fill_(7.0)
         spans = [VerifySpan(1, 2, 1, None, True, 20), VerifySpan(2, 1, 0, None, True, 30)]
         spans += [VerifySpan(3, 4, 0, 9, False, 13)] if chunks else []
-        lane.padded.run(spans, reader)
+        lane.padded.run(spans)
         written = {int(place) for place in (reader.data != 7.0).any(1).nonzero()[:, 0]}
         where = [(1, 10), (1, 11), (2, 15)] + [(3, 9 + j) for j in range(4)] * chunks
         size = tables.block_size

@@ -91,7 +91,6 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def _model(model: Model) -> dict[str, Any]:
-    library = build.build() if model.kernels.name == "native" else None
     shape = json.dumps(asdict(model.config), sort_keys=True, default=str)
     return {
         "family": model.config.family,
@@ -100,7 +99,7 @@ def _model(model: Model) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "bytes": model.weight_bytes,
         "kernels": model.kernels.name,
-        "library": library.name if library else None,
+        "library": build.name() if model.kernels.name == "native" else None,
     }
 
 

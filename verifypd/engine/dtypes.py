@@ -40,12 +40,11 @@ def fastest(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> torch.dty
     """The dtype with most tokens a second on this CPU, with `drafts` or without: the one that is kept, or timed now."""
     if not SAMPLE <= config.parameters <= LARGEST:
         return USUAL
-    library = build.build()
     setup = {
         "format": FORMAT,
         "device": device_name(torch.device("cpu")),
         "threads": torch.get_num_threads(),
-        "library": library.name if library else None,
+        "library": build.name(),
         "torch": torch.__version__,
         "shape": hashlib.sha256(json.dumps(asdict(config), sort_keys=True, default=str).encode()).hexdigest()[:16],
         "drafts": drafts,

@@ -133,10 +133,10 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
             drafters["head"] = HeadDrafter(drafting, slots, drawing, loops)
         else:
             drafters["model"] = ModelDrafter(drafting, slots, drawing, loops)
-    passes = VerifyPasses(graphs, runner, *shape) if graphs is not None else None
+    reader = next((drafter.reader for drafter in drafters.values()), None)
+    passes = VerifyPasses(graphs, runner, *shape, reader) if graphs is not None else None
     if passes is not None:
-        reader = next((drafter.reader for drafter in drafters.values()), None)
-        work = [*passes.work(spans, chunk_rows(config), reader), *work]
+        work = [*passes.work(spans, chunk_rows(config)), *work]
     if may_draft(config) and "decode" in parts.processes:
         drafters["model"] = _apart(parts, slots)
     if may_draft(config) and parts.lookup:

@@ -164,6 +164,12 @@ def loaded() -> ctypes.CDLL | None:
     return library() if _load.cache_info().currsize else None
 
 
+def name() -> str | None:
+    """Of the file of the kernels in use, which says what they were made of and by which compiler."""
+    found = loaded()
+    return None if found is None else Path(found._name).name
+
+
 def declare(loaded: ctypes.CDLL) -> None:
     """The C signatures of native.c and its headers: p pointer, n ptrdiff_t, i int, f float."""
     types = {"p": ctypes.c_void_p, "n": ctypes.c_ssize_t, "i": ctypes.c_int, "f": ctypes.c_float}

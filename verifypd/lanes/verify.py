@@ -57,6 +57,7 @@ class VerifyLane:
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
+        self.reader = next((each.reader for each in drafters.values() if each.reader is not None), None)
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
         self.shown: set[int] = set()  # slots whose drafts come to the host with their verdicts
@@ -97,12 +98,11 @@ class VerifyLane:
 
     def forward(self, batch: VerifyBatch, replay: bool = True) -> Tensor:
         """Stage one: hidden states of every row. Graphs share memory: what runs beside others is not replayed."""
-        reader = next((drafter.reader for drafter in self.drafters.values() if drafter.reader is not None), None)
         if replay and self.padded is not None and self.padded.takes(batch.spans):
-            return self.padded.run(batch.spans, reader)  # kept or not: one graph does for both
+            return self.padded.run(batch.spans)
         layout = verify_layout(batch.spans, self.slots, self.runner.tables)
         ids = verify_ids(batch.spans, layout, self.slots)
-        return self.runner.forward(ids, layout, reader=reader if self.keeps else None)
+        return self.runner.forward(ids, layout, reader=self.reader if self.keeps else None)
 
     def verdict(self, spans: Sequence[VerifySpan], logits: Tensor, mask: Tensor | None = None) -> Verdicts:
         """Stage two: accept, draw, cut and write the slots. `mask` [rows, vocab] forbids tokens, e.g. by a grammar."""

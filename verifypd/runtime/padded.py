@@ -78,11 +78,14 @@ class PaddedPasses:
 
 
 class VerifyPasses(PaddedPasses):
-    """Passes of the verifier, with and without somebody who reads its states."""
+    """Passes of the verifier, and of whoever reads its states."""
 
-    def __init__(self, graphs: Graphs, runner: ModelRunner, slots: Slots, widest: int, most_rows: int) -> None:
+    def __init__(
+        self, graphs: Graphs, runner: ModelRunner, slots: Slots, widest: int, most_rows: int, reader: Reader | None
+    ) -> None:
         super().__init__(graphs, runner, slots, widest, most_rows)
         self.runner = runner
+        self.reader = reader  # gets the states of every pass: one graph does, whether they count or not
         self._hidden: Tensor | None = None  # [rows, H], where passes leave their states
         self._last: tuple[Sequence[VerifySpan], PassInputs] | None = None  # that ran
 
@@ -93,7 +96,7 @@ class VerifyPasses(PaddedPasses):
         return short and (not chunks or self.fits(len(chunks), sum(span.rows for span in spans)))
 
     @torch.inference_mode()
-    def run(self, spans: Sequence[VerifySpan], reader: Reader | None = None) -> Tensor:
+    def run(self, spans: Sequence[VerifySpan]) -> Tensor:
         """Hidden states [rows of the spans, H]; chunks come last."""
         short = [span for span in spans if span.start is None]
         chunks = spans[len(short) :]
@@ -106,7 +109,7 @@ class VerifyPasses(PaddedPasses):
         slots = [span.slot for span in spans]
         inputs.fill([span.rows for span in short], slots, [1] * len(spans), True, rows, starts)
         self._last = None if chunks else (spans, inputs)
-        return self._run(inputs, reader)[: sum(span.rows for span in spans)]
+        return self._run(inputs)[: sum(span.rows for span in spans)]
 
     def judged(self, spans: Sequence[VerifySpan]) -> Spans | None:
         """The spans of the pass that ran last as a verdict reads them, from its inputs; None where it was another, or
@@ -125,15 +128,15 @@ class VerifyPasses(PaddedPasses):
             first_row=inputs.offsets[:count],
         )
 
-    def work(self, spans: int, chunk_rows: int, reader: Reader | None) -> list[Callable[[], object]]:
+    def work(self, spans: int, chunk_rows: int) -> list[Callable[[], object]]:
         """One call for every pass there may be, on void rows: run them, and they are captured."""
-        return [partial(self._run_void, key, reader) for key in reachable(spans, self.widest, chunk_rows)]
+        return [partial(self._run_void, key) for key in reachable(spans, self.widest, chunk_rows)]
 
     @torch.inference_mode()
-    def _run_void(self, key: PassKey, reader: Reader | None) -> None:
-        self._run(self.void("verify", key), reader)
+    def _run_void(self, key: PassKey) -> None:
+        self._run(self.void("verify", key))
 
-    def _run(self, inputs: PassInputs, reader: Reader | None) -> Tensor:
+    def _run(self, inputs: PassInputs) -> Tensor:
         key = inputs.key
         if self._hidden is None or self._hidden.shape[0] < key.rows:
             model = self.runner.model
@@ -146,9 +149,9 @@ class VerifyPasses(PaddedPasses):
             row_slots = layout.slots[layout.row_span]
             drafted = slots.drafts[row_slots, (inputs.depth - 1).clamp(0, slots.drafts.shape[1] - 1)]
             ids = torch.where(inputs.depth > 0, drafted, slots.tokens[row_slots, layout.positions])
-            return out.copy_(self.runner.forward(ids, layout, self.prepared("verify", inputs), reader))
+            return out.copy_(self.runner.forward(ids, layout, self.prepared("verify", inputs), self.reader))
 
-        return self.graphs.run((id(self), "verify", key, reader is not None), work)
+        return self.graphs.run((id(self), "verify", key), work)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
