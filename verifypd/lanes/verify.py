@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifypd.attention.base import Reader
 from verifypd.batch import Verdict, VerifyBatch, VerifySpan
 from verifypd.drafters.base import Drafter
 from verifypd.runtime.inputs import Slots, host_tensor, verify_ids, verify_layout
@@ -57,11 +58,15 @@ class VerifyLane:
         self.slots = slots
         self.sampling = sampling
         self.drafters = drafters
-        self.reader = next((each.reader for each in drafters.values() if each.reader is not None), None)
         self.wait = wait  # how the host waits for verdicts
         self.grammars: dict[int, GrammarState] = {}  # slot -> what its output must follow
         self.shown: set[int] = set()  # slots whose drafts come to the host with their verdicts
         self.keeps = True  # whether states kept for a draft head count: not while nobody can draft
+
+    @property
+    def reader(self) -> Reader | None:
+        """Of hidden states, for a draft head."""
+        return next((each.reader for each in self.drafters.values() if each.reader is not None), None)
 
     @property
     def captured(self) -> int:
