@@ -214,6 +214,20 @@ def test_an_arm_that_answers_nothing_is_refused_at_the_warm_up() -> None:
         asyncio.run(run())
 
 
+def test_an_arm_that_shows_nothing_before_the_end_is_refused_at_the_warm_up() -> None:
+    async def whole_answer(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield HEAD
+        for part in [part async for part in steady(path, body)][-2:]:  # usage and end alone
+            yield part
+
+    async def run() -> None:
+        async with server(whole_answer) as url:
+            await warm_up(Endpoint(url, name="mute"), some(4), Limits(5.0, 5.0))
+
+    with pytest.raises(VerifyPDError, match="mute sends its answers whole.*tokenizer"):
+        asyncio.run(run())
+
+
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
 def test_bad_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="no URL"):

@@ -225,7 +225,8 @@ async def counted(arm: Arm, before: Drafts | None, tokens: int) -> Drafts | None
 async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     """The workload in short: as many requests at once as it will have, up to 32, with short outputs.
 
-    An arm that answers none of them is refused: its figures would all be of failures. Returns the tokens that came.
+    An arm that answers none of them is refused: its figures would all be of failures. So is one whose answers come whole
+    at their end: its first tokens could not be timed. Returns the tokens that came.
     """
     if isinstance(arm, Player):
         return 0
@@ -237,4 +238,7 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits)
     if outcome.records and all(record.error for record in outcome.records):
         raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
+    long = [record for record in outcome.records if record.finished and record.tokens > 1]
+    if long and all(len(record.outputs) == 1 for record in long):
+        raise VerifyPDError(f"{arm.name} sends its answers whole, not token by token; has its model a tokenizer?")
     return sum(record.tokens for record in outcome.records)
