@@ -225,8 +225,8 @@ async def counted(arm: Arm, before: Drafts | None, tokens: int) -> Drafts | None
 async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     """The workload in short: as many requests at once as it will have, up to 32, with short outputs.
 
-    An arm that answers none of them is refused: its figures would all be of failures. So is one whose answers come whole
-    at their end: its first tokens could not be timed. Returns the tokens that came.
+    An arm that answers none of them is refused: its figures would all be of failures. So is one whose answers come
+    whole: its first tokens could not be timed. Returns the tokens that came.
     """
     if isinstance(arm, Player):
         return 0
