@@ -48,7 +48,9 @@ def bench(*arguments: str | Path) -> int:
 def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One server under two names, and twice as the control: all requests answered, drafts told, no difference."""
     urls = [f"one={server.address}", f"two={server.base}"]
-    assert bench("serve", *urls, "--out", tmp_path, *TRAFFIC, "--concurrency", "2", "--rate", "40", "--seeds", "3") == 0
+    fields = ["--field", "two:slo_ttft=200", "--field", "top_p=0.5"]
+    loads = ["--concurrency", "2", "--rate", "40", "--seeds", "3"]
+    assert bench("serve", *urls, "--out", tmp_path, *TRAFFIC, *loads, *fields) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["complete"] and list(found["scenarios"]) == ["fixed 12x6 closed 2", "fixed 12x6 poisson 40/s"]
     for scenario in found["scenarios"].values():
@@ -63,6 +65,8 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
     assert len(alarms) <= 3, alarms  # 20 comparisons at 95 %
     assert found["sittings"][0]["files"] and found["sittings"][0]["commit"]
     assert found["arms"]["one"]["about"]["model"] == "tiny"
+    assert found["arms"]["one"]["spec"]["fields"] == {"temperature": 0.0, "ignore_eos": True, "top_p": 0.5}
+    assert found["arms"]["two"]["spec"]["fields"]["slo_ttft"] == 200
     assert "one ran twice (A/A)" in capsys.readouterr().out
 
 
@@ -198,6 +202,8 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
         (["serve", "h:1", "--num-requests", "0"], "--num-requests"),
         (["serve", "a=h:1", "a=h:2"], "the same name"),
         (["serve", "h:1", "--reference", "x"], "none of the arms"),
+        (["serve", "a=h:1", "--field", "b:slo_ttft=9"], "with an arm of a"),
+        (["serve", "a=h:1", "--field", "slo_ttft"], "NAME=VALUE"),
         (["run", "--arm", "fast"], "no architecture"),
         (["run", "--arm", "plain:colour=red"], "unknown setting"),
         (["run", "--arch", "pd"], "--arm ARCH"),

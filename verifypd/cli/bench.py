@@ -90,6 +90,8 @@ def _add_http_flags(parser: Parser) -> None:
     group.add_argument("--served-model", metavar="NAME", help="model to ask for (default: the first a server lists)")
     group.add_argument("--api-key", metavar="KEY", help="sent to every server as a bearer token")
     group.add_argument("--no-ignore-eos", action="store_true", help="for servers that refuse ignore_eos")
+    group.add_argument("--field", action="append", dest="fields", default=[], metavar="[ARM:]NAME=VALUE",
+                       help="more of each request's body, for one arm or for all; may be repeated")  # fmt: skip
     group.add_argument("--server-wait", type=float, default=60.0, metavar="S",
                        help="wait so long for a server to answer (default: 60)")  # fmt: skip
 
@@ -187,19 +189,29 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _endpoints(args: argparse.Namespace) -> list[Arm]:
+    from verifypd.bench.dummy import parsed
     from verifypd.bench.endpoint import Endpoint
 
-    fields = {"temperature": 0.0} if args.no_ignore_eos else None
-    made: list[Arm] = []
+    fields = {"temperature": 0.0} | ({} if args.no_ignore_eos else {"ignore_eos": True})
+    made = []
     for text in args.urls:
         name, _, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
         made.append(
             Endpoint(
-                url, name=name or None, model=args.served_model, key=args.api_key, vocab=args.vocab, fields=fields,
-                patience=args.server_wait,
+                url, name=name or None, model=args.served_model, key=args.api_key, vocab=args.vocab,
+                fields=dict(fields), patience=args.server_wait,
             )
         )  # fmt: skip
-    return made
+    for text in args.fields:
+        pair, equals, value = text.partition("=")
+        arm, _, name = pair.rpartition(":")
+        meant = [each for each in made if arm in ("", each.name)]
+        if not (name and equals and meant):
+            names = ", ".join(each.name for each in made)
+            raise ConfigError(f"--field {text}: give NAME=VALUE or ARM:NAME=VALUE with an arm of {names}")
+        for each in meant:
+            each.fields |= parsed([f"{name}={value}"])
+    return list(made)
 
 
 def _engines(args: argparse.Namespace) -> list[Arm]:
