@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.structures import in_python, in_source
-from verifypd.kernels import nvrtc, skinny
+from verifypd.kernels import nvrtc, skinny, tiles
 from verifypd.kernels.base import Normed, Rows, whole
 from verifypd.kernels.launch import INTERPRETED_MEMORY
 from verifypd.kernels.torch import TorchKernels
@@ -59,6 +59,37 @@ def test_blocks_fit(mode: int, share: int) -> None:
 
 def test_not_on_a_cpu() -> None:
     assert not skinny.suits(torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16())
+
+
+def test_large_weights_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose a product is follows from its rows and the bytes of its weight alone."""
+    monkeypatch.setattr(skinny, "_available", lambda device: True)
+    monkeypatch.setattr(tiles, "STREAMED_MIB", {2: 2, 8: 1})
+    x, weights = torch.zeros(9, 512).bfloat16(), {mib: torch.zeros(mib * 1024, 512).bfloat16() for mib in (1, 2, 3)}
+    suited = {(rows, mib) for rows in range(1, 10) for mib in weights if skinny.suits(x[:rows], weights[mib])}
+    assert suited == {(1, 2), (2, 2), *((rows, 1) for rows in range(1, 9))}
+
+
+def test_the_measured_table_has_all_rows_in_order() -> None:
+    """More rows never make skinny.cu the better choice for a larger weight."""
+    assert list(tiles.STREAMED_MIB) == sorted(tiles.STREAMED_MIB)
+    assert max(tiles.STREAMED_MIB) == skinny.MOST_ROWS
+    assert list(tiles.STREAMED_MIB.values()) == sorted(tiles.STREAMED_MIB.values(), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "depth", "ours"),
+    [
+        (1, 22016, 4096, True),  # gate and up of Llama-2-7B
+        (8, 4096, 11008, True),
+        (8, 11264, 2048, True),  # of TinyLlama-1.1B
+        (8, 44032, 8192, False),  # of CodeLlama-34B
+        (8, 8192, 22016, False),
+        (9, 64, 64, False),
+    ],
+)
+def test_whose_a_product_is(rows: int, outputs: int, depth: int, ours: bool) -> None:
+    assert tiles.streamed(rows, 2 * outputs * depth) == ours
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

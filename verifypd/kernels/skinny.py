@@ -13,6 +13,7 @@ from torch import Tensor
 from verifypd.kernels import nvrtc
 from verifypd.kernels.base import Activation, Normed, Rows
 from verifypd.kernels.launch import dependent, processors, shared_memory
+from verifypd.kernels.tiles import streamed
 
 SOURCE = Path(__file__).with_name("skinny.cu")
 MOST_ROWS = 8
@@ -62,6 +63,7 @@ def suits(x: Rows, weight: Tensor) -> bool:
     rows, depth = values.shape
     return (
         0 < rows <= MOST_ROWS
+        and streamed(rows, weight.nbytes)
         and depth % ROUND == 0
         and weight.dtype == values.dtype
         and weight.dtype in (torch.bfloat16, torch.float16)
