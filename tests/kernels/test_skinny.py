@@ -29,12 +29,12 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> T
     return torch.randn(*shape, generator=generator).to("cuda", dtype)
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    """expected: in float64."""
+def close(found: Tensor, expected: Tensor, products: int = 1) -> None:
+    """expected: in float64. products: one behind the other, each of which rounds."""
     assert found.shape == expected.shape
-    off = found.double() - expected
-    assert off.norm() / expected.norm() < ERROR[found.dtype]
-    assert off.abs().max() < 20 * ERROR[found.dtype] * expected.pow(2).mean().sqrt()  # none is plainly wrong
+    off, most = found.double() - expected, products * ERROR[found.dtype]
+    assert off.norm() / expected.norm() < most
+    assert off.abs().max() < 20 * most * expected.pow(2).mean().sqrt()  # none is plainly wrong
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -59,6 +59,15 @@ def test_blocks_fit(mode: int, share: int) -> None:
 
 def test_not_on_a_cpu() -> None:
     assert not skinny.suits(torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16())
+
+
+def test_large_weights_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose a product is follows from its rows and the bytes of its weight alone."""
+    monkeypatch.setattr(skinny, "_available", lambda device: True)
+    monkeypatch.setattr(skinny, "MOST_BYTES", 2**20)
+    x, weights = torch.zeros(9, 512).bfloat16(), {mib: torch.zeros(mib * 1024, 512).bfloat16() for mib in (1, 2)}
+    suited = {(rows, mib) for rows in range(1, 10) for mib in weights if skinny.suits(x[:rows], weights[mib])}
+    assert suited == {(rows, 1) for rows in range(1, 9)}
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +177,27 @@ class TestOnAGpu:
         half, none = random(2, 512, dtype=torch.float16), torch.zeros(512, 512, device="cuda").half()
         normed, _ = kernels.linear_add_norm(half, none, None, half, none[0], 1e-5)
         assert isinstance(normed, Tensor)  # a stream times its norm may be too large for float16
+
+    @pytest.mark.parametrize("rows", [1, 8])
+    def test_products_of_both_kinds_read_each_other(self, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A large weight's product is Triton's; what one kind leaves to be normed, the other norms."""
+        kernels = pytest.importorskip("verifypd.kernels.triton").TritonKernels()
+        small, gate, down, last = (
+            random(*shape, seed=seed) / shape[1] ** 0.5
+            for seed, shape in enumerate([(512, 512), (2048, 512), (512, 1024), (512, 512)])
+        )
+        monkeypatch.setattr(skinny, "MOST_BYTES", small.nbytes)
+        x, residual, norm = random(rows, 512, seed=5), random(rows, 512, seed=6), random(512, seed=7)
+        assert kernels._streamed(x, small) is small and kernels._streamed(x, gate) is None
+        found: list[Tensor] = []
+        expected: list[Tensor] = []
+        for mine, each in ((kernels, found), (reference, expected)):
+            normed, stream = mine.linear_add_norm(x, small, None, residual, norm, 1e-5)
+            acted = mine.linear_gated(normed, gate, None, "silu")
+            normed, stream = mine.linear_add_norm(acted, down, None, stream, norm, 1e-5)
+            each += [acted, stream, mine.linear(normed, last, None)]
+        for one, other in zip(found, expected, strict=True):
+            close(one, other.double(), products=6)  # three of each
 
     def test_one_behind_the_other_in_a_graph(self) -> None:
         """Kernels that start early wait for what they read: a long chain gives the same again and again."""
