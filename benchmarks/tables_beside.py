@@ -17,7 +17,7 @@ NAMES = {
 }
 SERVED = {
     "ours": "ours",
-    "early": "ours, `--slo-ttft 200 --slo-gap 45`",
+    "sooner": "ours, `slo_ttft: 200`",
     "vllm": "vLLM",
     "vllm again": "vLLM, again (control)",
 }
