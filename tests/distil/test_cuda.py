@@ -40,6 +40,7 @@ def test_a_run_on_a_gpu(folder: Path, tmp_path: Path) -> None:
     assert made["finished"] and (tmp_path / "draft" / "model.safetensors").is_file()
 
 
+@pytest.mark.filterwarnings("ignore")  # a compiler gives advice
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_compiled_loss_is_the_loss(name: str) -> None:
     """Values and gradients, for any number of rows."""
