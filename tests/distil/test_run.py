@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,24 @@ def test_a_stopped_run_goes_on(verifier: Path, whole: Path, tmp_path: Path, monk
     assert make(verifier, tmp_path)["finished"]
     first, second = (load_file(out / "draft" / "model.safetensors") for out in (whole, tmp_path))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_steps_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At half a second a step, 100 steps and the time that is left give the number of all."""
+    trainer = SimpleNamespace(step=0, recipe=RECIPE, save=None)
+
+    def go(until: int, keep: object) -> None:
+        trainer.step = until
+
+    trainer._train = go
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 0.5 * trainer.step))
+    train.Trainer._fit(trainer, 150.0)  # type: ignore[arg-type]
+    assert trainer.step == train.WARM + train.PACED == 100 and trainer.recipe.steps == 100 + int(100 * train.FILLED * 2)
+
+
+def test_fitted_steps_need_a_time_limit(verifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--fit-steps needs --time-limit"):
+        make(verifier, tmp_path, fit_steps=True)
 
 
 def test_a_stop_between_pilots_loses_none(verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ SETTINGS = {
     "steps": "steps of training",
     "batch_tokens": "tokens of text in a step",
     "learning_rate": "peak learning rate",
+    "warmup": "steps over which the rate rises to it",
+    "decay": "last share of the steps, over which the rate falls to a fiftieth",
 }
 
 
@@ -55,6 +57,9 @@ def register(command: Command) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda where there is one)")
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="stop after so many seconds; the same command again goes on"
+    )
+    parser.add_argument(
+        "--fit-steps", action="store_true", help="as many steps as --time-limit leaves time for, in place of --steps"
     )
     parser.add_argument("--name", help="what the draft's files call the verifier (default: what --model says)")
     parser.add_argument("--commit", help="commit to name in distil.json, where the source has no repository around it")
@@ -87,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         held_out=held_out,
         device=args.device,
         time_limit=args.time_limit,
+        fit_steps=args.fit_steps,
         name=args.name,
         commit=args.commit,
         command=shlex.join(["verifypd", *sys.argv[1:]]),

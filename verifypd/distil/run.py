@@ -51,17 +51,22 @@ def distil(
     held_out: Sequence[Prompt],
     device: str = "auto",
     time_limit: float | None = None,
+    fit_steps: bool = False,
     name: str | None = None,
     commit: str | None = None,
     command: str = "",
 ) -> dict[str, Any]:
     """Make or go on making the draft in `out`/draft; returns what its distil.json says.
 
-    time_limit: seconds after which it writes what it has and stops; the same call again goes on. name: what the draft's
+    time_limit: seconds after which it writes what it has and stops; the same call again goes on. fit_steps: as many
+    steps as that limit leaves time for, by the pace of the first, in place of the recipe's. name: what the draft's
     files call the verifier, where that is not what it was loaded by.
     """
     begun = time.monotonic()
-    check = _until(None if time_limit is None else begun + time_limit - RESERVE)
+    deadline = None if time_limit is None else begun + time_limit - RESERVE
+    if fit_steps and deadline is None:
+        raise ConfigError("--fit-steps needs --time-limit: steps are fitted to that time")
+    check = _until(deadline)
     verifier, tokenizer, stop_ids = load_verifier(model, pick_device(device), recipe)
     began_with = None
     if recipe.start is not None:
@@ -77,13 +82,17 @@ def distil(
     ids, coverage = choose_vocab(texts, recipe.vocab, verifier.config.vocab_size, stop_ids)
     shape = _shape(verifier, recipe, len(ids))
     teacher = Teacher(verifier, shape.feature_layers, ids)
-    trainer = Trainer(teacher, shape, recipe, texts, load(work / "validation.npz"), work, check)
+    trainer = Trainer(
+        teacher, shape, recipe, texts, load(work / "validation.npz"), work, check, deadline if fit_steps else None
+    )
     finished = True
     try:
         trainer.run()
     except Deadline:
         finished = False
-        log.warning("time is up at step %d of %d: run the same command again to go on", trainer.step, recipe.steps)
+        log.warning(
+            "time is up at step %d of %d: run the same command again to go on", trainer.step, trainer.recipe.steps
+        )
     held_out_texts = load(work / "evaluation.npz")
     with bar(total=len(held_out_texts), desc="evaluation", unit="texts") as shown:
         evaluation = measure(trainer.head, teacher, held_out_texts, recipe.depth, shown.update)
@@ -95,7 +104,7 @@ def distil(
         "versions": {"verifypd": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": machine(verifier.device),
         "seconds": round(time.monotonic() - begun, 1),
-        "recipe": asdict(recipe),
+        "recipe": asdict(trainer.recipe),
         "texts": len(texts),
         "tokens": sum(len(text.ids) - text.prompt for text in texts),
         "prompts": len(load(work / "prompts.npz")),

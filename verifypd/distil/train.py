@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from verifypd.distil.eagle import Eagle3Head
 from verifypd.distil.export import read_draft
 from verifypd.distil.head import Head, HeadShape
-from verifypd.distil.loss import loss_of
+from verifypd.distil.loss import compiled_loss
 from verifypd.distil.measure import measure, report, score
 from verifypd.distil.recipe import Recipe
 from verifypd.distil.teacher import Teacher
@@ -33,6 +34,8 @@ FLOOR = 0.02  # of the learning rate, at the end
 LOOKS = 24  # measurements along a run
 CLIP = 1.0
 SAVE = 250  # steps between two checkpoints
+WARM, PACED = 20, 80  # steps before and while the pace is taken
+FILLED = 0.97  # of the time that is left, by that pace
 
 
 class Trainer:
@@ -47,7 +50,9 @@ class Trainer:
         validation: Sequence[Text],
         folder: Path,
         check: Callable[[], None] = lambda: None,
+        deadline: float | None = None,
     ) -> None:
+        """deadline: on the monotonic clock, where the steps are to be as many as fit until then."""
         self.teacher = teacher
         self.shape = shape
         self.recipe = recipe
@@ -55,8 +60,10 @@ class Trainer:
         self.validation = validation
         self.folder = folder
         self.check = check
+        self.deadline = deadline
         self.device = teacher.model.device
         self.loss = recipe.losses[0]
+        self.loss_of = compiled_loss(self.loss, shape.vocab, self.device)
         self.step = 0
         self.curve: list[dict[str, Any]] = []
         self.pilots: dict[str, float] = {}
@@ -84,7 +91,20 @@ class Trainer:
         """Pilots unless one loss is given, then every step that is left. Raises Deadline with a checkpoint written."""
         if not self._resume() and len(self.recipe.losses) > 1 and self.recipe.pilot_steps:
             self._choose()
+        if self.deadline is not None:
+            self._fit(self.deadline)
         self._train(self.recipe.steps, self.save)
+
+    def _fit(self, deadline: float) -> None:
+        """Some steps, and from how long they take with a look the number of all: the rate falls until the deadline."""
+        self._train(self.step + WARM, self.save)
+        begun = time.monotonic()
+        self._train(self.step + PACED, self.save)
+        now = time.monotonic()
+        left = max(0.0, deadline - now) * FILLED
+        steps = self.step + max(1, int(left * PACED / (now - begun)))
+        log.info("%.3f s a step: %d steps until the time is up", (now - begun) / PACED, steps)
+        self.recipe = replace(self.recipe, steps=steps)
 
     def _choose(self) -> None:
         """Each loss from the same start for the same steps; the one that gets most tokens accepted goes on."""
@@ -153,7 +173,7 @@ class Trainer:
             for depth, stream in enumerate(self.head.unroll(lesson.embedded, features, recipe.depth)):
                 logits = self.head.logits(stream.flatten(0, 1)[rows], self.teacher.rows)
                 with torch.autocast(self.device.type, enabled=False):
-                    each = loss_of(self.loss, logits, target)
+                    each = self.loss_of(self.loss, logits, target)
                     weight = (starts >= depth).float()  # a draft of this depth began in the answer
                     losses.append((each * weight).sum() / weight.sum().clamp_min(1.0))
         weights = [recipe.depth_decay**depth for depth in range(recipe.depth)]
