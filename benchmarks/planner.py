@@ -95,7 +95,7 @@ def work(pair: str, tiny: bool, unfrozen: bool) -> None:
                 "seconds": run.elapsed,
                 "requests": [(s.request.metrics.arrival_time - run.began, [at - run.began for at in s.outputs],
                               s.request.output_len, s.request.finish_reason == "length") for s in run.sent.values()],
-                "pauses": run.pauses.summary() if hasattr(run, "pauses") else {},  # an older checkout notes neither
+                "pauses": run.pauses() if hasattr(run, "pauses") else {},  # an older checkout notes neither
                 "longest_gap": run.steps.summary() if hasattr(run, "steps") else {},
             }  # fmt: skip
             return ending(run, wanted)

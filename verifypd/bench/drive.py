@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verifypd.bench.device import allocations
 from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.steps import Steps
 from verifypd.bench.workload import Arrival, prompts
 from verifypd.engine.engine import Engine
-from verifypd.metrics.pauses import Pauses
 from verifypd.metrics.stats import percentile
 from verifypd.request import Request, SamplingParams
 
@@ -115,14 +115,15 @@ class Run:
         self.sent: dict[int, Sent] = {}
         self.active: set[int] = set()
         self.steps = Steps(engine)
-        self._paused = engine.pauses
+        self._paused, self._allocated = engine.pauses, allocations(engine.slots.device)
         stats = engine.stats
         self._before = (stats.drafted, stats.accepted, sum(lane.seconds for lane in stats.lanes.values()))
 
-    @property
-    def pauses(self) -> Pauses:
-        """What was compiled, captured and collected meanwhile."""
-        return self.engine.pauses.since(self._paused)
+    def pauses(self) -> dict[str, float]:
+        """What was compiled, captured and collected meanwhile, and how often torch took device memory."""
+        now = allocations(self.engine.slots.device)
+        taken = {name: count - self._allocated[name] for name, count in now.items()}
+        return self.engine.pauses.since(self._paused).summary() | taken
 
     @property
     def elapsed(self) -> float:
@@ -236,6 +237,6 @@ class Run:
             "acceptance_rate": accepted / drafted if drafted else 0.0,
             "idle_fraction": max(0.0, 1.0 - busy / seconds),
             "e2e_s": [s.outputs[-1] - s.request.metrics.arrival_time for s in ended],
-            "pauses": self.pauses.summary(),
+            "pauses": self.pauses(),
             "longest_gap": self.steps.summary(),
         }
