@@ -71,6 +71,6 @@ def _logits(engine: Engine) -> None:
     runner, config = engine.verify.runner, engine.config
     model = runner.model
     most = config.batch_size * (config.max_draft + 1 if engine.drafter else 1) + CHUNKS
-    for rows in sorted({bucket(n) for n in range(1, most + 1)}, reverse=True):
+    for rows in sorted({min(bucket(n), most) for n in range(1, most + 1)}, reverse=True):
         runner.logits(torch.zeros(rows, model.config.hidden_size, dtype=model.activation_dtype, device=model.device))
     synchronize(engine.slots.device)
