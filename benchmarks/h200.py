@@ -45,6 +45,7 @@ from verifypd.engine.engine import Engine
 from verifypd.engine.measure import Point, time_points
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.wiring import policies
+from verifypd.metrics.pauses import freeze_heap
 
 T = TypeVar("T")
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
@@ -108,6 +109,7 @@ class Bench:
             for arm in ("plain", "auto"):
                 self._llm.engine.switch(arm)
                 drive.closed(4, 8, 20, 8)  # warm-up
+            freeze_heap()
         return self._llm.engine
 
     def close(self) -> None:
@@ -115,6 +117,7 @@ class Bench:
         if self._llm is not None:
             self._llm.shutdown()
             self._llm = None
+            gc.unfreeze()
             gc.collect()
             torch.cuda.empty_cache()
 

@@ -11,12 +11,15 @@ among them it drafts nothing. `other:BUDGET` is the engine of the checkout --oth
 as keep the step within BUDGET ms. `ARM@RATE,…` runs at these rates only. Each checkout is a process of its own with
 weights of its own, random, in the shape of --pair; one computes at a time. Arrivals are those of `long-RATE-seedN`, the
 first --seconds of them. Ratios are over the other checkout's arms, or over the first arm, as means over seeds with 95 %
-intervals. `costs` are this tree's, as its engine measured them at start.
+intervals. `costs` are this tree's, as its engine measured them at start. Each cell has the steps behind its longest gap
+(of all seeds), and what was compiled, captured and collected in its runs. What lives after the start is left out of
+garbage collections, as in a server; --unfrozen leaves it in.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -62,7 +65,7 @@ def one_rule(budget: float) -> Any:
     return rule
 
 
-def work(pair: str, tiny: bool) -> None:
+def work(pair: str, tiny: bool, unfrozen: bool) -> None:
     """Answer every line of standard input, a task, with a line: the times of its requests."""
     replies, sys.stdout = sys.stdout, sys.stderr
     from verifypd import LLM
@@ -92,11 +95,16 @@ def work(pair: str, tiny: bool) -> None:
                 "seconds": run.elapsed,
                 "requests": [(s.request.metrics.arrival_time - run.began, [at - run.began for at in s.outputs],
                               s.request.output_len, s.request.finish_reason == "length") for s in run.sent.values()],
+                "pauses": run.pauses() if hasattr(run, "pauses") else {},  # an older checkout notes neither
+                "longest_gap": run.steps.summary() if hasattr(run, "steps") else {},
             }  # fmt: skip
             return ending(run, wanted)
 
         driving.Run.end = end  # type: ignore[method-assign]
         driving.Drive(engine).closed(4, 8, 20, 8)
+        if not unfrozen:
+            gc.collect()
+            gc.freeze()
         known = getattr(engine, "cost", None)
         costs = {} if known is None else asdict(known.coefficients)
         print(json.dumps({"costs": costs}), file=replies, flush=True)
@@ -125,7 +133,8 @@ class Checkout:
     def __init__(self, tree: Path, args: argparse.Namespace) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", "--pair", args.pair]
         self.process = subprocess.Popen(
-            command + ["--tiny"] * args.tiny, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            command + ["--tiny"] * args.tiny + ["--unfrozen"] * args.unfrozen,
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.costs = self.answer()["costs"]
@@ -183,6 +192,18 @@ class Arm:
         return {"targets": targets, "arch": "plain" if "plain" in parts else "auto"}
 
 
+def explained(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pauses of an arm's runs, and the steps behind the longest gap of any of them."""
+    pauses: dict[str, float] = {}
+    for run in runs:
+        for name, value in run["pauses"].items():
+            pauses[name] = pauses.get(name, 0) + value
+    return {
+        "pauses": pauses,
+        "longest_gap": max([run["longest_gap"] for run in runs], key=lambda gap: gap.get("ms", 0.0)),
+    }
+
+
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
     parser = command_line(__doc__)
@@ -193,10 +214,11 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--seconds", type=float, default=12.0, help="of traffic, for each arm, rate and seed")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short work: tests this script")
+    parser.add_argument("--unfrozen", action="store_true", help="collect garbage among all objects, weights' too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(given)
     if args.worker:
-        work(args.pair, args.tiny)
+        work(args.pair, args.tiny, args.unfrozen)
         return {}
     arms = [Arm.parse(text) for text in args.arms]
     if any(arm.other for arm in arms) and args.other is None:
@@ -227,6 +249,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
         here = [arm for arm in arms if arm.runs(rate)]
         references = [arm.name for arm in here if arm.other] or [arm.name for arm in here[:1]]
         runs: dict[str, list[Outcome]] = {arm.name: [] for arm in here}
+        noted: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in here}
         for turn, seed in enumerate(seeds):
             workload = mixed(rate, LONG, seed)
             kept = (workload.scaled(60, 8) if args.tiny else workload).arrivals
@@ -239,17 +262,20 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
                     for due, outputs, tokens, finished in data["requests"]
                 )
                 runs[arm.name].append(Outcome(records, data["wanted"], data["seconds"]))
+                noted[arm.name].append(data)
         for name, outcomes in runs.items():
             pooled = figures(outcomes)
             over = {each: compare(outcomes, runs[each]) for each in references if each != name}
             ratios = {
                 each: {key: found[key].packed() for key in RATIOS if key in found} for each, found in over.items()
             }
-            report["cells"].append({"rate": rate, "arm": name, "figures": pooled, "over": ratios})
+            cell = {"rate": rate, "arm": name, "figures": pooled, "over": ratios, **explained(noted[name])}
+            report["cells"].append(cell)
             print(f"{rate:>3}/s {name:<10} " + "  ".join(f"{key} {pooled[key]:.2f}" for key in FIGURES))
             for each, found in ratios.items():
                 said = [f"{key} {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for key, r in found.items()]
                 print(f"{'':>6}/ {each:<10} " + "  ".join(said), flush=True)
+            print(f"{'':>6}longest gap: {json.dumps(cell['longest_gap'])}", flush=True)
         keep(report, args.json)
     for worker in workers.values():
         worker.close()

@@ -27,6 +27,11 @@ def test_arms_take_turns_on_the_same_arrivals(planner: Any, tmp_path: Path) -> N
     first, second = (cell["figures"] for cell in report["cells"][:2])
     assert first["requests"] == second["requests"] > 5 and not first["unfinished"] + second["unfinished"]
     assert set(report["cells"][1]["over"]["gap=30"]) == set(planner.RATIOS)
+    for cell in report["cells"]:
+        gap = cell["longest_gap"]
+        assert gap["ms"] == pytest.approx(cell["figures"]["gap_ms_max"], abs=0.01)
+        assert all(step["rows"] > 0 and step["host_ms"] > 0 for step in gap["longest_steps"] if "rows" in step)
+        assert cell["pauses"]["compiled"] == cell["pauses"]["captured"] == 0
     assert report["costs"], "what the engine measured, for whoever simulates the same arrivals"
 
 

@@ -14,8 +14,10 @@ from tests.engine.heads import eagle3_for, head_for
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
-from verifypd.batch import VerifyBatch, VerifySpan
+from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
+from verifypd.buckets import chunk_bucket, span_bucket
 from verifypd.errors import ConfigError
+from verifypd.runtime.passes import reachable
 from verifypd.sampling.case import Spans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -220,3 +222,27 @@ def test_what_it_needs(tmp_path: Path) -> None:
         LLM(str(verifier), draft=None, **{**OPTIONS, "attention": "torch", "graphs": "lazy"})
     with pytest.raises(ConfigError, match="--graphs lazy runs lanes in line"):
         LLM(str(verifier), draft=None, **{**OPTIONS, "placement": "stream", "graphs": "lazy"})
+
+
+def test_catching_up_takes_passes_that_were_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are divided among them, however far behind they are; one that fits none is left. Without anybody who drafts
+    there is no draft loop."""
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
+    draft = noisy_copy(verifier, tmp_path / "draft", 0.1)
+    settings = {**OPTIONS, "attention": "triton", "sampler": "triton", "graphs": "lazy", "prefill_chunk": 64}
+    with LLM(str(verifier), draft=str(draft), **settings, draft_chunk=20) as llm:
+        drafter: Any = llm.engine.drafter
+        loops, passes, drafted = drafter.loops, [], []
+        monkeypatch.setattr(loops, "_catch_up_with", lambda spans: passes.append([span.rows for span in spans]))
+        monkeypatch.setattr(loops, "draft", drafted.append)
+        rows = [60, 3, 30, 40, *[1] * 12, 65]
+        spans = [DraftSpan(0, many, many, 0, many) for many in rows]
+        assert loops.most_rows == 64 and loops.catch_up(spans) == [spans[-1]]
+        assert passes == [[60, 3], [30], [40, *[1] * 7], [1] * 5]
+        keys = {(key.rows, key.spans) for key in reachable(0, loops.widest, loops.most_rows)}
+        assert all((chunk_bucket(sum(some)), span_bucket(0)) in keys for some in passes)
+        passes.clear()
+        drafter.launch(DraftBatch("model", (DraftSpan(0, 2, 2, 0, 9), DraftSpan(1, 9, 5, 0, 9))))
+        assert passes == [[2, 5]] and not drafted
+        drafter.launch(DraftBatch("model", (DraftSpan(0, 2, 2, 3, 9), DraftSpan(1, 9, 5, 0, 9))))
+        assert passes[1:] == [[5]] and [[span.slot for span in each] for each in drafted] == [[0]]

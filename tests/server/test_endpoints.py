@@ -108,6 +108,8 @@ def test_metrics_count(server):
         "vllm:num_preemptions_total",
         "verifypd:requests_within_slo_total",
         "verifypd:step_seconds_count",
+        'verifypd:pauses_total{kind="captured"}',
+        'verifypd:pause_seconds_total{kind="collected"}',
     ):
         assert name in after, name
 

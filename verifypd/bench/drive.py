@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verifypd.bench.device import allocations
 from verifypd.bench.figures import Outcome, Record
+from verifypd.bench.steps import Steps
 from verifypd.bench.workload import Arrival, prompts
 from verifypd.engine.engine import Engine
 from verifypd.metrics.stats import percentile
@@ -84,6 +86,7 @@ class Drive:
         longest = self.engine.max_model_len
         ids = prompts([a.prompt_tokens for a in arrivals], self.engine.sampling.vocab, self.seed)
         run, background = Run(self.engine), Run(self.engine)
+        background.steps = run.steps
         for tokens in prompts([64] * beside, self.engine.sampling.vocab, self.seed + 1):
             background.send(tokens, longest - 65, self.engine.clock())
         todo = list(zip(arrivals, ids, strict=True))[::-1]
@@ -111,8 +114,16 @@ class Run:
         self.began = engine.clock()
         self.sent: dict[int, Sent] = {}
         self.active: set[int] = set()
+        self.steps = Steps(engine)
+        self._paused, self._allocated = engine.pauses, allocations(engine.slots.device)
         stats = engine.stats
         self._before = (stats.drafted, stats.accepted, sum(lane.seconds for lane in stats.lanes.values()))
+
+    def pauses(self) -> dict[str, float]:
+        """What was compiled, captured and collected meanwhile, and how often torch took device memory."""
+        now = allocations(self.engine.slots.device)
+        taken = {name: count - self._allocated[name] for name, count in now.items()}
+        return self.engine.pauses.since(self._paused).summary() | taken
 
     @property
     def elapsed(self) -> float:
@@ -132,13 +143,16 @@ class Run:
 
     def collect(self) -> list[Request]:
         """What the device has brought is noted, before anything is sent."""
+        self.steps.collecting()
         changed = self.engine.collect()
         self.note(changed)
         return changed
 
     def step(self) -> list[Request]:
         """One step of the engine; what it brought is noted."""
+        planned = self.steps.stepping()
         changed = self.engine.step()
+        self.steps.stepped(planned)
         self.note(changed)
         return changed
 
@@ -152,6 +166,8 @@ class Run:
             if request.output_len > sent.seen:
                 sent.first = sent.first or request.output_len
                 sent.seen = request.output_len
+                if sent.outputs:
+                    self.steps.gap(sent.outputs[-1], now)
                 sent.outputs.append(now)
             if request.finished:
                 self.active.discard(request.order)
@@ -221,4 +237,6 @@ class Run:
             "acceptance_rate": accepted / drafted if drafted else 0.0,
             "idle_fraction": max(0.0, 1.0 - busy / seconds),
             "e2e_s": [s.outputs[-1] - s.request.metrics.arrival_time for s in ended],
+            "pauses": self.pauses(),
+            "longest_gap": self.steps.summary(),
         }

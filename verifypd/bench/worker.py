@@ -24,6 +24,7 @@ from typing import IO, Any, Protocol
 
 from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.workload import Arrival, prompts
+from verifypd.metrics.pauses import freeze_heap
 
 Task = dict[str, Any]
 
@@ -51,6 +52,7 @@ class Ours:
         from verifypd import LLM
 
         self.llm = LLM(**settings)
+        freeze_heap()
 
     async def run(self, task: Task) -> Outcome:
         """In the loop of `Drive`: a request is sent between two steps, and its outputs are seen when a step ends."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import secrets
@@ -28,6 +27,7 @@ from verifypd.cluster.lines import connect, listen
 from verifypd.cluster.prefixes import digests
 from verifypd.cluster.scaling import ReplicaLoad, wanted
 from verifypd.config import EngineConfig
+from verifypd.metrics.pauses import freeze_heap
 from verifypd.server.config import ServerConfig
 from verifypd.server.logs import set_up_logs
 from verifypd.server.mailbox import Mailbox
@@ -55,8 +55,7 @@ class Engine:
         set_up_logs(server.log_format, "engine")
         here = ray.util.get_node_ip_address()
         self.host = EngineHost(engine, server, tokenizer_folder(engine), here, on_failure=lambda: os._exit(1))
-        gc.collect()
-        gc.freeze()  # weights and code stay: collections during a step look at what is new only
+        freeze_heap()
 
     async def run(self, address: str, data: bytes, prefix: list[bytes]) -> None:
         """Take a call, and return when it has ended. `prefix` is for whoever chooses the replica."""

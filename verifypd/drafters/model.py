@@ -77,10 +77,12 @@ class ModelDrafter:
 
     def _replay(self, loops: DraftLoops, catching: Sequence[DraftSpan]) -> None:
         """The same by graphs: who is far behind catches up in a pass before the loop that drafts for all who may."""
-        if left := loops.catch_up([span for span in catching if span.rows > loops.routine or span.rows < span.lag]):
-            self._catch_up(left)
+        behind = [span for span in catching if span.rows > loops.routine or span.rows < span.lag]
         level = [span for span in catching if span.drafts or span.rows == span.lag <= loops.routine]
-        if level:
+        drafting = any(span.drafts for span in level)
+        if left := loops.catch_up(behind if drafting else catching):
+            self._catch_up(left)
+        if drafting:
             loops.draft(level)
 
     def _catch_up(self, spans: Sequence[DraftSpan]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,15 +17,17 @@ from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
 from verifypd.engine import calibration, costs, dtypes
 from verifypd.engine.engine import Engine
-from verifypd.engine.measure import warm_up
 from verifypd.engine.quantized import check_verifier, draft_quantization, verifier_quantization
+from verifypd.engine.rehearsal import rehearse
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import FP8, Kernels, Quantization
 from verifypd.kernels.choose import select
+from verifypd.kernels.watch import watch_compiles
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import block_bytes
+from verifypd.metrics.pauses import watch_collections
 from verifypd.models import builtin
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig, ModelSource
@@ -59,6 +62,9 @@ def build(config: EngineConfig) -> Built:
     """Everything the settings ask for, or one clear error."""
     config = seen_from_the_verifier(config)
     device = pick_device(config.device)
+    watch_collections()
+    if device.type == "cuda":
+        watch_compiles()
     if not config.prefill_chunk:
         config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
     form = verifier_quantization(config)
@@ -166,9 +172,12 @@ def build(config: EngineConfig) -> Built:
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
-        warm_up(engine)
+        rehearse(engine)
     if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
+    if device.type == "cuda":
+        gc.collect()  # what the start left behind is not for a step to collect
+    engine.started()
     return Built(engine, tokenizer, budget)
 
 

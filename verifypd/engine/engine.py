@@ -28,6 +28,7 @@ from verifypd.lanes.decode import DecodeLane
 from verifypd.lanes.hand_over import PrefillProcess
 from verifypd.lanes.placement import LaneTimer, Placements
 from verifypd.lanes.verify import PassResult, VerifyLane
+from verifypd.metrics.pauses import WATCH, Pauses
 from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
 from verifypd.runtime.faults import out_of_memory
@@ -84,7 +85,9 @@ class Engine:
         self.inflight = Inflight(delay=1 if config.late_tickets else 0)
         self.timed = TimedPlans()
         self.recent: deque[PastStep] = deque(maxlen=RECENT)
+        self.latest: TimedPlan | None = None  # that was launched
         self._launched: TimedPlan | None = None  # by this step
+        self._paused = WATCH.total  # before the first request
         self._begun = 0.0  # s, when this step began
         self._collecting: float | None = None  # s, when verdicts were last collected for the step to come
         self.residents = Residents(
@@ -168,6 +171,15 @@ class Engine:
     def stats(self, stats: EngineStats) -> None:
         self.residents.stats = stats
 
+    def started(self) -> None:
+        """All that comes before the first request has been done; `pauses` counts from here on."""
+        self._paused = WATCH.total
+
+    @property
+    def pauses(self) -> Pauses:
+        """What was compiled, captured and collected in this process while requests may have waited for it."""
+        return WATCH.total.since(self._paused)
+
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""
@@ -247,7 +259,8 @@ class Engine:
         self.stats.plans_left += plan.leaves_drafts
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
         timed.why = self.architecture.why() if self.recorder else {}
-        captured = self.verify.captured
+        self.latest = timed
+        made = self.verify.captured, WATCH.total.compiled
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
         if not timed.beside:
@@ -268,7 +281,7 @@ class Engine:
             batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
             self._fail({span.slot for spans in batches for span in spans}, error)
             raise
-        if self.verify.captured == captured:  # else the time is a capture's, and no pass's
+        if (self.verify.captured, WATCH.total.compiled) == made:  # else the time is a capture's, and no pass's
             self.timed.add(timed)
             self._launched = timed
         self.residents.grow()

@@ -34,6 +34,7 @@ SHARE = 0.2  # of the time left, for one point
 SHORT, LONG = 64, 1024  # tokens of context
 LAUNCHING = 6e-3  # s that launching a step may take the host
 ATTEMPTS = 3  # steps that may be no timing because they captured
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +178,6 @@ def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) 
     return found
 
 
-def warm_up(engine: Engine) -> None:
-    """One step without drafts and one with: what they compile, no request waits for."""
-    drafts = (0, engine.config.max_draft) if engine.drafter else (0,)
-    time_points(engine, [Point(1, count, min(SHORT, engine.max_model_len // 2)) for count in drafts])
-
-
 class _Probe(Architecture):
     """A policy that plans what it is told to and keeps the times."""
 
@@ -257,7 +252,7 @@ def _repeats(seconds: float, left: float) -> int:
     return max(1, min(wanted, int(SHARE * left / seconds)))
 
 
-def _scratch(engine: Engine, point: Point) -> list[Request]:
+def _scratch(engine: Engine, point: Point, params: SamplingParams = GREEDY) -> list[Request]:
     """Requests in slots, with blocks, that count as decoding; one more for a chunk. Empty: they do not fit."""
     lengths = [point.context] * point.requests + ([point.context + point.chunk + 1] if point.chunk else [])
     if len(lengths) > len(engine.free_slots) or not engine.memory.has_room([_length(point)] * len(lengths)):
@@ -268,7 +263,7 @@ def _scratch(engine: Engine, point: Point) -> list[Request]:
         request = Request(
             "measure",
             [noise.randrange(engine.sampling.vocab) for _ in range(length)],
-            SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None),
+            params,
             seed=number,
             max_length=engine.max_model_len,
             arrival=engine.clock(),

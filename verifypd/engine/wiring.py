@@ -127,8 +127,9 @@ def wire(parts: Parts, cost: CostModel) -> Engine:
         drawing = Drawing(sampling, parts.vocab_map if head is None else head.vocab_map)
         drafting = draft_runner if head is None else _beside(head, draft_runner, parts.budget, config.block_size)
         routine = CAUGHT_UP if head is None else config.max_draft + 1
-        loops = DraftLoops(graphs, drafting, *shape, routine, drawing) if graphs is not None else None
-        work = loops.work(spans, _catch_up_rows(config)) if loops is not None else []
+        most = _catch_up_rows(config)
+        loops = DraftLoops(graphs, drafting, slots, widest, most, routine, drawing) if graphs is not None else None
+        work = loops.work(spans, most) if loops is not None else []
         if isinstance(drafting, HeadRunner):
             drafters["head"] = HeadDrafter(drafting, slots, drawing, loops)
         else:

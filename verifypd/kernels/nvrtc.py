@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from verifypd.metrics.pauses import COMPILED, WATCH
+
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: nothing was on the device from this thread yet
 EARLY_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -97,9 +99,10 @@ def loaded(
 ) -> Function:
     """A source's kernel `name`, compiled for a device and loaded on it."""
     major, minor = torch.cuda.get_device_capability(device)
-    code = compiled(source.read_bytes(), source.name, f"sm_{major}{minor}", constants)
-    with torch.cuda.device(device):
-        return Function(code, name, threads, shared_memory)
+    with WATCH.timed(COMPILED, f"{name} {dict(constants)}"):
+        code = compiled(source.read_bytes(), source.name, f"sm_{major}{minor}", constants)
+        with torch.cuda.device(device):
+            return Function(code, name, threads, shared_memory)
 
 
 def works(load: Callable[[], Function], what: str) -> bool:

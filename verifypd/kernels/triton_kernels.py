@@ -171,7 +171,7 @@ def gate_rows(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def product_tile(
     x,  # [N, DEPTH], rows x_row apart
     weight,  # [OUT, DEPTH], contiguous

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from verifypd.kv.budget import show
+from verifypd.metrics.pauses import CAPTURED, WATCH
 from verifypd.progress import bar
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Graphs:
             self.keys.add(key)
             if self.device.type != "cuda":
                 return work()
-            captured = self._captured[key] = self._capture(work)
+            with WATCH.timed(CAPTURED, str(key)):
+                captured = self._captured[key] = self._capture(work)
         graph, result = captured
         graph.replay()
         return result

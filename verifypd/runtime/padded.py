@@ -183,18 +183,23 @@ class DraftLoops(PaddedPasses):
 
     def catch_up(self, spans: Sequence[DraftSpan]) -> list[DraftSpan]:
         """Read confirmed tokens and draft nothing, a few spans a pass. Returns those that are too long for a bucket."""
-        left: list[DraftSpan] = []
-        for first in range(0, len(spans), CHUNKS):
-            some = spans[first : first + CHUNKS]
-            rows = [span.rows for span in some]
-            if not self.fits(len(some), sum(rows)):
-                left += some
-                continue
-            inputs = self.inputs("catch up", pass_key([], self.widest, rows))
-            starts = [-1 if span.start is None else span.start for span in some]
-            inputs.fill([], [span.slot for span in some], [span.lag for span in some], False, rows, starts)
-            self._catch_up(inputs)
-        return left
+        some: list[DraftSpan] = []
+        for span in [span for span in spans if self.fits(1, span.rows)]:
+            if not self.fits(len(some) + 1, sum(each.rows for each in some) + span.rows):
+                self._catch_up_with(some)
+                some = []
+            some.append(span)
+        if some:
+            self._catch_up_with(some)
+        return [span for span in spans if not self.fits(1, span.rows)]
+
+    def _catch_up_with(self, spans: Sequence[DraftSpan]) -> None:
+        """In one pass."""
+        rows = [span.rows for span in spans]
+        inputs = self.inputs("catch up", pass_key([], self.widest, rows))
+        starts = [-1 if span.start is None else span.start for span in spans]
+        inputs.fill([], [span.slot for span in spans], [span.lag for span in spans], False, rows, starts)
+        self._catch_up(inputs)
 
     @property
     def whole(self) -> bool:

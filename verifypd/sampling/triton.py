@@ -21,6 +21,7 @@ from verifypd.sampling.triton_verdicts import judge_rows, judge_spans, propose_r
 
 CUT_TOKENS = 512  # read at once by a search with sixteen candidates
 ROW_TOKENS = 2048  # read at once where one number is wanted
+STOPS = 4  # ids that end a request, read at once
 
 
 class TritonSampling:
@@ -141,7 +142,6 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         num_warps=8,
     )
     block, blocks, group = _blocks(vocab)
-    stop_width = case.needs.stop_width
     judge_spans[(count,)](
         case.x,
         own,
@@ -166,7 +166,7 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         tokens.stride(0),
         drafts.stride(0),
         state.stop_ids.stride(0),
-        stop_width,
+        case.needs.stop_width,
         q_slot,
         q_depth,
         VOCAB=vocab,
@@ -176,7 +176,7 @@ def judge(case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_len
         GROUP=group,
         WIDTH=width,
         WIDTH_PADDED=power_of_two(width),
-        STOPS=power_of_two(max(stop_width, 1)),
+        STOPS=STOPS,
         HAS_Q=has_q,
         LISTED=listed,
     )

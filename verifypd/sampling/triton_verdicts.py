@@ -160,7 +160,7 @@ def leftover(
 
 
 @triton.jit(
-    do_not_specialize=["stop_width"],
+    do_not_specialize=["stop_row", "stop_width"],  # they follow what requests stop at
     do_not_specialize_on_alignment=["span_slots", "first_rows", "span_depths", "drawn"],
 )
 def judge_spans(
@@ -197,7 +197,7 @@ def judge_spans(
     GROUP: tl.constexpr,  # blocks read at once
     WIDTH: tl.constexpr,  # W, most drafts of any span + 1
     WIDTH_PADDED: tl.constexpr,
-    STOPS: tl.constexpr,  # stop_width padded
+    STOPS: tl.constexpr,  # ids that end a request, read at once: a request may have any number
     HAS_Q: tl.constexpr,
     LISTED: tl.constexpr,
 ):
@@ -250,11 +250,14 @@ def judge_spans(
     # cut at the first stop id and at the greatest length; see verify._finish
     emitted = tl.load(drafts + slot * drafts_row + place, mask=place < WIDTH - 1, other=0)
     emitted = tl.where((place == accepted) | (place == WIDTH - 1), following, emitted)
-    k = tl.arange(0, STOPS)
-    stops = tl.load(stop_ids + slot * stop_row + k, mask=k < stop_width, other=-1)
-    equal = (emitted[:, None] == stops[None, :]) & (k < stop_width)[None, :]
+    met = tl.zeros([WIDTH_PADDED], tl.int32)
+    for begin in range(0, stop_width, STOPS):
+        k = begin + tl.arange(0, STOPS)
+        stops = tl.load(stop_ids + slot * stop_row + k, mask=k < stop_width, other=-1)
+        equal = (emitted[:, None] == stops[None, :]) & (k < stop_width)[None, :]
+        met = tl.maximum(met, tl.max(equal.to(tl.int32), 1))
     lost = hopeless.to(tl.int64)
-    hit = (tl.max(equal.to(tl.int32), 1) > 0) & (place + lost <= accepted)
+    hit = (met > 0) & (place + lost <= accepted)
     stop_at = tl.min(tl.where(hit & (place < WIDTH), place, WIDTH), 0)
     max_len = tl.load(integers + slot * INTEGERS + MAX_LEN)
     limit = tl.minimum(stop_at + 1, tl.maximum(max_len - length, 0))

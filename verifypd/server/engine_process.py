@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from tqdm import tqdm
 
 from verifypd.config import EngineConfig
 from verifypd.errors import EngineError, VerifyPDError
+from verifypd.metrics.pauses import freeze_heap
 from verifypd.server.admission import Admission
 from verifypd.server.config import ServerConfig
 from verifypd.server.lifeline import die_with
@@ -78,8 +78,7 @@ def run_engine(
     loop.gpu = gpu_reader(engine)
     supervisor = outbox(context, addresses.supervisor())
     supervisor.send(encode(Up(epoch, addresses.engine(epoch), describe(engine))))
-    gc.collect()
-    gc.freeze()  # weights and code stay: collections during a step look at what is new only
+    freeze_heap()
     try:
         serve(loop, receiver, bell, pulse, parent)
     finally:

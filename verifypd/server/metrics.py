@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from verifypd import __version__
+from verifypd.metrics.pauses import CAPTURED, COLLECTED, COMPILED
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call
 from verifypd.server.totals import GAP_BUCKETS, Spread, Targets
@@ -224,6 +225,7 @@ class EngineFigures:
         yield self.gauge("verifypd:kv_cache_bytes", "the verifier's KV blocks, by what keys and values are in", *kept)
         yield self.counter("verifypd:engine_cpu_seconds", "CPU time of the engine's process", ({}, f["cpu_seconds"]))
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
+        yield from self._pauses(f["pauses"])
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])
         yield self._histogram(
             "verifypd:request_queue_time_seconds", "slot given − queued in the engine", f["queued"], f["queued_seconds"]
@@ -233,6 +235,13 @@ class EngineFigures:
         counts["inf"] = sum(c for length, c in lengths.items() if length > 16)
         total = float(sum(length * count for length, count in lengths.items()))
         yield self._histogram("verifypd:draft_length", "draft tokens of a span", counts, total)
+
+    def _pauses(self, pauses: dict[str, float]) -> Iterable[Metric]:
+        counts: Samples = [({"kind": kind}, pauses[kind]) for kind in (COMPILED, CAPTURED, COLLECTED)]
+        text = "kernels compiled, graphs captured and garbage collected since the engine was ready"
+        yield self.counter("verifypd:pauses", text, *counts)
+        times: Samples = [({"kind": kind}, pauses[f"{kind}_ms"] / 1e3) for kind in (COMPILED, CAPTURED, COLLECTED)]
+        yield self.counter("verifypd:pause_seconds", "time of those", *times)
 
     def _histogram(self, name: str, text: str, counts: dict[str, int], total: float) -> Metric:
         """From counts by upper bound (not cumulative)."""

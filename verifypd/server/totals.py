@@ -113,6 +113,7 @@ def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any
         "prefix_hits": totals.cached_tokens,
         "preemptions": stats.preemptions,
         "out_of_memory": totals.out_of_memory,
+        "pauses": engine.pauses.summary(),
         "architecture": engine.architecture.ran,
         "architecture_steps": dict(totals.architecture_steps),
         "policy": engine.architecture.name,

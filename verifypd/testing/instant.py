@@ -17,6 +17,7 @@ import torch
 
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, RequestError
+from verifypd.metrics.pauses import Pauses
 from verifypd.metrics.stats import EngineStats
 from verifypd.models.hub import resolve
 from verifypd.request import Request, State, TokenOrigin
@@ -35,6 +36,7 @@ class InstantEngine:
         self.drafter = None
         self.forgiving = True
         self.stats = EngineStats()
+        self.pauses = Pauses()
         self.architecture = SimpleNamespace(name="instant", ran="instant", state=dict)
         self.recent: tuple[Any, ...] = ()
         self.cost = None

@@ -1,0 +1,78 @@
+"""On a GPU nothing is compiled or captured once requests come, whatever their lengths, number, drafts and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.arms import make, prompts
+from verifypd import LLM, SamplingParams
+from verifypd.bench.exact import write_pair
+from verifypd.kernels.triton import TritonKernels
+from verifypd.metrics.pauses import COLLECTED, COMPILED, WATCH
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SETTINGS: dict[str, Any] = {"device": "cuda", "graphs": "start", "prefill_chunk": 48, "prefix_cache": False}
+SIZES = {
+    "hidden_size": 512, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+}  # fmt: skip
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01},
+    {"temperature": 0.7, "seed": 1, "stop_token_ids": [1, 2, 4, 5, 6]},
+    {"temperature": 0.0, "max_draft": 1},
+    {"temperature": 0.9, "max_draft": 0},
+    {"temperature": 0.0, "logprobs": 2},
+]
+
+
+def run(llm: LLM, counts: tuple[int, ...]) -> None:
+    """Requests of odd lengths, so many at once: alone, in mixed chunks, more than a batch takes."""
+    for count in counts:
+        params = [SamplingParams(**KINDS[i % len(KINDS)], max_tokens=9 + i % 4, ignore_eos=True) for i in range(count)]
+        llm.generate(prompts(count), params)
+
+
+def check_quiet(llm: LLM) -> None:
+    """`auto`, then `plain`."""
+    WATCH.latest.clear()
+    run(llm, (1, 2, 3, 5, 8, 13))
+    assert llm.engine.stats.drafted
+    llm.switch_architecture("plain")
+    run(llm, (1, 5, 11))
+    pauses, names = llm.engine.pauses, [each for each in WATCH.latest if each.kind != COLLECTED]
+    assert (pauses.compiled, pauses.captured) == (0, 0), names
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("drafter", ["model", "head", "both", "ngram"])
+def test_nothing_is_made_while_requests_wait(drafter: str, dtype: str, pair: tuple[Path, Path]) -> None:
+    with make(pair, "auto", drafter, dtype=dtype, **SETTINGS) as llm:
+        check_quiet(llm)
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_invariant": True}, {"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}])
+def test_nor_by_kernels_of_few_rows(changes: dict[str, Any], tmp_path: Path) -> None:
+    """A pair whose heads and widths the CUDA C++ kernels take, in bfloat16."""
+    verifier, draft = write_pair(tmp_path, **SIZES)
+    settings: dict[str, Any] = {**SETTINGS, "dtype": "bfloat16", "max_draft": 4, "max_model_len": 400, **changes}
+    settings |= {"batch_size": 8, "kv_memory": "64MB", "controller": "fixed", "measure_costs": False}
+    with LLM(str(verifier), draft=str(draft), arch="auto", **settings) as llm:
+        check_quiet(llm)
+
+
+def test_what_is_made_is_counted(pair: tuple[Path, Path]) -> None:
+    """A draft loop with penalties is captured when it first comes; a norm of another width is another kernel."""
+    with make(pair, "unified", "model", **SETTINGS) as llm:
+        llm.generate(prompts(3)[1:], SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=6))
+        captured = llm.engine.pauses
+        assert captured.captured and captured.captured_seconds > 0
+        x = torch.ones(3, 72, device="cuda")
+        TritonKernels().rms_norm(x, x[0], 1e-5)
+        assert llm.engine.pauses.compiled == captured.compiled + 1
+        latest = [each for each in WATCH.latest if each.kind == COMPILED][-1]
+        assert "norm_rows" in latest.name and latest.seconds > 0

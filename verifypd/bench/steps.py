@@ -1,0 +1,113 @@
+"""What an engine did while one request waited longest for its next output. Knows steps and pauses; drives nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from verifypd.control.cost import CostModel
+from verifypd.engine.engine import Engine
+from verifypd.engine.timing import TimedPlan
+from verifypd.metrics.pauses import WATCH, Pause, Pauses
+
+KEPT = 64  # steps remembered, of which a gap may be made
+SHOWN = 4  # of those, the longest
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the engine, as its driver saw it."""
+
+    began: float  # s of the engine's clock, before verdicts were collected
+    planned: float  # s, when they were
+    ended: float  # s, when the plan was launched
+    plan: TimedPlan | None  # what was launched, if anything
+    pauses: Pauses
+
+    def summary(self, origin: float, cost: CostModel | None) -> dict[str, Any]:
+        """The figures, times in ms from `origin` on; host: to plan and launch, waited: for verdicts before that."""
+        found: dict[str, Any] = {
+            "at_ms": _ms(self.began - origin),
+            "waited_ms": _ms(self.planned - self.began),
+            "host_ms": _ms(self.ended - self.planned),
+        }
+        paused = {name: round(value, 3) for name, value in self.pauses.summary().items() if value}
+        found |= {"pauses": paused} if paused else {}
+        if self.plan is None:
+            return found
+        work, verify = self.plan.plan.work(), self.plan.plan.verify
+        chunks = [span.rows for span in verify.spans if span.start is not None] if verify else []
+        timers = self.plan.timers.values()
+        device = sum(timer.seconds() for timer in timers) if all(timer.ready() for timer in timers) else None
+        return found | {
+            "rows": work.verify_rows, "requests": work.verify_requests, "chunks": chunks,
+            "context": work.verify_context, "drafting": work.draft_requests, "draft_steps": work.draft_steps,
+            "draft_rows": work.draft_rows, "price_ms": _ms(cost.step_seconds(work)) if cost else None,
+            "device_ms": None if device is None else _ms(device),
+        }  # fmt: skip
+
+
+class Steps:
+    """The latest steps of a run, and those behind its longest gap."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.longest = 0.0  # s
+        self._latest: deque[Step] = deque(maxlen=KEPT)
+        self._behind: list[Step] = []
+        self._ends_here = False  # whether the longest gap ended in the turn that is under way
+        self._pauses: list[Pause] = []
+        self._began: float | None = None  # s, when verdicts were last collected for the step to come
+        self._before = WATCH.total
+
+    def collecting(self) -> None:
+        """Verdicts are about to be collected."""
+        self._began, self._before = self.engine.clock(), WATCH.total
+
+    def stepping(self) -> float:
+        """A step is about to be planned; returns when, s."""
+        now = self.engine.clock()
+        if self._began is None:
+            self._began, self._before = now, WATCH.total
+        return now
+
+    def stepped(self, planned: float) -> None:
+        """It was launched."""
+        began, ended, engine = self._began, self.engine.clock(), self.engine
+        assert began is not None, "a step begins before it ends"
+        plan = engine.latest if engine.latest is not None and engine.latest.begun >= began else None
+        step = Step(began, planned, ended, plan, WATCH.total.since(self._before))
+        self._latest.append(step)
+        if self._ends_here:
+            self._behind.append(step)
+        self._began, self._ends_here = None, False
+
+    def gap(self, earlier: float, later: float) -> None:
+        """Two outputs of a request came at these times, s."""
+        if later - earlier > self.longest:
+            self.longest = later - earlier
+            self._behind = [step for step in self._latest if step.ended > earlier and step.began < later]
+            self._ends_here = self._began is not None
+            self._pauses = WATCH.between(earlier, later)
+
+    def summary(self) -> dict[str, Any]:
+        """The longest gap: the longest of the steps in it, by host time and waiting, and what paused them."""
+        if not self._behind:
+            return {}
+        origin = self._behind[0].began
+        shown = sorted(self._behind, key=lambda step: step.began - step.ended)[:SHOWN]  # the longest
+        return {
+            "ms": _ms(self.longest),
+            "steps": len(self._behind),
+            "longest_steps": [step.summary(origin, self.engine.cost) for step in sorted(shown, key=_began)],
+            "pauses": [{"kind": each.kind, "name": each.name, "ms": _ms(each.seconds)} for each in self._pauses],
+        }
+
+
+def _began(step: Step) -> float:
+    return step.began
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)

@@ -1,0 +1,76 @@
+"""Runs before the first request what requests would wait for otherwise: kernels that are compiled, or loaded, when they
+first come. Passes and draft loops are captured at start; what follows a pass is not. Knows engines; times nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from verifypd.batch import DraftBatch, VerifyBatch
+from verifypd.buckets import CHUNKS, bucket
+from verifypd.control.snapshot import Plan
+from verifypd.engine.engine import Engine
+from verifypd.engine.measure import GREEDY, SHORT, Point, _aside, _length, _plan, _Probe, _scratch
+from verifypd.request import SamplingParams
+from verifypd.runtime.streams import synchronize
+
+# Drawn, and drawn with noise of a seed; every cut is one kernel.
+SAMPLED = (replace(GREEDY, temperature=0.8, top_p=0.9), replace(GREEDY, temperature=0.8, seed=1))
+REPORTED = replace(GREEDY, logprobs=1, repetition_penalty=1.1, presence_penalty=0.1)
+
+
+def rehearse(engine: Engine) -> None:
+    """Steps without drafts, with drafts, and with some who draft and some who do not, of requests that are drawn or
+    not; and logits of every size that passes are padded to."""
+    probe, most = _Probe(), engine.config.max_draft if engine.drafter else 0
+    context = min(SHORT, engine.max_model_len // 2)
+    with _aside(engine, probe):
+        for params in (GREEDY, *SAMPLED):
+            for point in dict.fromkeys((Point(1, 0, context), Point(1, most, context), Point(2, most, context))):
+                _step(engine, probe, point, params)
+        _step(engine, probe, Point(1, 0, context), REPORTED)
+    engine.check()
+    _logits(engine)
+
+
+def _step(engine: Engine, probe: _Probe, point: Point, params: SamplingParams) -> None:
+    """One step of a point, if it fits; the first of several requests drafts nothing."""
+    requests = _scratch(engine, point, params) if _length(point) <= engine.max_model_len else []
+    if not requests:
+        return
+    plan = _plan(engine, point, requests)
+    probe.next = plan if len(requests) == 1 else _uneven(plan)
+    try:
+        engine.step()
+        synchronize(engine.slots.device)
+        engine.drain()
+        engine.tell()
+    finally:
+        for request in requests:
+            engine.finish(request)
+        engine.drain()
+
+
+def _uneven(plan: Plan) -> Plan:
+    """The same without the draft of the first request."""
+    assert plan.verify is not None
+    first, *others = plan.verify.spans
+    alone = first._replace(rows=1, drafts=0, context=first.context - first.drafts, drafter=None)
+    drafts = tuple(span for span in plan.draft.spans if span.slot != first.slot) if plan.draft else ()
+    return Plan(
+        draft=DraftBatch(plan.draft.drafter, drafts) if plan.draft and drafts else None,
+        verify=VerifyBatch((alone, *others)),
+    )
+
+
+@torch.inference_mode()
+def _logits(engine: Engine) -> None:
+    """The largest first: its memory serves the others."""
+    runner, config = engine.verify.runner, engine.config
+    model = runner.model
+    most = config.batch_size * (config.max_draft + 1 if engine.drafter else 1) + CHUNKS
+    for rows in sorted({min(bucket(n), most) for n in range(1, most + 1)}, reverse=True):
+        runner.logits(torch.zeros(rows, model.config.hidden_size, dtype=model.activation_dtype, device=model.device))
+    synchronize(engine.slots.device)
