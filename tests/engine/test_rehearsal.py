@@ -15,6 +15,8 @@ from verifypd.engine.rehearsal import rehearse
 from verifypd.metrics.pauses import COMPILED, WATCH
 from verifypd.sampling.state import Mode
 
+SLOW = 0.6  # s: more than a busy machine holds a step up
+
 
 @pytest.mark.parametrize("drafter", ["none", "model", "head", "both", "ngram"])
 def test_a_rehearsal_leaves_nothing_behind(drafter: str, pair: tuple[Path, Path], plain: list[list[int]]) -> None:
@@ -58,15 +60,15 @@ def test_the_longest_gap_is_explained(late: bool, pair: tuple[Path, Path], monke
             launches += 1
             if launches == 5:
                 with WATCH.timed(COMPILED, "a new variant"):
-                    time.sleep(0.15)
+                    time.sleep(SLOW)
             return launch(batch, *given, **named)
 
         engine.verify.launch = slow  # type: ignore[method-assign]
         found = Drive(engine).arriving([Arrival(0.0, 6, 20), Arrival(0.0, 9, 20)])
     gap = found["longest_gap"]
-    assert gap["ms"] == pytest.approx(found["gap_ms_max"], abs=0.01) and gap["ms"] > 150
+    assert gap["ms"] == pytest.approx(found["gap_ms_max"], abs=0.01) and gap["ms"] > 1e3 * SLOW
     assert {"kind": COMPILED, "name": "a new variant", "ms": gap["pauses"][0]["ms"]} in gap["pauses"]
     step = max(gap["longest_steps"], key=lambda step: step["host_ms"])
-    assert step["host_ms"] > 150 and step["pauses"]["compiled"] == 1
-    assert step["requests"] == 2 and step["rows"] >= 2 and step["device_ms"] > 150
-    assert found["pauses"]["compiled"] == 1 and found["pauses"]["compiled_ms"] > 150
+    assert step["host_ms"] > 1e3 * SLOW and step["pauses"]["compiled"] == 1
+    assert step["requests"] == 2 and step["rows"] >= 2 and step["device_ms"] > 1e3 * SLOW
+    assert found["pauses"]["compiled"] == 1 and found["pauses"]["compiled_ms"] > 1e3 * SLOW
