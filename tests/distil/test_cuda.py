@@ -10,8 +10,6 @@ import torch
 from tests.distil.test_run import HELD_OUT, PROMPTS, RECIPE
 from tests.models.checkpoints import EOS, random_ids, tiny
 from verifypd.distil.generate import Generator
-from verifypd.distil.loss import compiled_loss, loss_of
-from verifypd.distil.recipe import LOSSES
 from verifypd.distil.run import distil, load_verifier
 
 pytestmark = [
@@ -38,21 +36,3 @@ def test_graphs_replay_the_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_on_a_gpu(folder: Path, tmp_path: Path) -> None:
     made = distil(str(folder), tmp_path, RECIPE, prompts=PROMPTS, held_out=HELD_OUT, device="cuda")
     assert made["finished"] and (tmp_path / "draft" / "model.safetensors").is_file()
-
-
-@pytest.mark.filterwarnings("ignore")  # a compiler gives advice
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_compiled_loss_is_the_loss(name: str) -> None:
-    """Values and gradients, for any number of rows."""
-    compiled = compiled_loss(name, 1000, torch.device("cuda"))
-    assert compiled is not loss_of
-    for rows in (700, 301):
-        logits = torch.randn(rows, 1000, device="cuda") * 3
-        target = (torch.randn(rows, 1000, device="cuda") * 3).softmax(-1).mul(0.97).bfloat16()
-        found = []
-        for function in (compiled, loss_of):
-            leaf = logits.clone().requires_grad_()
-            each = function(name, leaf, target)
-            (each * torch.linspace(0, 1, rows, device="cuda")).sum().backward()
-            found.append((each.detach(), leaf.grad))
-        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

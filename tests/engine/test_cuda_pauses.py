@@ -16,7 +16,10 @@ from verifypd.metrics.pauses import COLLECTED, COMPILED, WATCH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-SETTINGS: dict[str, Any] = {"device": "cuda", "graphs": "start", "prefill_chunk": 48, "prefix_cache": False}
+# few slots and short drafts: every graph is captured at each start
+SETTINGS: dict[str, Any] = {
+    "device": "cuda", "graphs": "start", "prefix_cache": False, "batch_size": 3, "max_draft": 2, "prefill_chunk": 11,
+}  # fmt: skip
 SIZES = {
     "hidden_size": 512, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
 }  # fmt: skip
@@ -40,18 +43,17 @@ def run(llm: LLM, counts: tuple[int, ...]) -> None:
 def check_quiet(llm: LLM) -> None:
     """`auto`, then `plain`."""
     WATCH.latest.clear()
-    run(llm, (1, 2, 3, 5, 8, 13))
+    run(llm, (1, 2, 3, 5, 7))
     assert llm.engine.stats.drafted
     llm.switch_architecture("plain")
-    run(llm, (1, 5, 11))
+    run(llm, (1, 5))
     pauses, names = llm.engine.pauses, [each for each in WATCH.latest if each.kind != COLLECTED]
     assert (pauses.compiled, pauses.captured) == (0, 0), names
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", ["model", "head", "both", "ngram"])
-def test_nothing_is_made_while_requests_wait(drafter: str, dtype: str, pair: tuple[Path, Path]) -> None:
-    with make(pair, "auto", drafter, dtype=dtype, **SETTINGS) as llm:
+def test_nothing_is_made_while_requests_wait(drafter: str, pair: tuple[Path, Path]) -> None:
+    with make(pair, "auto", drafter, dtype="bfloat16", **SETTINGS) as llm:
         check_quiet(llm)
 
 
@@ -59,8 +61,8 @@ def test_nothing_is_made_while_requests_wait(drafter: str, dtype: str, pair: tup
 def test_nor_by_kernels_of_few_rows(changes: dict[str, Any], tmp_path: Path) -> None:
     """A pair whose heads and widths the CUDA C++ kernels take, in bfloat16."""
     verifier, draft = write_pair(tmp_path, **SIZES)
-    settings: dict[str, Any] = {**SETTINGS, "dtype": "bfloat16", "max_draft": 4, "max_model_len": 400, **changes}
-    settings |= {"batch_size": 8, "kv_memory": "64MB", "controller": "fixed", "measure_costs": False}
+    settings: dict[str, Any] = {**SETTINGS, "dtype": "bfloat16", "max_model_len": 400, **changes}
+    settings |= {"kv_memory": "64MB", "controller": "fixed", "measure_costs": False}
     with LLM(str(verifier), draft=str(draft), arch="auto", **settings) as llm:
         check_quiet(llm)
 

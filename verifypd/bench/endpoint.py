@@ -139,6 +139,7 @@ class Endpoint:
 
 
 def _shows(choice: dict[str, Any]) -> bool:
-    """Whether a choice brings something to see."""
+    """Whether a choice brings something to see; token ids come from a server that is asked for them."""
     delta = choice.get("delta") or {}
-    return bool(choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")))
+    shown = any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls"))
+    return bool(choice.get("text") or choice.get("token_ids") or shown)

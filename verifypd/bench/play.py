@@ -240,5 +240,8 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
         raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
     long = [record for record in outcome.records if record.finished and record.tokens > 1]
     if long and all(len(record.outputs) == 1 for record in long):
-        raise VerifyPDError(f"{arm.name} sends its answers whole, not token by token; has its model a tokenizer?")
+        raise VerifyPDError(
+            f"{arm.name} sends its answers whole, not token by token; without a tokenizer give --field"
+            " return_token_ids=true"
+        )
     return sum(record.tokens for record in outcome.records)

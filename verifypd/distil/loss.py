@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-PROBE_ROWS = 4096  # of the call that a compiler is tried with
 
 
 def loss_of(name: str, logits: Tensor, target: Tensor) -> Tensor:
@@ -24,26 +20,4 @@ def loss_of(name: str, logits: Tensor, target: Tensor) -> Tensor:
         best, at = target.max(-1, keepdim=True)
         # a likeliest token the draft cannot propose has the least target: weigh by how sure the verifier is
         loss = loss - (0.5 * best * log_q.gather(-1, at)).squeeze(-1)
-    return loss
-
-
-def compiled_loss(name: str, vocab: int, device: torch.device) -> Callable[[str, Tensor, Tensor], Tensor]:
-    """`loss_of` in two kernels each way, for any number of rows; itself on a CPU, or where the compiler fails."""
-    if device.type != "cuda":
-        return loss_of
-    compiled = torch.compile(loss_of)
-
-    def loss(name: str, logits: Tensor, target: Tensor) -> Tensor:
-        for rows in (logits, target):
-            torch._dynamo.maybe_mark_dynamic(rows, 0)
-        each: Tensor = compiled(name, logits, target)
-        return each
-
-    try:
-        logits = torch.zeros(PROBE_ROWS, vocab, device=device, requires_grad=True)
-        target = torch.full((PROBE_ROWS, vocab), 1.0 / vocab, device=device, dtype=torch.bfloat16)
-        with torch.autocast(device.type, torch.bfloat16), torch.autocast(device.type, enabled=False):
-            loss(name, logits, target).sum().backward()  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  # whatever a compiler may raise: plain operations do the same
-        return loss_of
     return loss

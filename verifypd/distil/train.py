@@ -20,7 +20,7 @@ from torch import Tensor
 from verifypd.distil.eagle import Eagle3Head
 from verifypd.distil.export import read_draft
 from verifypd.distil.head import Head, HeadShape
-from verifypd.distil.loss import compiled_loss
+from verifypd.distil.loss import loss_of
 from verifypd.distil.measure import measure, report, score
 from verifypd.distil.recipe import Recipe
 from verifypd.distil.teacher import Teacher
@@ -63,7 +63,6 @@ class Trainer:
         self.deadline = deadline
         self.device = teacher.model.device
         self.loss = recipe.losses[0]
-        self.loss_of = compiled_loss(self.loss, shape.vocab, self.device)
         self.step = 0
         self.curve: list[dict[str, Any]] = []
         self.pilots: dict[str, float] = {}
@@ -173,7 +172,7 @@ class Trainer:
             for depth, stream in enumerate(self.head.unroll(lesson.embedded, features, recipe.depth)):
                 logits = self.head.logits(stream.flatten(0, 1)[rows], self.teacher.rows)
                 with torch.autocast(self.device.type, enabled=False):
-                    each = self.loss_of(self.loss, logits, target)
+                    each = loss_of(self.loss, logits, target)
                     weight = (starts >= depth).float()  # a draft of this depth began in the answer
                     losses.append((each * weight).sum() / weight.sum().clamp_min(1.0))
         weights = [recipe.depth_decay**depth for depth in range(recipe.depth)]

@@ -172,7 +172,7 @@ def build(config: EngineConfig) -> Built:
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
-        rehearse(engine)
+        rehearse(engine, whole=replayed == "start")
     if config.wants_costs or (device.type == "cuda" and config.measure_costs is None):
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     if device.type == "cuda":

@@ -21,18 +21,20 @@ SAMPLED = (replace(GREEDY, temperature=0.8, top_p=0.9), replace(GREEDY, temperat
 REPORTED = replace(GREEDY, logprobs=1, repetition_penalty=1.1, presence_penalty=0.1)
 
 
-def rehearse(engine: Engine) -> None:
+def rehearse(engine: Engine, whole: bool = True) -> None:
     """Steps without drafts, with drafts, and with some who draft and some who do not, of requests that are drawn or
-    not; and logits of every size that passes are padded to."""
+    not; and logits of every size that passes are padded to. Not `whole`: greedy steps alone, for a quick start."""
     probe, most = _Probe(), engine.config.max_draft if engine.drafter else 0
     context = min(SHORT, engine.max_model_len // 2)
     with _aside(engine, probe):
-        for params in (GREEDY, *SAMPLED):
+        for params in (GREEDY, *SAMPLED) if whole else (GREEDY,):
             for point in dict.fromkeys((Point(1, 0, context), Point(1, most, context), Point(2, most, context))):
                 _step(engine, probe, point, params)
-        _step(engine, probe, Point(1, 0, context), REPORTED)
+        if whole:
+            _step(engine, probe, Point(1, 0, context), REPORTED)
     engine.check()
-    _logits(engine)
+    if whole:
+        _logits(engine)
 
 
 def _step(engine: Engine, probe: _Probe, point: Point, params: SamplingParams) -> None:
