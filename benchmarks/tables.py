@@ -30,6 +30,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner-toy": steps.toy,
     "planner-toy-simulated": steps.toy_simulated,
     "engine-steps": steps.engine,
+    "shape-steps": steps.shapes,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
     "draft-kinds": steps.draft_kinds,

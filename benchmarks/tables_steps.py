@@ -51,6 +51,18 @@ def toy_simulated() -> str:
     return rows(["p95 of TTFT / TPOT, ms", *(f"{rate} requests/s" for rate in rates)], lines) + source("toy-simulated")
 
 
+def shapes() -> str:
+    """Steps of other models' shapes, each with its draft model."""
+    lines = []
+    for name in ("h200-qwen2-steps", "h200-34b-steps"):
+        found = read(name)
+        figures, (verifier, draft) = found["figures"], found["pair"].split(",")
+        steps = [figures["plain_step_ms_1"], figures["draft_step_ms_1"], *(figures[f"cycle_ms_{n}"] for n in (1, 8, 32))]
+        lines.append([verifier, draft, *(f"{step:.2f}" for step in steps)])
+    header = ["verifier", "draft", "plain step, ms", "draft step", "cycle of four drafts, 1 request", "8", "32"]
+    return rows(header, lines) + source("h200-qwen2-steps", "h200-34b-steps")
+
+
 def engine() -> str:
     """Steps, cycles and the closed loop of one engine, with a head and with a draft model, by requests at once."""
     head, draft = read("h200-head-steps"), read("h200-draft-steps")
