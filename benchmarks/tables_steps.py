@@ -57,7 +57,11 @@ def shapes() -> str:
     for name in ("h200-qwen2-steps", "h200-34b-steps"):
         found = read(name)
         figures, (verifier, draft) = found["figures"], found["pair"].split(",")
-        steps = [figures["plain_step_ms_1"], figures["draft_step_ms_1"], *(figures[f"cycle_ms_{n}"] for n in (1, 8, 32))]
+        steps = [
+            figures["plain_step_ms_1"],
+            figures["draft_step_ms_1"],
+            *(figures[f"cycle_ms_{n}"] for n in (1, 8, 32)),
+        ]
         lines.append([verifier, draft, *(f"{step:.2f}" for step in steps)])
     header = ["verifier", "draft", "plain step, ms", "draft step", "cycle of four drafts, 1 request", "8", "32"]
     return rows(header, lines) + source("h200-qwen2-steps", "h200-34b-steps")
