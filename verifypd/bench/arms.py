@@ -140,7 +140,7 @@ def vllm_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
     drafts = int(given.pop("k", DRAFTS)) if arm.draft is not None else 0
     alpha = float(given.pop("alpha", setup.alpha))
     settings: dict[str, Any] = {
-        "model": _peer_model(setup.model, folder / "llama7b", setup.tiny),
+        "model": peer_model(setup.model, folder / "llama7b", setup.tiny),
         "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 0,
         "max_model_len": setup.max_len, "max_num_seqs": setup.batch, "max_num_batched_tokens": STEP_TOKENS,
         "kv_cache_memory_bytes": setup.kv_bytes, "gpu_memory_utilization": 0.1,  # the share is only checked, not used
@@ -151,7 +151,7 @@ def vllm_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
     if arm.draft is not None:
         head = arm.draft in HEADS
         settings["speculative_config"] = {
-            "model": _peer_model(
+            "model": peer_model(
                 setup.model if head else arm.draft,
                 folder / ("eagle7b" if head else "tiny1b"),
                 setup.tiny,
@@ -181,7 +181,7 @@ def graph_sizes(levels: Sequence[int], batch: int, drafts: int) -> list[int]:
     return sorted({-(-each // unit) * unit for each in rows})
 
 
-def _peer_model(name: str, path: Path, tiny: bool, **changes: Any) -> str:
+def peer_model(name: str, path: Path, tiny: bool, **changes: Any) -> str:
     """A folder with a model's shape and a tokenizer of numbered words, as vLLM reads it. Its weights are random too."""
     known = find(name)
     if known is None:

@@ -1,0 +1,188 @@
+"""Our server and vLLM's on one GPU, over HTTP, by one command: starts them, waits until they stream, drives them.
+
+    python benchmarks/serve_beside_vllm.py --peer DIR --arms ours:head vllm:eagle --out out --json results/mixed.json \\
+        -- --source mixed --rate 8,16,20 --duration 20 --seeds 3
+    python benchmarks/serve_beside_vllm.py --peer DIR --arms ours:plain vllm:plain --out out -- --concurrency 1,8,32
+    python benchmarks/serve_beside_vllm.py --tiny --arms ours:plain ours:head --out out -- --quick   # tests this script
+
+Arms are those of benchmarks/beside_vllm.py, with settings as there; what follows `--` is for `verifypd bench serve`,
+which has the last vLLM arm as its reference. Weights are random, in the shape of --model, with a tokenizer of numbered
+words, so that both servers turn tokens into text. Servers start one after the other, since ours times its passes then.
+vLLM captures the graphs it captures by default. Logs are in OUT/logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from script import command_line
+
+from verifypd.bench.arms import OFFLINE, Arm, Setup, ours_settings, parse, peer_model, vllm_settings
+from verifypd.config import parse_bytes
+from verifypd.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "target"  # that both serve
+MAX_LEN, TINY_LEN = 4608, 500  # tokens
+START = 400.0  # s a server may take to stream its first answer
+STOP = 20.0  # s it may take to end
+OTHERWISE = ("skip_tokenizer_init", "compilation_config", "disable_log_stats")  # of vLLM's settings, here its defaults
+
+
+class Server:
+    """One arm as a process of its own, in a session of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path, port: int) -> None:
+        self.name, self.port, self.log = name, port, log
+        self._process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        """Until it streams an answer of several events."""
+        until = time.monotonic() + START
+        body = {"model": NAME, "prompt": [5, 6, 7], "max_tokens": 24, "stream": True, "ignore_eos": True}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60.0) as answer:
+                    events = sum(b'"text"' in line for line in answer)
+                break
+            except OSError as error:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{self.name} does not answer ({error}); see {self.log}") from None
+                time.sleep(1.0)
+        if events < 3:
+            raise SystemExit(f"{self.name} sends its answers whole, not token by token; see {self.log}")
+
+    def stop(self) -> None:
+        """It and all its processes."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, sign)
+                self._process.wait(STOP)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command line has them."""
+    found: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            found += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return found
+
+
+def server(arm: Arm, setup: Setup, name: str, args: argparse.Namespace) -> Server:
+    """Start an arm's server."""
+    folder, log = args.out / "models" / arm.file_name, args.out / "logs" / f"{arm.file_name}.log"
+    for path in (folder, log.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    shared = {"served_model_name": NAME, "host": "127.0.0.1", "port": port}
+    if arm.engine == "ours":
+        settings = ours_settings(arm, setup, folder) | shared
+        settings |= {
+            "model": peer_model(setup.model, folder / "model", setup.tiny),
+            "draft": settings["draft"] or "none",
+        }
+        return Server(name, [sys.executable, "-m", "verifypd", "serve", *flags(settings)], ours_path(args), log, port)
+    settings = {name: value for name, value in vllm_settings(arm, setup, folder).items() if name not in OTHERWISE}
+    settings["disable_uvicorn_access_log"] = True
+    caches = {name: str(folder / name) for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+    path = {"PYTHONPATH": str(args.peer / "site")} if args.peer else {}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(settings | shared)]
+    return Server(name, command, OFFLINE | caches | path, log, port)
+
+
+def ours_path(args: argparse.Namespace) -> dict[str, str]:
+    """Where our processes find this tree and, behind it, what it imports."""
+    paths = [str(ROOT), *([str(args.peer / "site")] if args.peer else []), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--arms", nargs="+", required=True, metavar="ENGINE:NAME[:SETTING=VALUE,…]")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of report, models and logs")
+    parser.add_argument("--model", default="llama-2-7b", help="a built-in shape")
+    parser.add_argument("--alpha", type=float, default=0.8, help="chance that a draft token is accepted")
+    parser.add_argument("--batch", type=int, default=128, help="requests in a pass")
+    parser.add_argument("--kv-memory", default="24GB", help="of each server (default: 24GB)")
+    parser.add_argument("--peer", type=Path, metavar="DIR", help="holds site/, vLLM and what it imports")
+    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU: tests this script, means nothing")
+    given = sys.argv[1:] if given is None else given
+    cut = given.index("--") if "--" in given else len(given)
+    args = parser.parse_args(given[:cut])
+    args.traffic = given[cut + 1 :]
+    try:
+        args.arms = [parse(text, "eagle") for text in args.arms]
+        args.kv_bytes = parse_bytes("32MB" if args.tiny else args.kv_memory, "kv_memory")
+    except ConfigError as error:
+        parser.error(str(error))
+    if args.peer is not None and not (args.peer / "site").is_dir():
+        parser.error(f"--peer {args.peer}: there is no folder site/ in it")
+    return args
+
+
+def main(given: list[str] | None = None) -> int:
+    """Start, wait, drive, stop."""
+    args = arguments(given)
+    setup = Setup(
+        args.model, args.alpha, args.batch, TINY_LEN if args.tiny else MAX_LEN, args.kv_bytes, (1,), args.tiny
+    )
+    engines = [arm.engine for arm in args.arms]
+    names = [arm.engine if engines.count(arm.engine) == 1 else arm.file_name for arm in args.arms]
+    servers: list[Server] = []
+    try:
+        for arm, name in zip(args.arms, names, strict=True):
+            print(f"starting {arm.name}", flush=True)
+            servers.append(server(arm, setup, name, args))
+            servers[-1].wait()
+        bench = [sys.executable, "-m", "verifypd", "bench"]
+        reference = next(
+            (n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0]
+        )
+        urls = [f"{each.name}={each.url}" for each in servers]
+        shared = ["--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference, "--out", str(args.out)]
+        environment = os.environ | ours_path(args)
+        status = subprocess.run([*bench, "serve", *urls, *shared, *args.traffic], env=environment).returncode
+        if args.json is not None and status == 0:
+            small = ["report", str(args.out), "--small", str(args.json), "--reference", reference]
+            status = subprocess.run([*bench, *small, "--no-png"], env=environment).returncode
+        return status
+    finally:
+        for each in servers:
+            each.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

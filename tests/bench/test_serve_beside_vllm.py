@@ -1,0 +1,36 @@
+"""benchmarks/serve_beside_vllm.py: two real servers on a CPU, and the command line that vLLM's would get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench.scripts import load
+
+beside = load("serve_beside_vllm")
+
+
+@pytest.mark.slow
+def test_servers_are_started_driven_and_stopped(tmp_path: Path) -> None:
+    traffic = ["--quick", "--source", "fixed:12x8", "--concurrency", "1", "--seeds", "1", "--no-control", "--no-png"]
+    arms = ["--arms", "ours:plain", "ours:head:controller=fixed", "--tiny", "--batch", "4"]
+    small = tmp_path / "small.json"
+    assert beside.main([*arms, "--out", str(tmp_path / "out"), "--json", str(small), "--", *traffic]) == 0
+    found = json.loads(small.read_text())["scenarios"]["fixed 12x8 closed 1"]["arms"]
+    assert set(found) == {"ours-plain", "ours-head-controller-fixed"}
+    assert found["ours-head-controller-fixed"]["drafts"]["spans"] > 0
+    assert all(arm["figures"]["failed"] == 0 and arm["figures"]["tpot_ms_p50"] > 0 for arm in found.values())
+
+
+def test_settings_become_flags() -> None:
+    given = {"model": "m", "enable_prefix_caching": False, "tiny": True, "draft": None, "config": {"a": [1]}, "seed": 0}
+    expected = ["--model", "m", "--no-enable-prefix-caching", "--tiny", "--config", '{"a": [1]}', "--seed", "0"]
+    assert beside.flags(given) == expected
+
+
+def test_a_folder_without_vllm_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        beside.arguments(["--arms", "vllm:eagle", "--out", str(tmp_path), "--peer", str(tmp_path)])
+    assert "there is no folder site/" in capsys.readouterr().err
