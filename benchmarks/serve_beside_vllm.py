@@ -45,13 +45,10 @@ class Server:
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path, port: int) -> None:
         self.name, self.port, self.log = name, port, log
-        self._process = subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with log.open("wb") as lines:
+            self._process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     @property
     def url(self) -> str:
