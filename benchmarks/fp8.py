@@ -150,7 +150,8 @@ def cuts(given: str, shape: str) -> list[Any]:
 
 def steps(args: argparse.Namespace) -> dict[str, Any]:
     """Plain steps, cycles of four drafts, and the tokens that KV blocks hold, in each arm."""
-    from verifypd.engine.measure import Point, time_points
+    from verifypd.engine.measure import time_points
+    from verifypd.engine.scratch import Point
 
     found: dict[str, Any] = {}
     context = 64 if args.tiny else 512

@@ -42,7 +42,8 @@ from verifypd.bench.workload import Arrival, mixed, read
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import StepTiming
 from verifypd.engine.engine import Engine
-from verifypd.engine.measure import Point, time_points
+from verifypd.engine.measure import time_points
+from verifypd.engine.scratch import Point
 from verifypd.engine.synthetic import SyntheticAcceptance
 from verifypd.engine.wiring import policies
 from verifypd.metrics.pauses import freeze_heap

@@ -224,7 +224,7 @@ def test_an_arm_that_shows_nothing_before_the_end_is_refused_at_the_warm_up() ->
         async with server(whole_answer) as url:
             await warm_up(Endpoint(url, name="mute"), some(4), Limits(5.0, 5.0))
 
-    with pytest.raises(VerifyPDError, match=r"mute sends its answers whole, .* return_token_ids=true"):
+    with pytest.raises(VerifyPDError, match=r"mute sends tokens without text; .* return_token_ids=true"):
         asyncio.run(run())
 
 

@@ -110,7 +110,7 @@ def test_a_stopped_run_goes_on(verifier: Path, whole: Path, tmp_path: Path, monk
 
 def test_steps_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """At half a second a step, 100 steps and the time that is left give the number of all."""
-    trainer = SimpleNamespace(step=0, recipe=RECIPE, save=None)
+    trainer = SimpleNamespace(step=0, recipe=RECIPE, save=None, fitted=None)
 
     def go(until: int, keep: object) -> None:
         trainer.step = until
@@ -118,7 +118,18 @@ def test_steps_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer._train = go
     monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 0.5 * trainer.step))
     train.Trainer._fit(trainer, 150.0)  # type: ignore[arg-type]
-    assert trainer.step == train.WARM + train.PACED == 100 and trainer.recipe.steps == 100 + int(100 * train.FILLED * 2)
+    assert trainer.step == train.WARM + train.PACED == 100 and trainer.fitted == 100 + int(100 * train.FILLED * 2)
+
+
+def test_a_fitted_run_that_is_done_does_no_more_steps(
+    verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "WARM", 1)
+    monkeypatch.setattr(train, "PACED", 1)
+    monkeypatch.setattr(train, "FILLED", 0.0)  # one step more
+    first = make(verifier, tmp_path, fit_steps=True, time_limit=1000.0)
+    again = make(verifier, tmp_path, fit_steps=True, time_limit=1000.0)
+    assert first["finished"] and first["recipe"]["steps"] == again["recipe"]["steps"] == 3
 
 
 def test_fitted_steps_need_a_time_limit(verifier: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from verifypd.config import EngineConfig
 from verifypd.drafters.ahead import LEVEL
 from verifypd.drafters.remote import LONGEST_WAIT, RemoteDrafter
 from verifypd.engine.build import seen_from_the_verifier
-from verifypd.engine.measure import Point, time_points
+from verifypd.engine.measure import time_points
+from verifypd.engine.scratch import Point
 from verifypd.errors import ConfigError, ModelError
 from verifypd.request import Request
 

@@ -20,7 +20,8 @@ from verifypd.control.observe import StepTiming
 from verifypd.control.throughput import ThroughputController
 from verifypd.engine import costs
 from verifypd.engine import measure as measuring
-from verifypd.engine.measure import REPEATS, Measured, Point, grid, measure, time_points
+from verifypd.engine.measure import REPEATS, Measured, grid, measure, time_points
+from verifypd.engine.scratch import Point
 from verifypd.errors import EngineError
 from verifypd.kernels import build
 

@@ -67,7 +67,7 @@ def test_the_longest_gap_is_explained(late: bool, pair: tuple[Path, Path], monke
         found = Drive(engine).arriving([Arrival(0.0, 6, 20), Arrival(0.0, 9, 20)])
     gap = found["longest_gap"]
     assert gap["ms"] == pytest.approx(found["gap_ms_max"], abs=0.01) and gap["ms"] > 1e3 * SLOW
-    assert {"kind": COMPILED, "name": "a new variant", "ms": gap["pauses"][0]["ms"]} in gap["pauses"]
+    assert (COMPILED, "a new variant") in {(pause["kind"], pause["name"]) for pause in gap["pauses"]}
     step = max(gap["longest_steps"], key=lambda step: step["host_ms"])
     assert step["host_ms"] > 1e3 * SLOW and step["pauses"]["compiled"] == 1
     assert step["requests"] == 2 and step["rows"] >= 2 and step["device_ms"] > 1e3 * SLOW

@@ -114,6 +114,7 @@ class Call:
     first: int = 0
     prompt_tokens: int = 0
     whole: bool = False
+    mute: bool = False  # it ended without having shown a token
     stopped: float | None = None
     error: str = ""
 
@@ -126,6 +127,7 @@ class Call:
     def ended(self, tokens: int, prompt_tokens: int) -> None:
         """As `Answer` says."""
         if tokens and not self.outputs:  # tokens without text
+            self.mute = True
             self.came(tokens)
         self.tokens = tokens or self.tokens
         self.prompt_tokens = prompt_tokens
@@ -225,8 +227,8 @@ async def counted(arm: Arm, before: Drafts | None, tokens: int) -> Drafts | None
 async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     """The workload in short: as many requests at once as it will have, up to 32, with short outputs.
 
-    An arm that answers none of them is refused: its figures would all be of failures. So is one whose answers come
-    whole: its first tokens could not be timed. Returns the tokens that came.
+    An arm that answers none of them is refused: its figures would all be of failures. So is one whose answers
+    have no text: its first tokens could not be timed. Returns the tokens that came.
     """
     if isinstance(arm, Player):
         return 0
@@ -235,13 +237,13 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     arrivals = [
         Arrival(0.0, a.prompt_tokens, min(a.output_tokens, WARM_OUTPUT), a.prompt, a.messages) for a in few.arrivals
     ]
-    outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits)
+    calls: list[Call] = []
+    outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits, calls.append)
     if outcome.records and all(record.error for record in outcome.records):
         raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
-    long = [record for record in outcome.records if record.finished and record.tokens > 1]
-    if long and all(len(record.outputs) == 1 for record in long):
+    whole = [call for call in calls if call.whole and not call.error]
+    if whole and all(call.mute for call in whole):
         raise VerifyPDError(
-            f"{arm.name} sends its answers whole, not token by token; without a tokenizer give --field"
-            " return_token_ids=true"
+            f"{arm.name} sends tokens without text; where its model has no tokenizer give --field return_token_ids=true"
         )
     return sum(record.tokens for record in outcome.records)

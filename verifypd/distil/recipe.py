@@ -50,7 +50,9 @@ class Recipe:
         for name in (*whole, "depth", "steps", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be positive")
-        for name in ("self_prompts", "pilot_steps"):
+        if not 0.0 <= self.decay <= 1.0:
+            raise ConfigError(f"--decay is {self.decay} and must be a share of the steps, 0 to 1")
+        for name in ("self_prompts", "pilot_steps", "warmup"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be 0 or more")
         if self.format not in FORMATS:

@@ -61,6 +61,7 @@ class Trainer:
         self.folder = folder
         self.check = check
         self.deadline = deadline
+        self.fitted: int | None = None  # steps, where they follow the time
         self.device = teacher.model.device
         self.loss = recipe.losses[0]
         self.step = 0
@@ -90,8 +91,10 @@ class Trainer:
         """Pilots unless one loss is given, then every step that is left. Raises Deadline with a checkpoint written."""
         if not self._resume() and len(self.recipe.losses) > 1 and self.recipe.pilot_steps:
             self._choose()
-        if self.deadline is not None:
+        if self.deadline is not None and self.fitted is None:
             self._fit(self.deadline)
+        if self.fitted is not None:
+            self.recipe = replace(self.recipe, steps=self.fitted)
         self._train(self.recipe.steps, self.save)
 
     def _fit(self, deadline: float) -> None:
@@ -101,9 +104,8 @@ class Trainer:
         self._train(self.step + PACED, self.save)
         now = time.monotonic()
         left = max(0.0, deadline - now) * FILLED
-        steps = self.step + max(1, int(left * PACED / (now - begun)))
-        log.info("%.3f s a step: %d steps until the time is up", (now - begun) / PACED, steps)
-        self.recipe = replace(self.recipe, steps=steps)
+        self.fitted = self.step + max(1, int(left * PACED / (now - begun)))
+        log.info("%.3f s a step: %d steps until the time is up", (now - begun) / PACED, self.fitted)
 
     def _choose(self) -> None:
         """Each loss from the same start for the same steps; the one that gets most tokens accepted goes on."""
@@ -206,6 +208,7 @@ class Trainer:
             "optimizer": _copied(self.optimizer.state_dict()),
             "curve": json.dumps(self.curve),
             "pilots": dict(self.pilots),
+            "fitted": self.fitted,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -214,6 +217,7 @@ class Trainer:
         self.step, self.loss = state["step"], state["loss"]
         self.curve = json.loads(state["curve"])
         self.pilots = {**state["pilots"], **self.pilots}
+        self.fitted = state.get("fitted")
 
     def save(self) -> None:
         """Write the checkpoint whole, or not at all."""

@@ -281,7 +281,7 @@ class Engine:
             batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
             self._fail({span.slot for spans in batches for span in spans}, error)
             raise
-        if (self.verify.captured, WATCH.total.compiled) == made:  # else the time is a capture's, and no pass's
+        if (self.verify.captured, WATCH.total.compiled) == made:  # else the time is a capture's or a compiler's
             self.timed.add(timed)
             self._launched = timed
         self.residents.grow()

@@ -5,58 +5,27 @@ Knows plans and their times. What to make of them is the cost model's affair, wh
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
-from verifypd.control.architectures import Architecture
-from verifypd.control.controller import FixedController
 from verifypd.control.observe import StepTiming
-from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.drafters.base import Drafter
-from verifypd.drafters.remote import RemoteDrafter
 from verifypd.engine.engine import Engine
+from verifypd.engine.scratch import SHORT, STEPS, Point, Probe, aside, forget, length_of, plan_of, run_step, scratch
 from verifypd.errors import EngineError
-from verifypd.metrics.stats import EngineStats
 from verifypd.progress import bar
-from verifypd.request import Request, SamplingParams, State
-from verifypd.runtime.streams import keep_busy, synchronize
+from verifypd.runtime.streams import keep_busy
 
 BUDGET = 5.0  # s for all of it, about: a point is begun only if it should still fit
 STRETCH = 2.0  # times that, where it must be to tell the coefficients apart
-REPEATS = 5  # of a point, the median counts; fewer where a pass is long
+REPEATS = STEPS - 1  # of a point, the median counts; fewer where a pass is long
 LONG_PASS = 0.06  # s: two repeats do from here on
 SHARE = 0.2  # of the time left, for one point
-SHORT, LONG = 64, 1024  # tokens of context
+LONG = 1024  # tokens of context
 LAUNCHING = 6e-3  # s that launching a step may take the host
-ATTEMPTS = 3  # steps that may be no timing because they captured
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Work to be timed: decode spans of some requests, a prompt chunk, or both in one pass."""
-
-    requests: int = 0
-    drafts: int = 0  # of each request; its span has a row more
-    context: int = SHORT  # tokens each request has, or the chunk comes after
-    lag: int = 0  # tokens a draft's cache lacks, for each request; 0: what it lacks after every verdict
-    chunk: int = 0  # rows of a prompt chunk
-
-    @property
-    def rows(self) -> int:
-        """Verifier rows."""
-        return self.requests * (self.drafts + 1) + self.chunk
-
-    @property
-    def work(self) -> float:
-        """What to sort by: rows of both models, and context at a guess of what it costs."""
-        caught_up = self.requests * self.lag / 4
-        return self.rows + caught_up + (self.requests + self.chunk / 8) * self.context / 500
+ATTEMPTS = 3  # steps that may be no timing because they captured or compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +71,7 @@ def grid(
     if drafter and drafter.has_cache:
         lags = sorted({min(16, draft_chunk), min(64, draft_chunk), draft_chunk})
         points += [Point(1, drafts, long, lag) for lag in lags for drafts in (0, 1)]
-    fitting = [point for point in points if _length(point) <= max_len and point.lag <= point.context]
+    fitting = [point for point in points if length_of(point) <= max_len and point.lag <= point.context]
     some = min(8, batch_size)
     telling = {
         *(Point(count, 0, context) for count in (1, some) for context in (short, long)),
@@ -135,12 +104,12 @@ def measure(engine: Engine, budget: float = BUDGET, progress: bool = True) -> Me
         engine.drafter,
         quick=engine.slots.device.type == "cuda",
     )
-    probe = _Probe()
+    probe = Probe()
     begun = time.monotonic()
     timings: list[StepTiming] = []
     skipped = 0
     points = [*telling, *rest]
-    with _aside(engine, probe), bar(points, desc="measuring costs", unit="points", shown=progress) as shown:
+    with aside(engine, probe), bar(points, desc="measuring costs", unit="points", shown=progress) as shown:
         for point in telling[:1]:
             _time(engine, probe, point, budget)  # the first passes of a process are slow: not counted
         per_work = 0.0  # s, of the passes timed last
@@ -164,11 +133,11 @@ def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) 
     """Median timing of each point on an idle engine, after one that does not count; None where it does not fit."""
     if engine.busy:
         raise EngineError("points are timed on an idle engine: wait until its requests have ended")
-    probe = _Probe()
+    probe = Probe()
     found: list[StepTiming | None] = []
-    with _aside(engine, probe):
+    with aside(engine, probe):
         for point in points:
-            if _length(point) > engine.max_model_len:
+            if length_of(point) > engine.max_model_len:
                 found.append(None)
                 continue
             _time(engine, probe, point, 0.0)  # the first pass of a shape compiles or captures
@@ -178,46 +147,9 @@ def time_points(engine: Engine, points: Sequence[Point], seconds: float = 60.0) 
     return found
 
 
-class _Probe(Architecture):
-    """A policy that plans what it is told to and keeps the times."""
-
-    name = "measure"
-
-    def __init__(self) -> None:
-        super().__init__(FixedController(0))  # it has its plan already
-        self.next = Plan()
-        self.timings: list[StepTiming] = []
-
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """What was set, once."""
-        plan, self.next = self.next, Plan()
-        return plan
-
-    def observe_step(self, timing: StepTiming) -> None:
-        """Kept, and not learnt from."""
-        self.timings.append(timing)
-
-
-@contextmanager
-def _aside(engine: Engine, probe: _Probe) -> Iterator[None]:
-    """The engine under the probe, with books of its own, nothing recorded, and no block found by a real request."""
-    kept = engine.architecture, engine.stats, engine.recorder
-    engine.architecture, engine.stats, engine.recorder = probe, EngineStats(), None
-    apart = engine.drafter if isinstance(engine.drafter, RemoteDrafter) else None
-    if apart is not None:
-        apart.patient = True
-    try:
-        with engine.memory.unshared():
-            yield
-    finally:
-        engine.architecture, engine.stats, engine.recorder = kept
-        if apart is not None:
-            apart.patient = False
-
-
-def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[StepTiming]:
+def _time(engine: Engine, probe: Probe, point: Point, left: float) -> list[StepTiming]:
     """Run a point a few times, `left` seconds being left for all; nothing where the pool or the slots are too small."""
-    requests = _scratch(engine, point)
+    requests = scratch(engine, point)
     if not requests:
         return []
     found: list[StepTiming] = []
@@ -227,22 +159,17 @@ def _time(engine: Engine, probe: _Probe, point: Point, left: float) -> list[Step
             probe.timings.clear()
             if point.chunk:  # the same chunk every time: none of it counts as read
                 requests[-1].admitted(point.context, draft_lag=point.chunk + 1)
-            probe.next = _plan(engine, point, requests)
+            probe.next = plan_of(engine, point, requests)
             keep_busy(engine.slots.device, LAUNCHING)
-            engine.step()
-            synchronize(engine.slots.device)
-            engine.drain()
-            engine.tell()
+            run_step(engine)
             found += probe.timings
             tried += 1
             if found:
                 wanted = _repeats(sum(timing.seconds for timing in found) / len(found), left)
             elif tried > ATTEMPTS:
-                raise EngineError("a pass could not be timed: every run of it captured a graph")
+                raise EngineError("a pass could not be timed: every run of it captured a graph or compiled a kernel")
     finally:
-        for request in requests:
-            engine.finish(request)
-        engine.drain()
+        forget(engine, requests)
     return found
 
 
@@ -250,79 +177,6 @@ def _repeats(seconds: float, left: float) -> int:
     """How often a pass of that length is timed: less often near the end of the budget."""
     wanted = REPEATS if seconds < LONG_PASS else 2
     return max(1, min(wanted, int(SHARE * left / seconds)))
-
-
-def _scratch(engine: Engine, point: Point, params: SamplingParams = GREEDY) -> list[Request]:
-    """Requests in slots, with blocks, that count as decoding; one more for a chunk. Empty: they do not fit."""
-    lengths = [point.context] * point.requests + ([point.context + point.chunk + 1] if point.chunk else [])
-    if len(lengths) > len(engine.free_slots) or not engine.memory.has_room([_length(point)] * len(lengths)):
-        return []
-    noise = random.Random(0)
-    requests = []
-    for number, length in enumerate(lengths):
-        request = Request(
-            "measure",
-            [noise.randrange(engine.sampling.vocab) for _ in range(length)],
-            params,
-            seed=number,
-            max_length=engine.max_model_len,
-            arrival=engine.clock(),
-            order=-1 - number,
-        )
-        engine.add(request)
-        requests.append(request)
-    while missing := sum(request.slot is None for request in requests):
-        engine.step()  # admits some; the probe has nothing to run yet
-        if missing == sum(request.slot is None for request in requests):
-            for request in requests:
-                engine.finish(request)
-            return []  # fewer may run than there are slots
-        for request in requests[: point.requests]:
-            if request.state is State.PREFILL:
-                engine.skip_prefill(request)
-    return requests
-
-
-def _plan(engine: Engine, point: Point, requests: Sequence[Request]) -> Plan:
-    """The point as a step of the engine."""
-    drafter = engine.drafter
-    decoding, drafts = requests[: point.requests], []
-    lag = 0
-    if drafter and drafter.has_cache:
-        lag = point.lag or min(drafter.routine, point.drafts + 1)
-    for request in decoding if drafter and (point.drafts or point.lag) else ():
-        slot, context = _slot(request), len(request.tokens) + point.drafts
-        drafts.append(DraftSpan(slot, lag, lag, point.drafts, context))
-    spans = [
-        VerifySpan(
-            slot=_slot(request),
-            rows=point.drafts + 1,
-            drafts=point.drafts,
-            start=None,
-            emits=True,
-            context=len(request.tokens) + point.drafts,
-            drafter=drafter.name if drafter and point.drafts else None,
-        )
-        for request in decoding
-    ]
-    if point.chunk:
-        end = point.context + point.chunk
-        slot, start = _slot(requests[-1]), point.context
-        spans.append(VerifySpan(slot, point.chunk, drafts=0, start=start, emits=False, context=end))
-    return Plan(
-        draft=DraftBatch(drafter.name, tuple(drafts)) if drafter and drafts else None,
-        verify=VerifyBatch(tuple(spans)),
-    )
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot
-
-
-def _length(point: Point) -> int:
-    """Tokens a request of this point may come to, over all repeats."""
-    return point.context + (REPEATS + 1) * (point.drafts + 1) + point.chunk + 1
 
 
 def _median(timings: Sequence[StepTiming]) -> StepTiming:

@@ -12,7 +12,7 @@ from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.buckets import CHUNKS, bucket
 from verifypd.control.snapshot import Plan
 from verifypd.engine.engine import Engine
-from verifypd.engine.measure import GREEDY, SHORT, Point, _aside, _length, _plan, _Probe, _scratch
+from verifypd.engine.scratch import GREEDY, SHORT, Point, Probe, aside, forget, length_of, plan_of, run_step, scratch
 from verifypd.request import SamplingParams
 from verifypd.runtime.streams import synchronize
 
@@ -24,9 +24,9 @@ REPORTED = replace(GREEDY, logprobs=1, repetition_penalty=1.1, presence_penalty=
 def rehearse(engine: Engine, whole: bool = True) -> None:
     """Steps without drafts, with drafts, and with some who draft and some who do not, of requests that are drawn or
     not; and logits of every size that passes are padded to. Not `whole`: greedy steps alone, for a quick start."""
-    probe, most = _Probe(), engine.config.max_draft if engine.drafter else 0
+    probe, most = Probe(), engine.config.max_draft if engine.drafter else 0
     context = min(SHORT, engine.max_model_len // 2)
-    with _aside(engine, probe):
+    with aside(engine, probe):
         for params in (GREEDY, *SAMPLED) if whole else (GREEDY,):
             for point in dict.fromkeys((Point(1, 0, context), Point(1, most, context), Point(2, most, context))):
                 _step(engine, probe, point, params)
@@ -37,22 +37,17 @@ def rehearse(engine: Engine, whole: bool = True) -> None:
         _logits(engine)
 
 
-def _step(engine: Engine, probe: _Probe, point: Point, params: SamplingParams) -> None:
+def _step(engine: Engine, probe: Probe, point: Point, params: SamplingParams) -> None:
     """One step of a point, if it fits; the first of several requests drafts nothing."""
-    requests = _scratch(engine, point, params) if _length(point) <= engine.max_model_len else []
+    requests = scratch(engine, point, params) if length_of(point) <= engine.max_model_len else []
     if not requests:
         return
-    plan = _plan(engine, point, requests)
+    plan = plan_of(engine, point, requests)
     probe.next = plan if len(requests) == 1 else _uneven(plan)
     try:
-        engine.step()
-        synchronize(engine.slots.device)
-        engine.drain()
-        engine.tell()
+        run_step(engine)
     finally:
-        for request in requests:
-            engine.finish(request)
-        engine.drain()
+        forget(engine, requests)
 
 
 def _uneven(plan: Plan) -> Plan:

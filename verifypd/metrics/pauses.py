@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
-COMPILED, CAPTURED, COLLECTED = "compiled", "captured", "collected"
+KINDS = COMPILED, CAPTURED, COLLECTED = "compiled", "captured", "collected"
 KEPT = 64  # pauses whose names are remembered
 SHORT = 1e-3  # s: collections below it have no name
 
@@ -36,9 +36,8 @@ class Pauses:
 
     def summary(self) -> dict[str, float]:
         """The figures, times in ms."""
-        kinds = (COMPILED, CAPTURED, COLLECTED)
-        times = {f"{kind}_ms": 1e3 * getattr(self, f"{kind}_seconds") for kind in kinds}
-        return {kind: getattr(self, kind) for kind in kinds} | times
+        times = {f"{kind}_ms": 1e3 * getattr(self, f"{kind}_seconds") for kind in KINDS}
+        return {kind: getattr(self, kind) for kind in KINDS} | times
 
 
 class Pause(NamedTuple):
@@ -54,15 +53,21 @@ class Watch:
     """Counts pauses, and remembers the names of the latest."""
 
     def __init__(self) -> None:
-        self.total = Pauses()
+        self._counts: dict[str, list[float]] = {kind: [0, 0.0] for kind in KINDS}  # how many, and s
         self.latest: deque[Pause] = deque(maxlen=KEPT)
         self._collecting = 0.0  # s, when the collection under way began
 
+    @property
+    def total(self) -> Pauses:
+        """All so far."""
+        counts = [self._counts[kind] for kind in KINDS]
+        return Pauses(*(int(count) for count, _ in counts), *(seconds for _, seconds in counts))
+
     def note(self, kind: str, name: str, seconds: float) -> None:
-        """One more of a kind."""
-        total, took = self.total, f"{kind}_seconds"
-        changed: dict[str, Any] = {kind: getattr(total, kind) + 1, took: getattr(total, took) + seconds}
-        self.total = replace(total, **changed)
+        """One more of a kind. A collection may come in between: each kind has numbers of its own."""
+        own = self._counts[kind]
+        own[0] += 1
+        own[1] += seconds
         if kind != COLLECTED or seconds >= SHORT:
             self.latest.append(Pause(time.monotonic(), kind, name, seconds))
 
