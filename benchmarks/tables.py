@@ -51,6 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-closed": beside.serve_h200("bench-serve-h200-closed", "at once"),
     "serve-closed-384": beside.serve_h200("bench-serve-h200-closed-384", "at once"),
     "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
+    "serve-mixed-before": beside.serve_h200("bench-serve-h200-mixed-27195ed", "requests/s"),
     "serve-32": beside.serve_h200("bench-serve-h200-32", "requests/s"),
     "serve-plain": beside.serve_h200("bench-serve-h200-plain", "requests/s"),
     "head-low-acceptance": beside.low_acceptance,

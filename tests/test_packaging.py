@@ -156,10 +156,20 @@ def test_links_in_the_documentation_lead_somewhere():
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
         for target in targets:
-            path = target.partition("#")[0]
-            if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
+            path, _, anchor = target.partition("#")
+            if "://" in path or path.startswith("mailto:"):
+                continue
+            there = page.parent / path if path else page
+            if not there.exists() or (anchor and there.suffix == ".md" and anchor not in headings(there)):
                 broken.append(f"{page.relative_to(ROOT)} → {target}")
     assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them of headings that do not repeat."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
 def test_files_named_in_the_documentation_exist():

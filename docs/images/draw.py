@@ -170,7 +170,7 @@ def lanes(theme: Theme) -> None:
         (prefill, theme.prefill, "Prefill lane", "prompts, in chunks"),
         (decode, theme.draft, "Decode lane", "a drafter proposes"),
         (verify, theme.verify, "Verify lane", "one pass checks all requests"),
-        (verdict, theme.fresh, "Verdict", "what stands, and what follows"),
+        (verdict, theme.fresh, "Verdict", "what is accepted, what follows"),
     ):
         panel(axes, x, low, w, top - low, theme, theme.line)
         axes.add_patch(Circle((x + 2.1, top - 2.75), 0.8, fc=colour, ec="none", zorder=3))
@@ -223,14 +223,14 @@ def lanes(theme: Theme) -> None:
     start, end = verdict[0] + verdict[1] / 2, decode[0] + decode[1] / 2
     axes.plot([start, start, end], [low, turn, turn], color=theme.fresh, lw=1.6, zorder=2)
     arrow(axes, (end, turn), (end, low - 0.1), theme.fresh)
-    what = "the next draft starts from what stood: decided on the device, rolled back by length"
+    what = "the next draft starts after what was accepted: decided on the device, rolled back by length"
     label(axes, (start + end) / 2, turn - 1.7, what, theme.soft, 8.8, ha="center")
 
     x = 10.2
     x = key(axes, x, 2.2, "confirmed", theme.soft, theme)
     x = key(axes, x, 2.2, "prompt", theme.prefill, theme)
     x = key(axes, x, 2.2, "drafted", theme.draft, theme, dashed=True)
-    x = key(axes, x, 2.2, "stands", theme.verify, theme)
+    x = key(axes, x, 2.2, "accepted", theme.verify, theme)
     x = key(axes, x, 2.2, "rejected", theme.gone, theme, gone=True)
     key(axes, x, 2.2, "the verifier's own token", theme.fresh, theme)
     save(axes, "lanes", theme)

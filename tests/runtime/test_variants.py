@@ -45,7 +45,7 @@ RESULTS = ("out", "stream", "total", "new_squares")
 
 
 def kind(value: Any, name: str, rules: dict[str, Any]) -> Any:
-    """What Triton compiles anew for: types, numbers that are 1 or divide by 16, and places that do."""
+    """What Triton compiles anew for: types, numbers that are 1 or divisible by 16, and places that are."""
     fixed = name in (rules.get("do_not_specialize") or ())
     if isinstance(value, torch.Tensor):
         loose = fixed or name in (rules.get("do_not_specialize_on_alignment") or ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN, Cell, Folder
@@ -264,6 +264,15 @@ def false_alarms(found: dict[str, Any]) -> list[str]:
         for metric, each in one["itself"].items()
         if each["verdict"] in (FASTER, SLOWER)
     ]
+
+
+def headlines(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """The comparison that says most of an arm in a scenario: (scenario, arm, metric, ratio in words)."""
+    for scenario, own in found["scenarios"].items():
+        metric = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
+        for arm, compared in own["compared"].items():
+            if metric in compared:
+                yield scenario, arm, metric, ratio(compared[metric])
 
 
 def itself_line(found: dict[str, Any]) -> str:

@@ -178,15 +178,12 @@ def _watch() -> Any:
 
 def show(folder: Path, found: dict[str, Any]) -> None:
     """What the comparisons say, on the terminal."""
-    from verifypd.bench.results import itself_line, ratio
+    from verifypd.bench.results import NAMES, headlines, itself_line
 
-    lines = []
-    for scenario, own in found["scenarios"].items():
-        for arm, metrics in own["compared"].items():
-            shown = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
-            if shown in metrics:
-                what = "tokens/s" if shown == "tok_s" else "mean E2E"
-                lines.append(f"{scenario}: {what} of {arm} over {found['reference']} {ratio(metrics[shown])}\n")
+    lines = [
+        f"{scenario}: {NAMES[metric]} of {arm} over {found['reference']} {ratio}\n"
+        for scenario, arm, metric, ratio in headlines(found)
+    ]
     emit("".join(lines) + itself_line(found) + f"\nreport: {folder / 'report.html'}\n")
 
 

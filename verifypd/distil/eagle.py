@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from verifypd.distil.export import write_json
+from verifypd.distil.export import size_fields, write_json
 from verifypd.distil.head import Head, HeadLayer, HeadShape, Norm, Seen, later, linear, shape_for
 from verifypd.distil.teacher import Teacher
 from verifypd.models.config import ModelConfig, Rope
@@ -113,12 +113,7 @@ def speculators_config(shape: HeadShape, verifier: ModelConfig, name: str, depth
         "attention_bias": False,
         "mlp_bias": False,
         "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.mlp,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **size_fields(shape),
         "max_position_embeddings": verifier.max_position,
         "rms_norm_eps": shape.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},

@@ -17,15 +17,15 @@ from verifypd.errors import ConfigError
 from verifypd.models.config import ModelConfig
 
 MODEL_TYPE = "verifypd_head"
-_SHAPE = {  # what decides the sizes of a head's own weights: field of HeadShape -> of config.json
+_SIZES = {  # of a head's layers: field of HeadShape -> of config.json
     "hidden": "hidden_size",
     "mlp": "intermediate_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
-    "feature_layers": "feature_layers",
 }
+_SHAPE = {**_SIZES, "feature_layers": "feature_layers"}  # what decides the sizes of a head's own weights
 
 
 def write_draft(folder: Path, head: Head, ids: Tensor, verifier: ModelConfig, name: str, made: dict[str, Any]) -> None:
@@ -82,12 +82,7 @@ def head_config(shape: HeadShape, verifier: ModelConfig, name: str) -> dict[str,
         "feature_layers": list(shape.feature_layers),
         "draft_vocab_size": shape.vocab,
         "vocab_size": verifier.vocab_size,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.mlp,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **size_fields(shape),
         "max_position_embeddings": verifier.max_position,
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
@@ -99,6 +94,11 @@ def head_config(shape: HeadShape, verifier: ModelConfig, name: str) -> dict[str,
         "eos_token_id": list(verifier.eos_ids),
         "torch_dtype": "bfloat16",
     }
+
+
+def size_fields(shape: HeadShape) -> dict[str, int]:
+    """The sizes of a head's layers in the fields of a Hugging Face config."""
+    return {field: getattr(shape, name) for name, field in _SIZES.items()}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

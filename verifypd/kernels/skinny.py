@@ -16,7 +16,7 @@ from verifypd.kernels.launch import dependent, processors, shared_memory
 
 SOURCE = Path(__file__).with_name("skinny.cu")
 MOST_ROWS = 8
-MOST_BYTES = 260 * 2**20  # of a weight: Triton takes longer to start, and reads large ones 4 to 15 % faster (H200)
+MOST_BYTES = 260 * 2**20  # of a weight: Triton takes longer to start, and reads large ones up to 15 % faster (H200)
 ROUND = 32  # of the depth, at a time
 THREADS = 256  # of a block; there is one for each processor
 SQUARES_ROW = 16  # sums of squares, of which Triton's products read as many at once

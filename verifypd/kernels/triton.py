@@ -1,10 +1,10 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
 Products of few rows are ours, with the norms, sums and gates around them, and multiply fp8 weights as they are; up to
-eight rows of bfloat16 or float16 are skinny.py's where that runs. Others are torch's (with fp8 weights, of rows rounded
-to fp8), unless a row may not feel its neighbours (`batch_invariant`): then they are tiles of one size whose sums have
-one order. Same results as the torch kernels up to the order of a sum and where it is rounded. Rotation apart from a
-product belongs to attention.
+eight rows of bfloat16 or float16 are skinny.py's where that runs and the weight is not too large. Others are torch's
+(with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`): then they are
+tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum and where it is
+rounded. Rotation apart from a product belongs to attention.
 """
 
 from __future__ import annotations

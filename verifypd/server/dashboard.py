@@ -22,7 +22,7 @@ from verifypd.config import ARCHITECTURES
 from verifypd.server.calls import CallError, unavailable
 from verifypd.server.gate import DASHBOARD, PAGE_FILES
 from verifypd.server.service import Service
-from verifypd.server.streams import Send, Sweeper, gone
+from verifypd.server.streams import Stream, Sweeper, gone
 
 VIEWERS = 32  # pages that may watch one worker at a time
 HEARTBEAT = 1.0  # s after which a frame is sent though the engine has said nothing
@@ -101,27 +101,13 @@ class Frames:
         }
 
 
-class FrameStream(Response):
+class FrameStream(Stream):
     """Frames as server-sent events until the viewer leaves. A slow viewer skips frames."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, frames: Frames, sweeper: Sweeper) -> None:
+        super().__init__("no-store")
         self.frames = frames
         self.sweeper = sweeper
-        self.sending_since = 0.0
-        self.background = None
-        self.status_code = 200
-        self.body = b""
-        self._task: asyncio.Task[Any] | None = None
-        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-
-    def drop(self) -> None:
-        """The viewer does not read: end the stream."""
-        self.sending_since = 0.0
-        if self._task is not None:
-            self._task.cancel()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send until the viewer leaves or the server ends."""
@@ -142,11 +128,6 @@ class FrameStream(Response):
             leaving.cancel()
             self.sweeper.streams.discard(self)
             self.frames.viewers -= 1
-
-    async def _send(self, send: Send, frame: bytes) -> None:
-        self.sending_since = time.monotonic()
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
-        self.sending_since = 0.0
 
 
 def add_dashboard(app: FastAPI, service: Service) -> None:

@@ -42,14 +42,31 @@ async def watch(receive: Receive, call: Call) -> None:
     call.wake()
 
 
-class Sending(Protocol):
-    """A stream to a client that may stop reading."""
+class Stream(Response):
+    """Server-sent events to a client that may stop reading."""
 
-    sending_since: float  # s of the monotonic clock; 0 while nothing waits to be read
+    media_type = "text/event-stream"
+
+    def __init__(self, cache_control: str) -> None:
+        self.sending_since = 0.0  # s of the monotonic clock; 0 while nothing waits to be read
+        self.background = None
+        self.status_code = 200
+        self.body = b""
+        self._task: asyncio.Task[Any] | None = None  # the one that sends
+        self.init_headers({"cache-control": cache_control, "x-accel-buffering": "no"})
+        del self.headers["content-length"]
 
     def drop(self) -> None:
-        """End it."""
-        ...
+        """The client does not read: end the stream."""
+        self.sending_since = 0.0
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
+        if data or last:
+            self.sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
+            self.sending_since = 0.0
 
 
 class Sweeper:
@@ -57,7 +74,7 @@ class Sweeper:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self.streams: set[Sending] = set()
+        self.streams: set[Stream] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -85,14 +102,12 @@ class Wire(Protocol):
         ...
 
 
-class EventStream(Response):
+class EventStream(Stream):
     """A call as server-sent events. Headers go out when the engine has admitted it.
 
     News go straight from the engine's message to the connection. Only where it is full, or at the end, does the task
     of this response take over.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -102,25 +117,13 @@ class EventStream(Response):
         sweeper: Sweeper,
         finished: Callable[[Call, str], None],
     ) -> None:
+        super().__init__("no-cache")
         self.call = call
         self.renderer = renderer
         self.bridge = bridge
         self.sweeper = sweeper
         self.finished = finished
-        self.sending_since = 0.0
-        self.background = None
-        self.status_code = 200
-        self.body = b""
-        self._task: asyncio.Task[Any] | None = None
         self._wire: Wire | None = None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-
-    def drop(self) -> None:
-        """The client does not read: end the stream."""
-        self.sending_since = 0.0
-        if self._task is not None:
-            self._task.cancel()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send until the call ends, fails or is left."""
@@ -178,12 +181,6 @@ class EventStream(Response):
         if data:
             self._wire.write(data)
         return True
-
-    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
-        if data or last:
-            self.sending_since = time.monotonic()
-            await send({"type": "http.response.body", "body": data, "more_body": not last})
-            self.sending_since = 0.0
 
 
 async def whole(call: Call, bridge: Bridge, receive: Receive, finished: Callable[[Call, str], None]) -> None:

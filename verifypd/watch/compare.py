@@ -16,7 +16,7 @@ from typing import Any
 from verifypd.bench import report
 from verifypd.bench.campaign import Campaign, Cell, Scenario, Turn, Watch, digest, spec_digest
 from verifypd.bench.play import Call, Drafts, counted, warm_up
-from verifypd.bench.results import itself_line, ratio
+from verifypd.bench.results import headlines, itself_line
 from verifypd.bench.workload import Workload
 from verifypd.errors import VerifyPDError
 from verifypd.metrics.stats import percentile
@@ -261,13 +261,11 @@ async def compare(campaign: Compared, stage: Stage, pictures: bool = False) -> d
 
 def verdict(found: dict[str, Any]) -> list[str]:
     """How each arm compares with the first, in words."""
-    lines = []
-    for scenario, own in found["scenarios"].items():
-        for arm, metrics in own["compared"].items():
-            shown = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
-            if shown in metrics:
-                what = "tokens/s" if shown == "tok_s" else "mean time of a request"
-                lines.append(f"{scenario}: {what} of {arm} over {found['reference']}: {ratio(metrics[shown])}")
+    names = {"tok_s": "tokens/s", "e2e_ms_mean": "mean time of a request"}
+    lines = [
+        f"{scenario}: {names[metric]} of {arm} over {found['reference']}: {ratio}"
+        for scenario, arm, metric, ratio in headlines(found)
+    ]
     return [*lines, itself_line(found)]
 
 
