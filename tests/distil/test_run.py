@@ -109,16 +109,19 @@ def test_a_stopped_run_goes_on(verifier: Path, whole: Path, tmp_path: Path, monk
 
 
 def test_steps_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At half a second a step, 100 steps and the time that is left give the number of all."""
-    trainer = SimpleNamespace(step=0, recipe=RECIPE, save=None, fitted=None)
+    """At half a second a step and one a look, 100 steps and the time that is left give the number of all."""
+    trainer = SimpleNamespace(step=0, recipe=RECIPE, save=None, fitted=None, looks=[])
 
     def go(until: int, keep: object) -> None:
         trainer.step = until
+        trainer.looks.append(1.0)
 
     trainer._train = go
-    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 0.5 * trainer.step))
-    train.Trainer._fit(trainer, 150.0)  # type: ignore[arg-type]
-    assert trainer.step == train.WARM + train.PACED == 100 and trainer.fitted == 100 + int(100 * train.FILLED * 2)
+    clock = SimpleNamespace(monotonic=lambda: 0.5 * trainer.step + sum(trainer.looks))
+    monkeypatch.setattr(train, "time", clock)
+    train.Trainer._fit(trainer, 152.0)  # type: ignore[arg-type]
+    assert trainer.step == train.WARM + train.PACED == 100
+    assert trainer.fitted == 100 + int((100 * train.FILLED - train.LOOKS) / 0.5)
 
 
 def test_a_fitted_run_that_is_done_does_no_more_steps(

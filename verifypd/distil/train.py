@@ -62,6 +62,7 @@ class Trainer:
         self.check = check
         self.deadline = deadline
         self.fitted: int | None = None  # steps, where they follow the time
+        self.looks: list[float] = []  # s of each measurement along the run
         self.device = teacher.model.device
         self.loss = recipe.losses[0]
         self.step = 0
@@ -98,14 +99,15 @@ class Trainer:
         self._train(self.recipe.steps, self.save)
 
     def _fit(self, deadline: float) -> None:
-        """Some steps, and from how long they take with a look the number of all: the rate falls until the deadline."""
+        """Some steps, and from how long they and a look take the number of all: the rate falls until the deadline."""
         self._train(self.step + WARM, self.save)
-        begun = time.monotonic()
+        begun, before = time.monotonic(), len(self.looks)
         self._train(self.step + PACED, self.save)
-        now = time.monotonic()
-        left = max(0.0, deadline - now) * FILLED
-        self.fitted = self.step + max(1, int(left * PACED / (now - begun)))
-        log.info("%.3f s a step: %d steps until the time is up", (now - begun) / PACED, self.fitted)
+        now, looks = time.monotonic(), self.looks[before:]
+        pace = (now - begun - sum(looks)) / PACED
+        left = (deadline - now) * FILLED - LOOKS * max(looks, default=0.0)
+        self.fitted = self.step + max(1, int(left / pace))
+        log.info("%.3f s a step: %d steps until the time is up", pace, self.fitted)
 
     def _choose(self) -> None:
         """Each loss from the same start for the same steps; the one that gets most tokens accepted goes on."""
@@ -188,7 +190,9 @@ class Trainer:
         return torch.stack(losses).detach()
 
     def _look(self, losses: Tensor, shown: Bar) -> None:
+        begun = time.monotonic()
         found = report(self._measure(lambda _: shown.update(0)))
+        self.looks.append(time.monotonic() - begun)
         self.curve.append({"step": self.step, "loss": [round(x, 4) for x in losses.tolist()], "validation": found})
 
     def _measure(self, tick: Callable[[int], object] = lambda _: None) -> Any:
