@@ -13,7 +13,7 @@ weights of its own, random, in the shape of --pair; one computes at a time. Arri
 first --seconds of them. Ratios are over the other checkout's arms, or over the first arm, as means over seeds with 95 %
 intervals. `costs` are this tree's, as its engine measured them at start. Each cell has the steps behind its longest gap
 (of all seeds), and what was compiled, captured and collected in its runs. What lives after the start is left out of
-garbage collections, as in a server; --unfrozen leaves it in.
+garbage collections, as in a server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def one_rule(budget: float) -> Any:
     return rule
 
 
-def work(pair: str, tiny: bool, unfrozen: bool) -> None:
+def work(pair: str, tiny: bool) -> None:
     """Answer every line of standard input, a task, with a line: the times of its requests."""
     replies, sys.stdout = sys.stdout, sys.stderr
     from verifypd import LLM
@@ -102,9 +102,8 @@ def work(pair: str, tiny: bool, unfrozen: bool) -> None:
 
         driving.Run.end = end  # type: ignore[method-assign]
         driving.Drive(engine).closed(4, 8, 20, 8)
-        if not unfrozen:
-            gc.collect()
-            gc.freeze()
+        gc.collect()
+        gc.freeze()
         known = getattr(engine, "cost", None)
         costs = {} if known is None else asdict(known.coefficients)
         print(json.dumps({"costs": costs}), file=replies, flush=True)
@@ -133,7 +132,7 @@ class Checkout:
     def __init__(self, tree: Path, args: argparse.Namespace) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", "--pair", args.pair]
         self.process = subprocess.Popen(
-            command + ["--tiny"] * args.tiny + ["--unfrozen"] * args.unfrozen,
+            command + ["--tiny"] * args.tiny,
             cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -214,11 +213,10 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--seconds", type=float, default=12.0, help="of traffic, for each arm, rate and seed")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short work: tests this script")
-    parser.add_argument("--unfrozen", action="store_true", help="collect garbage among all objects, weights' too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(given)
     if args.worker:
-        work(args.pair, args.tiny, args.unfrozen)
+        work(args.pair, args.tiny)
         return {}
     arms = [Arm.parse(text) for text in args.arms]
     if any(arm.other for arm in arms) and args.other is None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verifypd.control.cost import CostModel
 from verifypd.engine.engine import Engine
 from verifypd.engine.timing import TimedPlan
-from verifypd.metrics.pauses import WATCH, Pause, Pauses
+from verifypd.metrics.pauses import WATCH, Pause
 
 KEPT = 64  # steps remembered, of which a gap may be made
 SHOWN = 4  # of those, the longest
@@ -23,17 +24,16 @@ class Step:
     planned: float  # s, when they were
     ended: float  # s, when the plan was launched
     plan: TimedPlan | None  # what was launched, if anything
-    pauses: Pauses
 
-    def summary(self, origin: float, cost: CostModel | None) -> dict[str, Any]:
+    def summary(self, origin: float, cost: CostModel | None, pauses: Sequence[Pause]) -> dict[str, Any]:
         """The figures, times in ms from `origin` on; host: to plan and launch, waited: for verdicts before that."""
         found: dict[str, Any] = {
             "at_ms": _ms(self.began - origin),
             "waited_ms": _ms(self.planned - self.began),
             "host_ms": _ms(self.ended - self.planned),
         }
-        paused = {name: round(value, 3) for name, value in self.pauses.summary().items() if value}
-        found |= {"pauses": paused} if paused else {}
+        paused = Counter(each.kind for each in pauses if self.began < each.ended <= self.ended)
+        found |= {"pauses": dict(paused)} if paused else {}
         if self.plan is None:
             return found
         work, verify = self.plan.plan.work(), self.plan.plan.verify
@@ -59,17 +59,16 @@ class Steps:
         self._ends_here = False  # whether the longest gap ended in the turn that is under way
         self._pauses: list[Pause] = []
         self._began: float | None = None  # s, when verdicts were last collected for the step to come
-        self._before = WATCH.total
 
     def collecting(self) -> None:
         """Verdicts are about to be collected."""
-        self._began, self._before = self.engine.clock(), WATCH.total
+        self._began = self.engine.clock()
 
     def stepping(self) -> float:
         """A step is about to be planned; returns when, s."""
         now = self.engine.clock()
         if self._began is None:
-            self._began, self._before = now, WATCH.total
+            self._began = now
         return now
 
     def stepped(self, planned: float) -> None:
@@ -77,7 +76,7 @@ class Steps:
         began, ended, engine = self._began, self.engine.clock(), self.engine
         assert began is not None, "a step begins before it ends"
         plan = engine.latest if engine.latest is not None and engine.latest.begun >= began else None
-        step = Step(began, planned, ended, plan, WATCH.total.since(self._before))
+        step = Step(began, planned, ended, plan)
         self._latest.append(step)
         if self._ends_here:
             self._behind.append(step)
@@ -100,7 +99,9 @@ class Steps:
         return {
             "ms": _ms(self.longest),
             "steps": len(self._behind),
-            "longest_steps": [step.summary(origin, self.engine.cost) for step in sorted(shown, key=_began)],
+            "longest_steps": [
+                step.summary(origin, self.engine.cost, self._pauses) for step in sorted(shown, key=_began)
+            ],
             "pauses": [{"kind": each.kind, "name": each.name, "ms": _ms(each.seconds)} for each in self._pauses],
         }
 

@@ -260,7 +260,7 @@ class Engine:
         timed = TimedPlan(self.stats.steps, self.architecture.name, self.architecture.ran, plan, self._begun)
         timed.why = self.architecture.why() if self.recorder else {}
         self.latest = timed
-        made = self.verify.captured, WATCH.total.compiled
+        made = self.verify.captured, WATCH.compiled
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
         if not timed.beside:
@@ -281,7 +281,7 @@ class Engine:
             batches = [batch.spans for batch in (plan.draft, plan.verify, plan.prefill) if batch]
             self._fail({span.slot for spans in batches for span in spans}, error)
             raise
-        if (self.verify.captured, WATCH.total.compiled) == made:  # else the time is a capture's or a compiler's
+        if (self.verify.captured, WATCH.compiled) == made:  # else the time is a capture's or a compiler's
             self.timed.add(timed)
             self._launched = timed
         self.residents.grow()

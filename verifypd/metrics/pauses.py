@@ -63,6 +63,11 @@ class Watch:
         counts = [self._counts[kind] for kind in KINDS]
         return Pauses(*(int(count) for count, _ in counts), *(seconds for _, seconds in counts))
 
+    @property
+    def compiled(self) -> int:
+        """Kernels so far; asked for in every step."""
+        return int(self._counts[COMPILED][0])
+
     def note(self, kind: str, name: str, seconds: float) -> None:
         """One more of a kind. A collection may come in between: each kind has numbers of its own."""
         own = self._counts[kind]
