@@ -43,12 +43,14 @@ def run(llm: LLM, counts: tuple[int, ...]) -> None:
 def check_quiet(llm: LLM) -> None:
     """`auto`, then `plain`."""
     WATCH.latest.clear()
+    pinned = torch.cuda.host_memory_stats()["num_host_alloc"]
     run(llm, (1, 2, 3, 5, 7))
     assert llm.engine.stats.drafted
     llm.switch_architecture("plain")
     run(llm, (1, 5))
     pauses, names = llm.engine.pauses, [each for each in WATCH.latest if each.kind != COLLECTED]
     assert (pauses.compiled, pauses.captured) == (0, 0), names
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == pinned, "pinned memory was got while requests waited"
 
 
 @pytest.mark.parametrize("drafter", ["model", "head", "both", "ngram"])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from verifypd.control.cost import CostModel
 from verifypd.engine.engine import Engine
 from verifypd.engine.timing import TimedPlan
@@ -24,6 +26,7 @@ class Step:
     planned: float  # s, when they were
     ended: float  # s, when the plan was launched
     plan: TimedPlan | None  # what was launched, if anything
+    allocated: int = 0  # times that memory, the device's or pinned, was got from the driver
 
     def summary(self, origin: float, cost: CostModel | None, pauses: Sequence[Pause]) -> dict[str, Any]:
         """The figures, times in ms from `origin` on; host: to plan and launch, waited: for verdicts before that."""
@@ -34,6 +37,7 @@ class Step:
         }
         paused = Counter(each.kind for each in pauses if self.began < each.ended <= self.ended)
         found |= {"pauses": dict(paused)} if paused else {}
+        found |= {"allocated": self.allocated} if self.allocated else {}
         if self.plan is None:
             return found
         work, verify = self.plan.plan.work(), self.plan.plan.verify
@@ -59,6 +63,7 @@ class Steps:
         self._ends_here = False  # whether the longest gap ended in the turn that is under way
         self._pauses: list[Pause] = []
         self._began: float | None = None  # s, when verdicts were last collected for the step to come
+        self._allocated = _allocations(engine)
 
     def collecting(self) -> None:
         """Verdicts are about to be collected."""
@@ -76,7 +81,9 @@ class Steps:
         began, ended, engine = self._began, self.engine.clock(), self.engine
         assert began is not None, "a step begins before it ends"
         plan = engine.latest if engine.latest is not None and engine.latest.begun >= began else None
-        step = Step(began, planned, ended, plan)
+        allocated = _allocations(engine)
+        step = Step(began, planned, ended, plan, allocated - self._allocated)
+        self._allocated = allocated
         self._latest.append(step)
         if self._ends_here:
             self._behind.append(step)
@@ -104,6 +111,14 @@ class Steps:
             ],
             "pauses": [{"kind": each.kind, "name": each.name, "ms": _ms(each.seconds)} for each in self._pauses],
         }
+
+
+def _allocations(engine: Engine) -> int:
+    """Times that PyTorch got memory from CUDA so far: both kinds may wait for the device."""
+    if engine.slots.device.type != "cuda":
+        return 0
+    device = torch.cuda.memory_stats_as_nested_dict(engine.slots.device)["num_device_alloc"]
+    return int(device + torch.cuda.host_memory_stats_as_nested_dict()["num_host_alloc"])
 
 
 def _began(step: Step) -> float:

@@ -38,6 +38,7 @@ from verifypd.models.loader import load_model
 from verifypd.models.shards import WHOLE, Shard
 from verifypd.parallel.group import Job
 from verifypd.parallel.ranks import Ranks
+from verifypd.runtime.streams import reserve_pinned
 from verifypd.sampling.choose import pick_sampler
 from verifypd.tokenizer import Tokenizer
 
@@ -177,6 +178,7 @@ def build(config: EngineConfig) -> Built:
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     if device.type == "cuda":
         gc.collect()  # what the start left behind is not for a step to collect
+        reserve_pinned()
     engine.started()
     return Built(engine, tokenizer, budget)
 

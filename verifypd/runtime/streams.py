@@ -18,11 +18,19 @@ from torch import Tensor
 
 PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
+PINNED = [1 << power for power in range(4, 21)]  # bytes: sizes that the allocator of pinned memory rounds up to
+COPIES = 8  # of one size that may be under way at once
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
     """The stream that carries what is launched now. By number: a device's name is looked up for long."""
     return torch.cuda.current_stream(device.index)
+
+
+def reserve_pinned() -> None:
+    """Have pinned memory of every size at hand: to get more of it from the driver may wait until the device is idle."""
+    held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in PINNED for _ in range(COPIES)]
+    del held  # PyTorch keeps it for the next to ask
 
 
 class HostCopy:
