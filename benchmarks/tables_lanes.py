@@ -59,21 +59,21 @@ def equal_metric() -> str:
 
 
 def deploy(*names: str) -> Callable[[], str]:
-    """Mean E2E of every arm in every scenario of some results, and the fastest."""
+    """Mean E2E of every arm in every scenario of some results, and the fastest; where two have a scenario, the later."""
 
     def table() -> str:
         founds = [read(name) for name in names]
         arms = list(dict.fromkeys(arm for found in founds for arm in found["arms"]))
         lines = []
-        for found in founds:
-            for scenario, own in found["scenarios"].items():
-                cells = []
-                for arm in arms:
-                    each = own["arms"].get(arm)
-                    word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
-                    mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
-                    cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark if each else "–")
-                lines.append([scenario, *cells, advice.fastest(own)])
+        scenarios = {name: own for found in founds for name, own in found["scenarios"].items()}
+        for scenario, own in scenarios.items():
+            cells = []
+            for arm in arms:
+                each = own["arms"].get(arm)
+                word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
+                mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
+                cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark if each else "–")
+            lines.append([scenario, *cells, advice.fastest(own)])
         said = "; ".join(dict.fromkeys(f"{found['note']}; against {found['reference']}" for found in founds))
         return rows(["mean E2E", *arms, "lowest"], lines) + f"\n↓ faster, ↑ slower at 95 %. {said}.\n" + source(*names)
 

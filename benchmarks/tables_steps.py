@@ -6,6 +6,10 @@ from typing import Any
 
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
 
+TARGETS = ("h200-targets", "h200-schedule")
+TOYS = ("toy-schedule", "toy-schedule-8-16")
+SHAPES = (("h200-qwen2-steps", "h200-qwen2-closed"), ("h200-gemma",), ("h200-34b-steps", "h200-34b-closed"))
+
 
 def planner() -> str:
     """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
@@ -20,26 +24,29 @@ def planner() -> str:
 
 
 def targets() -> str:
-    """The planner under other targets; ratios are over the first line."""
+    """The planner under other targets; ratios are over the first line of the same run."""
     lines = []
-    for cell in [cell for cell in read("h200-targets")["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
-        over = [interval(cell["over"]["ttft=500"][name]) for name in TAIL_FIGURES] if cell["over"] else [""] * 3
-        lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *over])
-    return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source("h200-targets")
+    for name in TARGETS:
+        for cell in [cell for cell in read(name)["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
+            over = cell["over"].get("ttft=500")
+            ratios = [interval(over[figure]) for figure in TAIL_FIGURES] if over else [""] * 3
+            lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *ratios])
+    return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source(*TARGETS)
 
 
 def toy() -> str:
-    """The engine and a toy of its schedule on the same arrivals, with the same costs of steps."""
+    """The engine and a toy of its schedule on the same arrivals, with the same costs of steps; the later run of each
+    rate."""
+    cells = {(cell["arm"].startswith("plain"), cell["rate"]): cell for name in TOYS for cell in read(name)["cells"]}
     lines = []
-    for cell in sorted(read("toy-schedule")["cells"], key=lambda each: (each["arm"].startswith("plain"), each["rate"])):
+    for (plain, rate), cell in sorted(cells.items()):
         ours, theirs, over = cell["engine"], cell["toy"], cell["over"]
-        arm = "`plain`" if cell["arm"].startswith("plain") else "`auto`, 1.1B draft"
-        line = [arm, str(cell["rate"])]
+        line = ["`plain`" if plain else "`auto`, 1.1B draft", str(rate)]
         for name, digits in (("ttft_ms_p95", 0), ("tpot_ms_p95", 1)):
             line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
         lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
     header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
-    return rows(header, lines) + source("h200-targets", "toy-schedule")
+    return rows(header, lines) + source(*TARGETS, *TOYS)
 
 
 def toy_simulated() -> str:
@@ -52,19 +59,19 @@ def toy_simulated() -> str:
 
 
 def shapes() -> str:
-    """Steps of other models' shapes, each with its draft model."""
+    """Steps and closed loop of other models' shapes, each with its draft model."""
     lines = []
-    for name in ("h200-qwen2-steps", "h200-34b-steps"):
-        found = read(name)
-        figures, (verifier, draft) = found["figures"], found["pair"].split(",")
-        steps = [
-            figures["plain_step_ms_1"],
-            figures["draft_step_ms_1"],
-            *(figures[f"cycle_ms_{n}"] for n in (1, 8, 32)),
-        ]
-        lines.append([verifier, draft, *(f"{step:.2f}" for step in steps)])
-    header = ["verifier", "draft", "plain step, ms", "draft step", "cycle of four drafts, 1 request", "8", "32"]
-    return rows(header, lines) + source("h200-qwen2-steps", "h200-34b-steps")
+    for names in SHAPES:
+        found = [read(name) for name in names]
+        figures = {key: value for each in found for key, value in each["figures"].items()}
+        verifier, draft = found[0]["pair"].split(",")
+        steps = ["plain_step_ms_1", "draft_step_ms_1", *(f"cycle_ms_{n}" for n in (1, 8, 32))]
+        pairs = [(figures.get(f"tok_s_{n}"), figures.get(f"plain_tok_s_{n}")) for n in (1, 8, 32)]
+        speeds = [f"{ours:,.0f} / {plain:,.0f}" if ours and plain else "–" for ours, plain in pairs]
+        lines.append([f"{verifier} + {draft.rpartition('-')[2]}", *(f"{figures[name]:.2f}" for name in steps), *speeds])
+    header = ["pair", "plain step, ms", "draft step", "cycle of four drafts, 1 request", "8", "32"]
+    header += [f"tokens/s, `auto` / `plain`, {n}" for n in (1, 8, 32)]
+    return rows(header, lines) + source(*(name for names in SHAPES for name in names))
 
 
 def engine() -> str:
