@@ -30,8 +30,9 @@ def targets() -> str:
         for cell in [cell for cell in read(name)["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
             over = cell["over"].get("ttft=500")
             ratios = [interval(over[figure]) for figure in TAIL_FIGURES] if over else [""] * 3
-            lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *ratios])
-    return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source(*TARGETS)
+            arm = f"`--slo-{cell['arm'].replace('=', ' ')}`"
+            lines.append([read(name)["commit"][:7], arm, *tails(cell["figures"]), *ratios])
+    return rows(["run", "target, ms", *TAILS, *TAIL_RATIOS], lines) + source(*TARGETS)
 
 
 def toy() -> str:
