@@ -51,7 +51,7 @@ def check_family(family: str, folder: Path, **changes: Any) -> None:
             assert_greedy(verifier, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
-PLAIN = {"attention": "torch", "sampler": "torch", "kernels": "torch"}
+PLAIN = {"attention": "torch", "sampler": "torch", "kernels": "torch", "graphs": "lazy"}
 TRITON = {"attention": "triton", "sampler": "triton", "kernels": "triton"}
 
 
@@ -122,8 +122,8 @@ def check_placement(placement: str, wait: str, arch: str, folder: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     lanes = {"verify_batch": 2} if arch == "pdv" else {}
     settings: dict[str, Any] = {**OPTIONS, **lanes, "placement": placement, "wait": wait, "prefill_chunk": 11}
-    if placement.startswith("prefill"):  # the others' passes are replayed beside it
-        settings["graphs"] = "lazy"
+    if placement.startswith("prefill") or (placement, wait) == ("fused", "spin"):
+        settings["graphs"] = "lazy"  # beside prompts the others' passes are replayed; else all are captured at start
     with LLM(str(verifier), draft=str(draft), arch=arch, device="cuda", **settings) as llm:
         preempt_every(llm, 7)
         outputs = llm.generate(PROMPTS, params)
