@@ -52,7 +52,7 @@ plan = {"pairs": "*i32", "counters": "*i32", "members": "*i32", "row_offsets": "
 shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (32, 32, 128, 8, 5, None, False, "mma.sync"),
     (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
 for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
-    cut = tiling(spans=spans, rows=count, own_rows=spans * count, pass_rows=spans * count, context=2048, heads=heads,
+    cut = tiling(spans=spans, rows=count, pass_rows=spans * count, context=2048, heads=heads,
         kv_heads=kv_heads, width=width, itemsize=2, window=window, processors=132,
         shared_memory=227 * 1024)
     constants = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True,

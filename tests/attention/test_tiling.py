@@ -17,7 +17,7 @@ GEMMA = {**LLAMA, "heads": 8, "kv_heads": 1, "width": 256}
 
 
 def cut(shape: dict[str, Any], spans: int, rows: int, context: int, **changes: Any) -> Tiling:
-    bounds = {"spans": spans, "rows": rows, "own_rows": spans * rows, "pass_rows": spans * rows, "context": context}
+    bounds = {"spans": spans, "rows": rows, "pass_rows": spans * rows, "context": context}
     return tiling(**{**shape, **bounds, **changes})
 
 
@@ -107,13 +107,13 @@ def test_chunks_are_shared_where_their_tiles_are_few() -> None:
 
 def test_chunks_of_a_padded_pass() -> None:
     """Nine spans of as many rows as the pass has, most of them void: the pass's rows bound the tiles."""
-    few = cut(LLAMA, 9, 320, 8192, own_rows=280, pass_rows=320)
+    few = cut(LLAMA, 9, 320, 8192, pass_rows=320)
     assert few.splits == 8
     assert few.pairs <= 320 // 128 + 9 + few.workers
-    many = cut(LLAMA, 9, 2176, 8192, own_rows=2136, pass_rows=2176)
+    many = cut(LLAMA, 9, 2176, 8192, pass_rows=2176)
     assert many.splits == 1
     assert many.pairs == 2176 // 128 + 9  # of 153
-    assert cut(LLAMA, 8, 5, 8192, own_rows=1, pass_rows=2176).splits == 8  # spans beside them keep theirs
+    assert cut(LLAMA, 8, 5, 8192, pass_rows=2176).splits == 8  # spans beside them keep theirs
 
 
 def test_fixed_cut_does_not_know_the_batch() -> None:

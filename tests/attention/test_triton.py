@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from tests.attention.test_backends import FIRSTS, MIXED, Case, dense, make_case
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
-from verifypd.attention import PassLayout, available_backends, backend, tiling, triton_kernels
+from verifypd.attention import PassLayout, available_backends, backend, tiling, triton_plans
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
@@ -337,7 +337,7 @@ def test_a_padded_launch_follows_lengths_that_grow(
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
 def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernels, "SCANNED", triton_kernels.tl.constexpr(4))
+    monkeypatch.setattr(triton_plans, "SCANNED", triton_plans.tl.constexpr(4))
     check(make_case(LONG_AMONG_SHORT, heads=2, kv_heads=1, width=64))
     assert max(shares_of(plans[0], 30)) == 6
     check(make_case([(30, 17), (3, 17), (0, 35), (5, 20), (1, 17)], heads=2, kv_heads=1, width=64))
