@@ -335,6 +335,28 @@ def test_a_padded_launch_follows_lengths_that_grow(
     assert found[1][0] == 1 and min(found[1][1:]) > 1
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (150, 20.0)])
+def test_chunks_of_several_rounds(
+    window: int | None, softcap: float | None, plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers and ten tiles: the last rounds are shared, and in a padded pass too."""
+    monkeypatch.setattr(module, "processors", lambda device: 3)
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 64)
+    case = make_case([(9, 3), (70, 80), (200, 17), (90, 41)], **SMALL)
+    check(case, window, softcap)
+    twin, _ = padded(case, 4)
+    chosen = TritonAttention()
+    out = chosen.attend(
+        twin.q, twin.k, twin.v, twin.cache, twin.layout, chosen.prepare(twin.layout), scale=0.125, window=window,
+        softcap=softcap,
+    ).cpu()  # fmt: skip
+    assert out.isfinite().all()
+    for row, expected in dense(case, 0.125, window, softcap).items():
+        assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
+    exact, bounded = (shares_of(plan, twin.layout.rows)[: case.layout.rows] for plan in plans)
+    assert exact[3:] == bounded[3:] and set(exact) >= {1, 2}
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
 def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_plans, "SCANNED", triton_plans.tl.constexpr(4))

@@ -20,8 +20,8 @@ SPLIT_TOKENS = 512  # of context in a split, where the batch may not decide it
 LEAST_SPLIT = 256  # tokens: shorter splits cost more in merging than they gain
 LEAST_CHUNK_SPLIT = 512  # the same for prompt chunks, whose partial results are large
 MOST_SPLITS = 64
-MOST_SORTED = 512  # tiles of prompt chunks; with more of them an even end gains little
-LEAST_SORTED = 32  # a kernel is compiled for each power of two from here on
+MOST_SORTED = 512  # tiles of prompt chunks; where there are more, the order gains little
+LEAST_SORTED = 64  # a kernel is compiled for each power of two from here on
 PROGRAMS_A_PROCESSOR = 2  # what fills the device; of large tiles of prompt chunks one does
 FINER = 2  # times that many, where the batch fills the device by itself: programs that start last are to be short
 CROWDED = 8  # times what fills the device: nothing is split, for a long context is little beside the whole pass
@@ -105,10 +105,13 @@ def tiling(
         pairs = real_tiles * splits
     else:
         reach = context if window is None else min(context, window + block_q)
-        filled = processors if large else PROGRAMS_A_PROCESSOR * processors
-        workers = _workers(real_tiles, kv_heads, filled) if not long else max(1, filled // kv_heads) if sorts else 1
-        # of short spans, each has the context of two workers or more
-        shared_tiles = min(real_tiles, workers if long else workers // 2)
+        filled = processors if block_m > TILE else PROGRAMS_A_PROCESSOR * processors
+        if long:
+            workers = max(1, filled // kv_heads) if sorts else 1
+            shared_tiles = min(real_tiles, workers)
+        else:
+            workers = _workers(real_tiles, kv_heads, filled)
+            shared_tiles = min(real_tiles, workers // 2)  # each has the context of two workers or more
         room = WORKSPACE_ELEMENTS // max(shared_tiles * tile_rows * heads * width, 1)
         splits = max(1, min(workers, MOST_SPLITS, room, -(-reach // least)))
         pairs = min(real_tiles * splits, real_tiles + workers)

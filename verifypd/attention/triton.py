@@ -283,7 +283,7 @@ def _plan(layout: PassLayout, spans: SpanClass, cut: Tiling, shape: Shape) -> Pl
             cut.least,
             **constants,
             TILES=cut.sorted_tiles,
-            num_warps=max(1, min(cut.sorted_tiles // 32, 8)),
+            num_warps=min(cut.sorted_tiles // 32, 8),
         )
         return Plan(pairs, counters)
     plan_pairs[(-(-cut.pairs // PLANNED.value),)](

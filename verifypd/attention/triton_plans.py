@@ -198,8 +198,6 @@ def plan_pairs(
     tiles = tl.maximum(tl.cdiv(rows, BLOCK_Q), 1)
     tile = (item - passed) % tiles  # tiles of one split lie in a run: they read the same keys
     split = (item - passed) // tiles
-    if SPLIT_TOKENS == 0:
-        tile = tiles - 1 - tile  # most context first
     tile_row = tile * BLOCK_Q
     held = tl.minimum(rows - tile_row, BLOCK_Q)
     shares = tl.full([PLANNED], 1, tl.int32)
@@ -253,9 +251,9 @@ def plan_chunks(
 ):
     """As `plan_pairs`, for prompt chunks. Grid: one program.
 
-    Tiles with most context come first. They begin in rounds, one tile for each worker. A tile is shared by as many
-    programs as its context is longer than what a worker has left to do when the round begins: those of the last round,
-    where there are fewer than workers, and one that is much longer than all others.
+    Tiles are sorted, most context first, and begin in rounds of one tile a worker. What is left when a round begins is
+    shared out evenly among the workers; a tile of n such shares gets n programs. In full rounds that is one program a
+    tile, in the last round it may be more, and so it is for a tile that is longer than its share of the whole pass.
     """
     item = tl.arange(0, TILES)
     rank = item
@@ -276,6 +274,7 @@ def plan_chunks(
     left = tl.maximum(left, 1)
     even = ((2 * tokens * workers + left) // (2 * left)).to(tl.int32)  # rounded
     shares = tl.maximum(tl.minimum(tl.minimum(even, tl.cdiv(reach, least)), splits), 1)
+    # there is room for more than was ever wanted in a model of thousands of passes, but not for all that could be
     fits = tl.cumsum((shares > 1).to(tl.int32), 0) <= shared_tiles
     fits = fits & (tl.cumsum(shares - 1, 0) <= pair_count - tl.sum((reach > 0).to(tl.int32), 0))
     shares = tl.where(reach > 0, tl.where(fits, shares, 1), 0)
