@@ -20,7 +20,7 @@ from verifypd.attention.tiling import Tiling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOUND = 8192
-VOID = -(1 << 20)  # where padding begins
+VOID = -(1 << 30)  # where padding begins
 Chunk = tuple[int, int]  # rows, and tokens before them
 
 

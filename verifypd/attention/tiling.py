@@ -105,7 +105,7 @@ def tiling(
         pairs = real_tiles * splits
     else:
         reach = context if window is None else min(context, window + block_q)
-        filled = processors if block_m > TILE else PROGRAMS_A_PROCESSOR * processors
+        filled = processors if large and block_m > TILE else PROGRAMS_A_PROCESSOR * processors
         if long:
             workers = max(1, filled // kv_heads) if sorts else 1
             shared_tiles = min(real_tiles, workers)
