@@ -1,9 +1,9 @@
 """The Triton attention on a GPU: first whether it is right, then how far it is from the floor that its bytes set.
 
     python benchmarks/attention.py --shapes all --json benchmarks/results/attention-h200.json
-    python benchmarks/attention.py --before                         # beside splits by the host's bounds alone
+    python benchmarks/attention.py --before                         # beside the rule before, for prompt chunks
     python benchmarks/attention.py --skip-checks --sweep            # other rules for splits and rows of chunk tiles
-    python benchmarks/attention.py --skip-checks --sweep tiles      # other tiles, warps and stages
+    python benchmarks/attention.py --skip-checks --sweep tiles      # other tiles, warps and stages; chunks: of these
     python benchmarks/attention.py --fp8                            # keys and values in e4m3
     TRITON_INTERPRET=1 python benchmarks/attention.py --tiny        # no GPU: the checks alone, on small cases
 
@@ -55,7 +55,13 @@ CASES = {  # name: spans of (requests, rows, context before them)
     "chunk 256@1792": [(1, 256, 1792)],
     "chunk 512@0": [(1, 512, 0)],
     "chunk 512@3584": [(1, 512, 3584)],
+    "chunk 640@1000": [(1, 640, 1000)],
+    "chunk 1100@0": [(1, 1100, 0)],
+    "chunk 1100@1100": [(1, 1100, 1100)],
+    "chunk 1100@2200": [(1, 1100, 2200)],
+    "chunk 1280@1280": [(1, 1280, 1280)],
     "chunk 2048@0": [(1, 2048, 0)],
+    "chunk 100@3500 + chunk 900@0": [(1, 100, 3500), (1, 900, 0)],
     "32x5@512 + chunk 256": [(32, 5, 512), (1, 256, 1792)],
 }
 PADDED_CASES = {  # as captured passes run them: room for more chunks than there are, bounds instead of lengths
@@ -67,6 +73,7 @@ PADDED_CASES = {  # as captured passes run them: room for more chunks than there
     "8x3@512 + chunk 256@3584": [(8, 3, 512), (1, 256, 3584)],
     "8x3@512 + chunk 416@3584": [(8, 3, 512), (1, 416, 3584)],
     "32x3@512 + 3 chunks of 128": [(32, 3, 512), (3, 128, 512)],
+    "8x5@512 + chunk 1100@1100": [(8, 5, 512), (1, 1100, 1100)],
 }
 BOUND = 8192  # tokens of context that padded passes reckon with
 DEFAULT_SHAPES = "llama-2-7b"
@@ -81,6 +88,7 @@ TINY_SHAPES = {"tiny": (2, 0, 4, 2, 32, 0, 0)}
 SWEEPS = {  # block_m: of chunks
     "splits": {"least": (128, 256, 512, 1024), "programs": (2, 4), "block_m": (64, 128)},
     "tiles": {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 5)},
+    "chunks": {"block_m": (128,), "block_n": (64, 128), "warps": (8,), "stages": (2, 3)},
     "depths": {"block_m": (64,), "block_n": (64, 128), "warps": (4,), "stages": (2, 3, 4)},
 }
 CONSTANTS = {  # of the tiling, that a sweep sets
@@ -239,8 +247,9 @@ def time_case(
     ms = layer_ms("triton", case, layers, options, device)
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
     row = {"us": ms * 1e3, "floor_us": floor * 1e3, "of_floor": floor / ms, "bytes": case.read}
+    row["tflop_s"] = flops(shape, spans) / ms / 1e9
     if before:
-        with tilings_of(by_bounds):
+        with tilings_of(unsorted):
             row["before_us"] = layer_ms("triton", case, layers, options, device) * 1e3
         row["speedup"] = row["before_us"] / row["us"]
     if swept:
@@ -284,19 +293,26 @@ def tilings_of(rule: Callable[..., tiling.Tiling]) -> Iterator[None]:
         triton_backend.tiling = original
 
 
-def by_bounds(**bounds: Any) -> tiling.Tiling:
-    """The rule before: as many splits for every context as the largest pass within the bounds leaves room for."""
+def unsorted(**bounds: Any) -> tiling.Tiling:
+    """The rule before: tiles of prompt chunks in the order of rows; where they are few, all are split alike."""
     cut = tiling.tiling(**bounds)
-    programs = bounds["spans"] * cut.tiles
-    filled = tiling.PROGRAMS_A_PROCESSOR * bounds["processors"] // (programs * bounds["kv_heads"])
-    splits = max(1, min(filled, tiling.MOST_SPLITS, -(-bounds["context"] // tiling.LEAST_SPLIT)))
+    if not cut.sorted_tiles:
+        return cut
+    spans, rows, kv_heads = (bounds[name] for name in ("spans", "pass_rows", "kv_heads"))
+    tiles = min(spans * cut.tiles, rows // cut.block_q + spans)
+    fits = max(rows // cut.block_q, 1) * kv_heads <= bounds["processors"]
+    workers = max(1, 2 * bounds["processors"] // kv_heads) if fits else 1
+    shared = min(tiles, workers // 2)
+    room = tiling.WORKSPACE_ELEMENTS // max(shared * cut.tile_rows * bounds["heads"] * bounds["width"], 1)
+    reach = bounds["context"] if bounds["window"] is None else min(bounds["context"], bounds["window"] + cut.block_q)
+    splits = max(1, min(workers, tiling.MOST_SPLITS, room, -(-reach // cut.least)))
     return replace(
         cut,
         splits=splits,
-        pairs=programs * splits if splits > 1 else 0,
-        shared_tiles=programs if splits > 1 else 0,
-        workers=1 << 30,
-        least=tiling.LEAST_SPLIT,
+        pairs=min(tiles * splits, tiles + workers) if splits > 1 or spans * cut.tiles > tiles else 0,
+        shared_tiles=shared if splits > 1 else 0,
+        workers=workers,
+        sorted_tiles=0,
     )
 
 
@@ -336,7 +352,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=DEFAULT_SHAPES, help=f"comma-separated; all: {ALL_SHAPES}")
     parser.add_argument("--cases", help="some of the cases, comma-separated")
     parser.add_argument("--skip-checks", action="store_true")
-    parser.add_argument("--before", action="store_true", help="time splits by the host's bounds alone beside it")
+    parser.add_argument("--before", action="store_true", help="time the rule before beside it")
     parser.add_argument("--sweep", nargs="?", const="splits", choices=SWEEPS, help="time other cuts too")
     parser.add_argument("--fp8", action="store_true", help="keys and values in e4m3")
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
@@ -368,7 +384,8 @@ def main() -> None:
             report["checks"] = check(shapes, cases | padded_cases, device, padded_cases, args.fp8)
         if not args.tiny:
             speed = report["copy_tb_s"] = copy_tb_s(device)
-            print(f"copy {speed:.2f} TB/s\n{'shape':16} {'case':30} {'µs':>8} {'floor':>8} {'of floor':>8}")
+            columns = f"{'shape':16} {'case':30} {'µs':>8} {'floor':>8} {'of floor':>8} {'TFLOP/s':>8}"
+            print(f"copy {speed:.2f} TB/s\n{columns}")
             for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
                 padded = name in padded_cases
                 timed = time_case(numbers, spans, device, speed, beside, padded, args.before, args.sweep, args.fp8)
@@ -376,6 +393,7 @@ def main() -> None:
                 report["times"].append(row)
                 others = "".join(f"  {k.removesuffix('_us')} {row[k]:.1f}" for k in row if k.startswith(tuple(beside)))
                 line = f"{shape:16} {name:30} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}"
+                line += f" {row['tflop_s']:8.0f}"
                 if args.before:
                     line += f"  before {row['before_us']:.1f}, {row['speedup']:.2f} times"
                 print(line + others, flush=True)

@@ -20,7 +20,7 @@ import tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from verifypd.attention import triton_kernels as kernels
+from verifypd.attention import triton_kernels as kernels, triton_plans as plans
 from verifypd.attention.tiling import tiling
 from verifypd.kernels.tiles import power_of_two
 
@@ -52,7 +52,7 @@ plan = {"pairs": "*i32", "counters": "*i32", "members": "*i32", "row_offsets": "
 shapes = [(28, 4, 128, 1, 512, None, False, "wgmma"), (32, 32, 128, 8, 5, None, False, "mma.sync"),
     (12, 4, 96, 4, 5, 4096, True, "mma.sync")]
 for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
-    cut = tiling(spans=spans, rows=count, own_rows=spans * count, pass_rows=spans * count, context=2048, heads=heads,
+    cut = tiling(spans=spans, rows=count, pass_rows=spans * count, context=2048, heads=heads,
         kv_heads=kv_heads, width=width, itemsize=2, window=window, processors=132,
         shared_memory=227 * 1024)
     constants = {"HEADS": heads, "WIDTH": width, "BLOCK_D": power_of_two(width), "LISTED": True,
@@ -68,9 +68,11 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     assert instruction in done.asm["ptx"], (heads, kv_heads, width, spans, count)
     assert in_registers(done) or window, "two may be kept on the stack, once a program"
     assert "cvt.rn.f16x2.e4m3x2" in done.asm["ptx"] and "ld.shared.b8" not in done.asm["ptx"]
-    build(kernels.plan_pairs, plan, {"BLOCK_Q": cut.block_q, "LISTED": True,
-        "WINDOW": window or 0, "BEGINS": capped, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens},
-        num_warps=8)
+    planned = {"BLOCK_Q": cut.block_q, "LISTED": True, "WINDOW": window or 0, "BEGINS": capped}
+    build(plans.plan_pairs, plan, {**planned, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens}, num_warps=8)
+    for tiles in {cut.sorted_tiles, 512} if cut.sorted_tiles else ():
+        build(plans.plan_chunks, {**plan, "shared_tiles": "i32"}, {**planned, "TILES": tiles},
+            num_warps=min(tiles // 32, 8))
 for kept, scaled in (("*bf16", False), ("*fp8e4nv", True)):
     pair = {"k": "*bf16", "v": "*bf16", "cache_k": kept, "cache_v": kept, "scales": "*fp32", "write_index": "*i64",
         "k_row": "i32", "v_row": "i32"}

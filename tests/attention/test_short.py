@@ -40,7 +40,7 @@ def test_blocks_fit(width: int) -> None:
 def test_not_on_a_cpu() -> None:
     case = make_case([(5, 1)], **GROUPED, dtype=torch.bfloat16)
     cut = tiling.tiling(
-        spans=1, rows=1, own_rows=1, pass_rows=1, context=6, heads=32, kv_heads=4, width=64, itemsize=2, window=None,
+        spans=1, rows=1, pass_rows=1, context=6, heads=32, kv_heads=4, width=64, itemsize=2, window=None,
         processors=132, shared_memory=1 << 17,
     )  # fmt: skip
     assert cut.few

@@ -17,7 +17,7 @@ GEMMA = {**LLAMA, "heads": 8, "kv_heads": 1, "width": 256}
 
 
 def cut(shape: dict[str, Any], spans: int, rows: int, context: int, **changes: Any) -> Tiling:
-    bounds = {"spans": spans, "rows": rows, "own_rows": spans * rows, "pass_rows": spans * rows, "context": context}
+    bounds = {"spans": spans, "rows": rows, "pass_rows": spans * rows, "context": context}
     return tiling(**{**shape, **bounds, **changes})
 
 
@@ -98,22 +98,25 @@ def test_a_long_context_is_shared_among_short_ones() -> None:
     assert cut(LLAMA, 128, 5, 8192).splits == 1  # a crowd
 
 
-def test_chunks_are_shared_where_their_tiles_are_few() -> None:
-    assert cut(LLAMA, 1, 256, 8192).splits == cut(LLAMA, 1, 512, 8192).splits == 8
-    for rows in (1024, 2048):
+def test_chunks_are_shared_out_among_programs_that_run_at_once() -> None:
+    """What the device may make of them: tests/attention/test_plans.py."""
+    for rows in (256, 1024, 2048):
         found = cut(LLAMA, 1, rows, 8192)
-        assert (found.splits, found.pairs, found.shared_tiles) == (1, 0, 0)  # one launch, and nothing before it
+        assert (found.workers, found.splits, found.pairs) == (4, 4, min(4 * found.tiles, found.tiles + 4))
+        assert (found.sorted_tiles, found.shared_tiles) == (64, min(found.tiles, 4))
+    assert cut(LLAMA, 1, 1024, 2048, shared_memory=99 * 1024).workers == 8  # small tiles, two a processor
+    assert cut(QWEN, 1, 1024, 8192).workers == 33
+    assert cut(LLAMA, 1, 512, 512).pairs == 0  # too short for splits: one launch, and nothing before it
+    assert cut(LLAMA, 1, 1024, 8192, window=300).pairs == 0
 
 
 def test_chunks_of_a_padded_pass() -> None:
     """Nine spans of as many rows as the pass has, most of them void: the pass's rows bound the tiles."""
-    few = cut(LLAMA, 9, 320, 8192, own_rows=280, pass_rows=320)
-    assert few.splits == 8
-    assert few.pairs <= 320 // 128 + 9 + few.workers
-    many = cut(LLAMA, 9, 2176, 8192, own_rows=2136, pass_rows=2176)
-    assert many.splits == 1
-    assert many.pairs == 2176 // 128 + 9  # of 153
-    assert cut(LLAMA, 8, 5, 8192, own_rows=1, pass_rows=2176).splits == 8  # spans beside them keep theirs
+    few = cut(LLAMA, 9, 320, 8192, pass_rows=320)
+    assert (few.splits, few.pairs) == (4, 320 // 128 + 9 + 4)
+    many = cut(LLAMA, 9, 2176, 8192, pass_rows=2176)
+    assert (many.splits, many.pairs) == (4, 2176 // 128 + 9 + 4)  # of 153 tiles
+    assert cut(LLAMA, 8, 5, 8192, pass_rows=2176).splits == 8  # spans beside them keep theirs
 
 
 def test_fixed_cut_does_not_know_the_batch() -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from tests.attention.test_backends import FIRSTS, MIXED, Case, dense, make_case
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
-from verifypd.attention import PassLayout, available_backends, backend, tiling, triton_kernels
+from verifypd.attention import PassLayout, available_backends, backend, tiling, triton_plans
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention
 from verifypd.errors import ConfigError
@@ -335,9 +335,31 @@ def test_a_padded_launch_follows_lengths_that_grow(
     assert found[1][0] == 1 and min(found[1][1:]) > 1
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (150, 20.0)])
+def test_chunks_of_several_rounds(
+    window: int | None, softcap: float | None, plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers and ten tiles: the last rounds are shared, and in a padded pass too."""
+    monkeypatch.setattr(module, "processors", lambda device: 3)
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_SPLIT", 64)
+    case = make_case([(9, 3), (70, 80), (200, 17), (90, 41)], **SMALL)
+    check(case, window, softcap)
+    twin, _ = padded(case, 4)
+    chosen = TritonAttention()
+    out = chosen.attend(
+        twin.q, twin.k, twin.v, twin.cache, twin.layout, chosen.prepare(twin.layout), scale=0.125, window=window,
+        softcap=softcap,
+    ).cpu()  # fmt: skip
+    assert out.isfinite().all()
+    for row, expected in dense(case, 0.125, window, softcap).items():
+        assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
+    exact, bounded = (shares_of(plan, twin.layout.rows)[: case.layout.rows] for plan in plans)
+    assert exact[3:] == bounded[3:] and set(exact) >= {1, 2}
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
 def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernels, "SCANNED", triton_kernels.tl.constexpr(4))
+    monkeypatch.setattr(triton_plans, "SCANNED", triton_plans.tl.constexpr(4))
     check(make_case(LONG_AMONG_SHORT, heads=2, kv_heads=1, width=64))
     assert max(shares_of(plans[0], 30)) == 6
     check(make_case([(30, 17), (3, 17), (0, 35), (5, 20), (1, 17)], heads=2, kv_heads=1, width=64))

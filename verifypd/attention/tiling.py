@@ -2,7 +2,7 @@
 
 Everything here follows from bounds the host knows before a launch, never from what the device holds, so that a captured
 launch stays right when lengths change. How many of the possible splits a context gets is decided on the device, by the
-lengths there (`plan_pairs` in triton_kernels.py).
+lengths there (triton_plans.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ SPLIT_TOKENS = 512  # of context in a split, where the batch may not decide it
 LEAST_SPLIT = 256  # tokens: shorter splits cost more in merging than they gain
 LEAST_CHUNK_SPLIT = 512  # the same for prompt chunks, whose partial results are large
 MOST_SPLITS = 64
-PROGRAMS_A_PROCESSOR = 2  # what fills the device
+MOST_SORTED = 512  # tiles of prompt chunks; where there are more, the order gains little
+LEAST_SORTED = 64  # a kernel is compiled for each power of two from here on
+PROGRAMS_A_PROCESSOR = 2  # what fills the device; of large tiles of prompt chunks one does
 FINER = 2  # times that many, where the batch fills the device by itself: programs that start last are to be short
 CROWDED = 8  # times what fills the device: nothing is split, for a long context is little beside the whole pass
 WORKSPACE_ELEMENTS = 1 << 24  # of partial results of one launch, float32: 64 MiB
@@ -37,6 +39,7 @@ class Tiling:
     pairs: int  # of tile and split that there are at most, in each key head; 0: there is no list of them
     splits: int  # programs that share the context of a tile, at most
     workers: int  # the pass's context is shared out among that many programs of a key head
+    sorted_tiles: int  # as many as there may be, to a power of two, most context first; 0: they are not sorted
     least: int  # tokens of a split
     split_tokens: int  # tokens of a split, fixed; 0: the context of each tile is divided evenly
     tile_rows: int  # query rows that a tile has at most
@@ -55,7 +58,6 @@ def tiling(
     *,
     spans: int,
     rows: int,
-    own_rows: int,
     pass_rows: int,
     context: int,
     heads: int,
@@ -70,7 +72,6 @@ def tiling(
 ) -> Tiling:
     """The cut for `spans` spans of at most `rows` rows and `context` tokens, in a pass of `pass_rows` rows.
 
-    own_rows: of these spans where all others of the pass are as long as they may be; they can be more.
     shared_memory: bytes that a program may have.
     fixed: tiles and splits do not depend on the batch, so a row's sums are taken in the same order in any company.
     fp8: keys and values are e4m3.
@@ -98,13 +99,19 @@ def tiling(
         elif not few:
             block_n, warps = 32, 2  # while one waits for its reads others go on: they are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
+    sorts = long and not fixed and real_tiles <= MOST_SORTED
     if fixed:
         workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)
         pairs = real_tiles * splits
     else:
         reach = context if window is None else min(context, window + block_q)
-        workers = _workers(own_rows // block_q if long else real_tiles, kv_heads, processors, long)
-        shared_tiles = min(real_tiles, workers // 2)  # each has the context of two workers or more
+        filled = processors if large and block_m > TILE else PROGRAMS_A_PROCESSOR * processors
+        if long:
+            workers = max(1, filled // kv_heads) if sorts else 1
+            shared_tiles = min(real_tiles, workers)
+        else:
+            workers = _workers(real_tiles, kv_heads, filled)
+            shared_tiles = min(real_tiles, workers // 2)  # each has the context of two workers or more
         room = WORKSPACE_ELEMENTS // max(shared_tiles * tile_rows * heads * width, 1)
         splits = max(1, min(workers, MOST_SPLITS, room, -(-reach // least)))
         pairs = min(real_tiles * splits, real_tiles + workers)
@@ -117,6 +124,7 @@ def tiling(
         pairs=pairs if listed else 0,
         splits=splits,
         workers=workers,
+        sorted_tiles=max(power_of_two(real_tiles), LEAST_SORTED) if sorts else 0,
         least=least,
         split_tokens=SPLIT_TOKENS if fixed else 0,
         tile_rows=tile_rows,
@@ -127,17 +135,15 @@ def tiling(
     )
 
 
-def _workers(tiles: int, kv_heads: int, processors: int, long: bool) -> int:
-    """Programs of a key head that a pass's context is shared out among; 1: nothing is split.
+def _workers(tiles: int, kv_heads: int, filled: int) -> int:
+    """Programs of a key head that the context of short spans is shared out among; 1: nothing is split.
 
     A context that is longer than the share of one of them is split; in a batch of equal contexts that fills the device
     none is. On an H200 (32 key heads of width 128) one program takes 24 ns a token, so that one context of 4,000 tokens
-    among ten short ones held up each layer by 95 us, where all of them together need 30. The tiles of a prompt chunk
-    have about one context: where they leave no room for two splits of each, there are none.
+    among ten short ones held up each layer by 95 us, where all of them together need 30.
     """
-    filled = PROGRAMS_A_PROCESSOR * processors
-    programs = max(tiles, 1) * kv_heads
-    if programs > (filled // 2 if long else CROWDED * filled):
+    programs = tiles * kv_heads
+    if programs > CROWDED * filled:
         return 1
     finer = FINER if programs > filled else 1
     return max(1, finer * filled // kv_heads)

@@ -20,14 +20,8 @@ from torch import Tensor
 from verifypd.attention import short
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
-from verifypd.attention.triton_kernels import (
-    PAIR,
-    PLANNED,
-    attend_tile,
-    plan_pairs,
-    rotate_and_write,
-    write_cache,
-)
+from verifypd.attention.triton_kernels import attend_tile, rotate_and_write, write_cache
+from verifypd.attention.triton_plans import PAIR, PLANNED, plan_chunks, plan_pairs
 from verifypd.kernels.launch import dependent, processors, shared_memory
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
@@ -42,7 +36,6 @@ class SpanClass:
 
     spans: int
     rows: int  # of the longest
-    own_rows: int  # of all, where other classes have as many as they may
     pass_rows: int  # of all spans of the pass
     context: int  # upper bound of any, tokens
     members: Tensor | None  # [spans] int32; None: all spans of the pass
@@ -165,7 +158,6 @@ class TritonAttention:
         return tiling(
             spans=spans.spans,
             rows=spans.rows,
-            own_rows=spans.own_rows,
             pass_rows=spans.pass_rows,
             context=spans.context,
             heads=heads,
@@ -191,11 +183,9 @@ def _span_class(layout: PassLayout, spans: list[int]) -> SpanClass:
         members = torch.tensor(spans, dtype=torch.int32)
         if layout.starts.device.type == "cuda":
             members = members.pin_memory().to(layout.starts.device, non_blocking=True)
-    own = sum(layout.span_rows[r] for r in spans)
     return SpanClass(
         spans=len(spans),
         rows=max(layout.span_rows[r] for r in spans),
-        own_rows=max(layout.rows - sum(layout.span_rows) + own, 1),
         pass_rows=layout.rows,
         context=max(layout.contexts[r] for r in spans),
         members=members,
@@ -277,20 +267,31 @@ def _plan(layout: PassLayout, spans: SpanClass, cut: Tiling, shape: Shape) -> Pl
     device = layout.starts.device
     pairs = torch.empty(cut.pairs, PAIR.value, dtype=torch.int32, device=device)
     counters = torch.empty(cut.shared_tiles, kv_heads, dtype=torch.int32, device=device)
+    constants = {
+        "BLOCK_Q": cut.block_q,
+        "WINDOW": window or 0,
+        "BEGINS": layout.first is not None,
+        "LISTED": spans.members is not None,
+    }
+    given = (pairs, counters, *_where(layout, spans), spans.spans, cut.pairs, counters.numel())
+    if cut.sorted_tiles:
+        plan_chunks[(1,)](
+            *given,
+            cut.shared_tiles,
+            cut.splits,
+            cut.workers,
+            cut.least,
+            **constants,
+            TILES=cut.sorted_tiles,
+            num_warps=min(cut.sorted_tiles // 32, 8),
+        )
+        return Plan(pairs, counters)
     plan_pairs[(-(-cut.pairs // PLANNED.value),)](
-        pairs,
-        counters,
-        *_where(layout, spans),
-        spans.spans,
-        cut.pairs,
-        counters.numel(),
+        *given,
         cut.splits,
         cut.workers,
         cut.least,
-        BLOCK_Q=cut.block_q,
-        WINDOW=window or 0,
-        BEGINS=layout.first is not None,
-        LISTED=spans.members is not None,
+        **constants,
         SPLIT=cut.splits > 1,
         SPLIT_TOKENS=cut.split_tokens,
         num_warps=8,

@@ -20,7 +20,7 @@ from verifypd.runtime.streams import HostCopy, synchronize
 GRAPH_GAP_US = 8.0
 TFLOP_S = 790.0  # bf16 products on random numbers
 KINDS = (  # the first pattern that is found in a kernel's name
-    ("attention", r"attend_|plan_pairs|flash|fmha"),
+    ("attention", r"attend_|plan_(pairs|chunks)|flash|fmha"),
     ("cache write", r"write"),
     ("norm", r"norm_rows|divide_rows"),
     ("gate", r"gate_rows"),
