@@ -294,7 +294,8 @@ def tilings_of(rule: Callable[..., tiling.Tiling]) -> Iterator[None]:
 
 
 def unsorted(**bounds: Any) -> tiling.Tiling:
-    """The rule before: tiles of prompt chunks in the order of rows; where they are few, all are split alike."""
+    """The rule before, as captured passes ran it: tiles of prompt chunks in the order of rows; where they are few, all
+    are split alike."""
     cut = tiling.tiling(**bounds)
     if not cut.sorted_tiles:
         return cut
@@ -309,7 +310,7 @@ def unsorted(**bounds: Any) -> tiling.Tiling:
     return replace(
         cut,
         splits=splits,
-        pairs=min(tiles * splits, tiles + workers) if splits > 1 or spans * cut.tiles > tiles else 0,
+        pairs=min(tiles * splits, tiles + workers),
         shared_tiles=shared if splits > 1 else 0,
         workers=workers,
         sorted_tiles=0,

@@ -59,7 +59,7 @@ def equal_metric() -> str:
 
 
 def deploy(*names: str) -> Callable[[], str]:
-    """Mean E2E of every arm in every scenario of some results, and the fastest; where two have a scenario, the later."""
+    """Mean E2E of every arm in every scenario of some results, and the fastest; of one scenario the later."""
 
     def table() -> str:
         founds = [read(name) for name in names]

@@ -141,3 +141,13 @@ def test_costs_are_wanted_where_a_policy_goes_by_them(settings: dict[str, Any], 
 def test_what_a_divided_verifier_does_not_do_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineConfig(**({"tensor_parallel_size": 2} | settings))
+
+
+def test_the_device_decides_what_is_left_to_it() -> None:
+    left, given = EngineConfig(), EngineConfig(slo_ttft=70.0, slo_gap=9.0, prefill_chunk=64)
+    assert (left.on("cuda").slo_ttft, left.on("cpu").slo_ttft) == (200.0, 500.0)
+    assert left.on("cuda").slo_gap < left.on("cpu").slo_gap
+    assert left.on("cuda").prefill_chunk > left.on("cpu").prefill_chunk
+    assert given.on("cuda") == given.on("cpu") == given
+    with pytest.raises(ConfigError, match="slo-ttft"):
+        EngineConfig(slo_ttft=-1.0)

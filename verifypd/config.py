@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from verifypd.errors import ConfigError
@@ -28,6 +28,12 @@ _BELONGS = {
     "lane_weights": ("pdv", "table", "auto"),
 }
 VERIFY_WAIT_MS = 5.0
+
+# what the device decides where 0 is given: tokens, and ms; a gap is about what a step with a chunk takes
+BY_DEVICE: dict[str, dict[str, Any]] = {
+    "cpu": {"prefill_chunk": 256, "slo_ttft": 500.0, "slo_gap": 250.0},
+    "cuda": {"prefill_chunk": 2048, "slo_ttft": 200.0, "slo_gap": 30.0},
+}
 
 SHORTEST_TARGET = 1e-3  # ms
 
@@ -71,7 +77,7 @@ class EngineConfig:
     workers: int | None = setting(None, "requests that take turns at batch 1 (baseline; default: the batch size)")
     queue_factor: float = setting(1.2, "admitted requests at most this many times the batch size, 1.0 to 2.0")
     lane_weights: str | None = setting(None, "relative lane weights, e.g. prefill=1,verify=2,decode=4 (pdv)")
-    slo_ttft: float = setting(500.0, "target for the first token, ms")
+    slo_ttft: float = setting(0.0, "target for the first token, ms (default: 0, which is 500 on a CPU, 200 on a GPU)")
     slo_tpot: float = setting(15.0, "target per output token, ms")
     slo_gap: float = setting(
         0.0, "target for the time between two outputs of a request, ms (default: 0, which is 250 on a CPU, 30 on a GPU)"
@@ -194,7 +200,7 @@ class EngineConfig:
         self._check_range("block_size", 1, 1024)
         self._check_range("prefill_chunk", 0, 1 << 20)
         self._check_range("draft_chunk", 2, 1 << 20)
-        for target in ("slo_ttft", "slo_tpot"):
+        for target in ("slo_ttft", "slo_tpot") if self.slo_ttft else ("slo_tpot",):
             self._check_range(target, SHORTEST_TARGET, math.inf)
         self._check_range("slo_gap", 0, math.inf)
         self._check_range("ngram_min", 1, 16)
@@ -227,6 +233,10 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory, "kv_memory")
         self.alphas  # noqa: B018  # parsed at birth, so that a bad value is refused at once
+
+    def on(self, device: str) -> EngineConfig:
+        """The same with what is left to the device, "cpu" or "cuda"."""
+        return replace(self, **{name: value for name, value in BY_DEVICE[device].items() if not getattr(self, name)})
 
     def _check_choice(self, name: str) -> None:
         choices = next(f for f in fields(self) if f.name == name).metadata["choices"]

@@ -274,7 +274,7 @@ def plan_chunks(
     left = tl.maximum(left, 1)
     even = ((2 * tokens * workers + left) // (2 * left)).to(tl.int32)  # rounded
     shares = tl.maximum(tl.minimum(tl.minimum(even, tl.cdiv(reach, least)), splits), 1)
-    # there is room for more than was ever wanted in a model of thousands of passes, but not for all that could be
+    # the host's bounds leave room for what is wanted but in rare passes, where the lightest tiles stay whole
     fits = tl.cumsum((shares > 1).to(tl.int32), 0) <= shared_tiles
     fits = fits & (tl.cumsum(shares - 1, 0) <= pair_count - tl.sum((reach > 0).to(tl.int32), 0))
     shares = tl.where(reach > 0, tl.where(fits, shares, 1), 0)

@@ -70,10 +70,11 @@ def product_tflop_s(device: torch.device, size: int = 8192, dtype: torch.dtype =
 
 
 def allocations(device: torch.device) -> dict[str, int]:
-    """How often torch has taken device memory, given it back, and tried again for want of it. Each may wait for the
-    device."""
+    """How often torch has taken device memory and pinned memory, given the device's back, and tried again for want of
+    it. Each may wait for the device."""
     if device.type != "cuda":
         return {}
-    stats = torch.cuda.memory_stats(device)
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
     names = {"allocated": "num_device_alloc", "freed": "num_device_free", "retried": "num_alloc_retries"}
-    return {name: int(stats.get(key, 0)) for name, key in names.items()}
+    pinned = int(torch.cuda.host_memory_stats_as_nested_dict().get("num_host_alloc", 0))
+    return {name: int(stats.get(key, 0)) for name, key in names.items()} | {"pinned": pinned}

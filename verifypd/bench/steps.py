@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from verifypd.bench.device import allocations
 from verifypd.control.cost import CostModel
 from verifypd.engine.engine import Engine
 from verifypd.engine.timing import TimedPlan
@@ -63,7 +62,7 @@ class Steps:
         self._ends_here = False  # whether the longest gap ended in the turn that is under way
         self._pauses: list[Pause] = []
         self._began: float | None = None  # s, when verdicts were last collected for the step to come
-        self._allocated = _allocations(engine)
+        self._allocated = _taken(engine)
 
     def collecting(self) -> None:
         """Verdicts are about to be collected."""
@@ -81,7 +80,7 @@ class Steps:
         began, ended, engine = self._began, self.engine.clock(), self.engine
         assert began is not None, "a step begins before it ends"
         plan = engine.latest if engine.latest is not None and engine.latest.begun >= began else None
-        allocated = _allocations(engine)
+        allocated = _taken(engine)
         step = Step(began, planned, ended, plan, allocated - self._allocated)
         self._allocated = allocated
         self._latest.append(step)
@@ -113,12 +112,10 @@ class Steps:
         }
 
 
-def _allocations(engine: Engine) -> int:
-    """Times that PyTorch got memory from CUDA so far: both kinds may wait for the device."""
-    if engine.slots.device.type != "cuda":
-        return 0
-    device = torch.cuda.memory_stats_as_nested_dict(engine.slots.device)["num_device_alloc"]
-    return int(device + torch.cuda.host_memory_stats_as_nested_dict()["num_host_alloc"])
+def _taken(engine: Engine) -> int:
+    """Times that memory was got from CUDA so far."""
+    found = allocations(engine.slots.device)
+    return found.get("allocated", 0) + found.get("pinned", 0)
 
 
 def _began(step: Step) -> float:

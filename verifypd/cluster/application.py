@@ -41,7 +41,7 @@ SPARE = 1.5  # calls that Ray lets a replica have, for each that its queue takes
 LINGER = 3600.0  # s that an ingress which is replaced may serve the streams it has; nobody else could
 QUIET = {"enable_access_log": False}  # of Ray: the ingress logs its requests itself
 # What each kind of process is told of the settings. A change of others does not replace it.
-OF_INGRESS = ("model", "load_format", "hf_token", "revision", "slo_ttft", "slo_tpot")
+OF_INGRESS = ("model", "load_format", "hf_token", "revision")
 OF_ENGINE = (
     *("max_queue", "max_streams_per_key", "step_timeout", "metrics_interval", "engine_factory", "log_format"),
     "drain_timeout",

@@ -77,7 +77,7 @@ class EngineHost:
         engine.forgiving = True
         self.info = describe(engine) | {"metrics_interval": config.metrics_interval}
         self.figures: dict[str, Any] = {}
-        self._targets = Targets(engine_config.slo_ttft, engine_config.slo_tpot)
+        self._targets = Targets(engine.config.slo_ttft, engine.config.slo_tpot)
         self._verdicts: deque[tuple[float, bool]] = deque(maxlen=1000)  # when a request ended, and whether in time
         self._context = zmq.Context()
         self._receiver, self.address = listen(self._context, host)

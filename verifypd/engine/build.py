@@ -45,8 +45,6 @@ from verifypd.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV = 1 << 30  # bytes
-PREFILL_CHUNK = {"cpu": 256, "cuda": 2048}  # tokens
-SLO_GAP = {"cpu": 250.0, "cuda": 30.0}  # ms: what a step with a chunk takes, about
 GRAPH_BYTES = 6 << 20  # of a captured pass, besides the workspace they share
 
 
@@ -66,11 +64,8 @@ def build(config: EngineConfig) -> Built:
     watch_collections()
     if device.type == "cuda":
         watch_compiles()
-    if not config.prefill_chunk:
-        config = replace(config, prefill_chunk=PREFILL_CHUNK[device.type])
+    config = config.on(device.type)
     form = verifier_quantization(config)
-    if not config.slo_gap:
-        config = replace(config, slo_gap=SLO_GAP[device.type])
     source = resolve(config.model, load_format=config.load_format, hf_token=config.hf_token, revision=config.revision)
     check_verifier(config, source, device)
     drafts = drafts_for(config)

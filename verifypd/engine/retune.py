@@ -27,7 +27,8 @@ def tuned(loaded: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
         if name not in POLICY:
             raise ConfigError(f"{name} is set when an engine is loaded; a policy has {', '.join(POLICY)}")
     of_others = dict.fromkeys(("verify_batch", "verify_wait_ms", "workers", "lane_weights"))  # not every one reads them
-    config = replace(loaded, **{**of_others, **changes})
+    given = {name: value for name, value in changes.items() if value or name not in ("slo_ttft", "slo_gap")}
+    config = replace(loaded, **{**of_others, **given})  # 0 is what the device decided at start
     for name, wanted, there in (
         ("max_draft", config.max_draft, loaded.max_draft),
         ("batch_size", config.slots, loaded.slots),

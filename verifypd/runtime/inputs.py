@@ -109,12 +109,14 @@ def host_tensor(values: Sequence[int], device: torch.device) -> Tensor:
 class Staging:
     """Pinned host memory that copies to a tensor are made from, used again once they have been made.
 
-    There are as many buffers as copies were ever under way at once. On a CPU the tensor itself is written.
+    There are two buffers, and as many as copies were ever under way at once. On a CPU the tensor itself is written.
     """
 
     def __init__(self, target: Tensor) -> None:
         self.target = target
         self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+        for _ in range(2 if target.is_cuda else 0):  # now: to get pinned memory may wait for the device
+            self._more()
 
     def send(self, parts: Sequence[Any]) -> None:
         """Fill the target with these parts, one after the other, without waiting for the device."""

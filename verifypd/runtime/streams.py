@@ -18,7 +18,7 @@ from torch import Tensor
 
 PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
-PINNED = [1 << power for power in range(4, 21)]  # bytes: sizes that the allocator of pinned memory rounds up to
+PINNED = [1 << power for power in range(21)]  # bytes: sizes that the allocator of pinned memory rounds up to
 COPIES = 8  # of one size that may be under way at once
 
 

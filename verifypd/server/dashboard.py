@@ -90,8 +90,8 @@ class Frames:
                 "epoch": bridge.up.epoch if bridge.up else 0,
                 "drafter": bridge.info.get("drafter"),
                 "slots": bridge.info.get("slots"),
-                "slo_ttft": service.engine_config.slo_ttft,
-                "slo_tpot": service.engine_config.slo_tpot,
+                "slo_ttft": bridge.info.get("slo_ttft"),
+                "slo_tpot": bridge.info.get("slo_tpot"),
                 "architectures": ARCHITECTURES if service.config.admin_key else (),  # that an operator may set here
             },
             "metrics": service.metrics.samples(),

@@ -172,6 +172,8 @@ def describe(engine: Any) -> dict[str, Any]:
         "max_draft": engine.config.max_draft if engine.drafter is not None else 0,
         "drafter": engine.drafter.name if engine.drafter is not None else None,
         "architecture": engine.config.arch,
+        "slo_ttft": engine.config.slo_ttft,
+        "slo_tpot": engine.config.slo_tpot,
         "pid": os.getpid(),
     }
 

@@ -37,10 +37,9 @@ class SpreadHistogram(Histogram):
 class ServerMetrics:
     """Counters of this worker; with several workers they are shared through files, and any worker shows the sum."""
 
-    def __init__(self, bridge: Bridge, model: str, slo_ttft: float, slo_tpot: float) -> None:
-        """Targets in ms."""
+    def __init__(self, bridge: Bridge, model: str) -> None:
         self.bridge = bridge
-        self.targets = Targets(slo_ttft, slo_tpot)
+        self._targets: Targets | None = None  # of the engine that was up last
         self.shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         own: Any = None if self.shared else CollectorRegistry()
         self._own = own
@@ -84,7 +83,11 @@ class ServerMetrics:
         per_token = (last - first) / (longest - 1) if longest > 1 else 0.0
         if longest > 1:
             self.tpot.observe(per_token)
-        if self.targets.met(first, per_token, call.ask.params.slo_ttft, call.ask.params.slo_tpot):
+        info = self.bridge.info
+        if "slo_ttft" in info:  # else no engine is up
+            self._targets = Targets(info["slo_ttft"], info["slo_tpot"])
+        own = call.ask.params.slo_ttft, call.ask.params.slo_tpot
+        if self._targets and self._targets.met(first, per_token, *own):
             self.good.inc()
 
     def _registries(self) -> list[CollectorRegistry]:

@@ -38,7 +38,7 @@ class Service:
         self.model = config.served_model_name or engine_config.model
         self.created = int(time.time())
         self.tool_format = ToolFormat.of(tokenizer)
-        self.metrics = ServerMetrics(bridge, self.model, engine_config.slo_ttft, engine_config.slo_tpot)
+        self.metrics = ServerMetrics(bridge, self.model)
         self.sweeper = Sweeper(config.send_timeout)
         folder = tokenizer.folder if tokenizer is not None else None
         self.readers = Readers(folder, config.log_format, bridge.worker)

@@ -28,7 +28,7 @@ class InstantEngine:
     """The interface the server uses of an Engine. Tokens are letters of the alphabet, in turn."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        self.config = config
+        self.config = config = config.on("cpu")
         self.max_model_len = config.max_model_len or 8192
         self.sampling = SimpleNamespace(vocab=tokenizer.vocab_size)
         self.slots = SimpleNamespace(device=torch.device("cpu"))
