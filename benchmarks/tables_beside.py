@@ -43,15 +43,18 @@ def serve_h200(name: str, load: str) -> Callable[[], str]:
 
     def table() -> str:
         found = read(name)
-        lines = []
+        lines, failed = [], []
         for scenario in sorted(found["scenarios"], key=lambda each: int(re.findall(r"\d+", each)[-1])):
             own, level = found["scenarios"][scenario], re.findall(r"\d+", scenario)[-1]
             for arm, each in own["arms"].items():
                 over_theirs = ratios(own["compared"].get(arm), "tok_s", *TAIL_FIGURES)
                 speed = f"{each['figures']['tok_s']:,.0f}"
                 lines.append([level, SERVED.get(arm, arm), speed, *tails(each["figures"]), *over_theirs])
+                failed.append((each["figures"]["failed"], each["figures"]["requests"]))
         header = [load, "server", "tokens/s", *TAILS, "× tokens/s", *TAIL_RATIOS]
-        return rows(header, lines) + source(name)
+        said = dict.fromkeys(f"{each} of {requests}" for each, requests in failed if each)
+        note = f"\nToo long for the servers, refused by each: {', '.join(said)}.\n" if said else ""
+        return rows(header, lines) + note + source(name)
 
     return table
 

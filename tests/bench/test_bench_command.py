@@ -208,6 +208,8 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
         (["run", "--arm", "plain:colour=red"], "unknown setting"),
         (["run", "--arch", "pd"], "--arm ARCH"),
         (["mixed", "h:1", "--arm", "plain"], "URLs or --arm"),
+        (["mixed", "h:1", "--concurrency", "8"], "comes at a rate"),
+        (["mixed", "--pair", "a:b", "--num-requests", "8"], "leave out URLs"),
         (["mixed", "h:1", "--rate", "0.001", "--duration", "0.1"], "no request arrives"),
     ],
 )

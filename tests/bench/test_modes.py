@@ -119,3 +119,24 @@ def test_claimed_utilisation_stands_beside_what_was_measured() -> None:
 def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no benchmark"):
         modes.write(tmp_path)
+
+
+def test_pdv_that_never_pipelined_says_nothing_of_three_lanes() -> None:
+    alike = found("C=64", 0.8, "faster")
+    alike["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, 1.0, left=0)
+    by_name = {each.name: each for each in modes.named_modes(alike)}
+    assert by_name["very high concurrency"].seen == modes.OPEN
+    assert "none of 1 loads" in by_name["very high concurrency"].figures
+    assert advice.rule_counts([alike])["readme"] == {advice.ALIKE: 1}
+
+
+def test_one_seed_is_explained_too() -> None:
+    text = modes.as_markdown(found("C=64", 0.8, "one seed"))
+    assert "## One seed, beside pd" in text and "50% of its plans leave a draft" in text
+
+
+def test_cpu_time_is_shown_by_token() -> None:
+    own = found("C=64", 0.8, "faster")
+    own["scenarios"]["s"]["arms"]["pd"]["parts"]["totals"]["cpu_s"] = 3.0
+    [chart] = [each for each in part_charts.overview(own) if each.name == "cpu_time"]
+    assert [(each.name, each.ys) for each in chart.series] == [("pd", (30.0,))]

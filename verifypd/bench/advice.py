@@ -9,12 +9,14 @@ from collections import Counter
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN
+from verifypd.bench.modes import pipelined
 from verifypd.bench.statistics import FASTER, SLOWER
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.models.builtin import find
 from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
+ALIKE = "PDV planned as PD"  # no draft waited for a later verify
 
 
 def fastest(own: dict[str, Any]) -> str:
@@ -56,20 +58,18 @@ def rule_verdicts(found: dict[str, Any]) -> list[dict[str, str]]:
         for variant in SELECT_VARIANTS:
             said = select_architecture(int(count), size[0], variant)
             good = FASTER if said == "pdv" else SLOWER
-            word = (
-                EITHER
-                if measured["verdict"] not in (FASTER, SLOWER)
-                else RIGHT
-                if measured["verdict"] == good
-                else WRONG
-            )
+            word = RIGHT if measured["verdict"] == good else WRONG
+            if arm and not pipelined(own, arm):
+                word = ALIKE
+            elif measured["verdict"] not in (FASTER, SLOWER):
+                word = EITHER
             row |= {variant: said, f"{variant} verdict": word}
         rows.append(row)
     return rows
 
 
 def rule_counts(founds: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """By variant: in how many scenarios its choice was right, wrong, or did not matter."""
+    """By variant: in how many scenarios its choice was right, wrong, or did not matter, and why not."""
     rows = [row for found in founds for row in rule_verdicts(found)]
     return {variant: Counter(row[f"{variant} verdict"] for row in rows) for variant in SELECT_VARIANTS}
 

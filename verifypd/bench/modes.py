@@ -16,7 +16,7 @@ from typing import Any
 
 from verifypd.bench.campaign import Folder, write_whole
 from verifypd.bench.results import markdown_table, ratio, results
-from verifypd.bench.statistics import FASTER, NONE, SLOWER
+from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 from verifypd.errors import ConfigError
 
 Row = tuple[str, dict[str, Any]]  # a scenario, and two arms' mean latencies compared
@@ -58,6 +58,13 @@ def account(own: dict[str, Any]) -> Account | None:
         totals["plans_left_n"] / max(1.0, totals["plans_n"]),
         f["ttft_ms_mean"] / max(1e-9, f["e2e_ms_mean"]),
     )
+
+
+def pipelined(own: dict[str, Any], arm: str) -> bool:
+    """Whether some plan of an arm left a draft for a later verify; without that PDV plans as PD does. True where the
+    arm does not say."""
+    found = account(own["arms"][arm])
+    return found is None or found.left > 0.0
 
 
 def why(arm: str, own: Account, other: str, theirs: Account) -> str:
@@ -127,6 +134,18 @@ def _compared(found: dict[str, Any], arm: str, other: str, within: Callable[[int
     return rows
 
 
+def _lanes(
+    found: dict[str, Any], name: str, claim: str, three: str, within: Callable[[str, int], bool], word: str
+) -> Mode:
+    """PDV over PD, in the scenarios in which it pipelined."""
+    scenarios = found["scenarios"]
+    rows = [row for row in _compared(found, three, "pd", lambda _: True) if within(row[0], _level(found, row[0]))]
+    told = [row for row in rows if pipelined(scenarios[row[0]], three)]
+    if rows and not told:
+        return Mode(name, claim, OPEN, f"PDV pipelined in none of {len(rows)} loads: it planned as PD does")
+    return _judged(name, claim, told, word)
+
+
 def _judged(name: str, claim: str, rows: Sequence[Row], word: str) -> Mode:
     """Seen, where most of these comparisons say so."""
     if not rows:
@@ -144,21 +163,15 @@ def named_modes(found: dict[str, Any]) -> list[Mode]:
     three = next((name for name in ("pdv", "pdv pipelined", "pdv whole") if name in arms), "pdv")
     slow = next((name for name in ("baseline", "plain") if name in arms), "plain")
     modes = [
-        _judged("very high concurrency", "PDV is faster than PD at C ≥ 32",
-                _compared(found, three, "pd", lambda c: c >= 32), FASTER),
+        _lanes(found, "very high concurrency", "PDV is faster than PD at C ≥ 32", three, lambda _, c: c >= 32, FASTER),
         _judged("low concurrency", f"PDV is slower than {slow} under 5 requests",
                 _compared(found, three, slow, lambda c: 0 < c < 5), SLOWER),
-        _judged("overhead valley", "PDV is slower than PD at C = 6–16",
-                _compared(found, three, "pd", lambda c: 6 <= c <= 16), SLOWER),
-        _judged("PD's lock step", "PDV is faster than PD where requests are many",
-                _compared(found, three, "pd", lambda c: c >= 10), FASTER),
+        _lanes(found, "overhead valley", "PDV is slower than PD at C = 6–16", three, lambda _, c: 6 <= c <= 16, SLOWER),
+        _lanes(found, "PD's lock step", "PDV is faster than PD where requests are many", three,
+               lambda _, c: c >= 10, FASTER),
+        _lanes(found, "large verifiers", "PDV gains most with a 34B verifier", three, lambda s, _: "34b" in s, FASTER),
     ]  # fmt: skip
-    return [*modes, _large_verifiers(found, three), _balanced(found), _idle_device(found), _poor_drafts(found)]
-
-
-def _large_verifiers(found: dict[str, Any], three: str) -> Mode:
-    rows = [row for row in _compared(found, three, "pd", lambda _: True) if "34b" in row[0]]
-    return _judged("large verifiers", "PDV gains most with a 34B verifier", rows, FASTER)
+    return [*modes, _balanced(found), _idle_device(found), _poor_drafts(found)]
 
 
 def _balanced(found: dict[str, Any]) -> Mode:
@@ -194,15 +207,11 @@ def as_markdown(found: dict[str, Any]) -> str:
     if found.get("note"):
         lines += [f"*{found['note']}*", ""]
     rows = explained(found)
-    for word in (FASTER, SLOWER, NONE):
+    heads = {FASTER: "Faster than", SLOWER: "Slower than", NONE: "No difference from", UNKNOWN: "One seed, beside"}
+    for word, head in heads.items():
         own = [row for row in rows if row["verdict"] == word]
         if own:
-            lines += [
-                f"## {word.capitalize()} than {found['reference']}"
-                if word != NONE
-                else f"## No difference from {found['reference']}",
-                "",
-            ]
+            lines += [f"## {head} {found['reference']}", ""]
             lines += [*markdown_table(("scenario", "arm", "mean E2E", "why"),
                              [(r["scenario"], r["arm"], r["E2E"], r["why"]) for r in own]), ""]  # fmt: skip
     if not rows:

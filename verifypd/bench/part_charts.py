@@ -16,8 +16,8 @@ WINDOW = 8  # samples over which a draft length is taken
 
 
 def overview(found: dict[str, Any]) -> list[Chart]:
-    """Over all scenarios: utilisation, memory, scenarios won; what nobody says is left out."""
-    made = [_utilisation(found), _memory(found), _won(found)]
+    """Over all scenarios: utilisation, memory, CPU time, scenarios won; what nobody says is left out."""
+    made = [_utilisation(found), _memory(found), _cpu(found), _won(found)]
     return [each for each in made if each is not None]
 
 
@@ -68,6 +68,27 @@ def _memory(found: dict[str, Any]) -> Chart | None:
         return None
     note = "Weights, and the KV blocks that requests held at the peak. The original says PDV needs 2–5 % more."
     return Chart("memory", "Memory in use at the peak", "", "MB", tuple(series), "bars", tuple(scenarios), note=note)
+
+
+def _cpu(found: dict[str, Any]) -> Chart | None:
+    """CPU time of the engine's process for each output token."""
+    scenarios = list(found["scenarios"])
+    series = []
+    for arm in arms_of(found):
+        have = []
+        for i, scenario in enumerate(scenarios):
+            parts = _own(found, scenario, arm)
+            if parts is not None and "cpu_s" in parts["totals"]:
+                tokens = found["scenarios"][scenario]["arms"][arm]["figures"]["output_tokens"]
+                have.append((float(i), 1e3 * parts["totals"]["cpu_s"] / max(1, tokens)))
+        if have:
+            xs, ys = zip(*have, strict=True)
+            series.append(Series(arm, xs, ys))
+    if not series:
+        return None
+    note = "All threads of the process, the one that sends requests too."
+    title = "CPU time for each output token"
+    return Chart("cpu_time", title, "", "ms", tuple(series), "bars", tuple(scenarios), note=note)
 
 
 def _won(found: dict[str, Any], metric: str = "e2e_ms_mean") -> Chart | None:

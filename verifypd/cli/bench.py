@@ -64,6 +64,8 @@ def register(command: Command) -> None:
     _add_arm_flag(mixed)
     protocols.add_pair_flag(mixed)
     mixed.add_argument("--rate", metavar="R,R", help="requests/s, one scenario each (default: 4; with --pair 8,16)")
+    mixed.add_argument("--num-requests", type=int, metavar="N", help="no more of them")
+    mixed.add_argument("--concurrency", help="closed loops of these lengths: `verifypd bench run --source mixed`")
     mixed.add_argument("--scale", type=int, metavar="N", help="divide all lengths by N (default: 1; --quick: 32)")
     _add_http_flags(mixed)
     add_run_flags(mixed)
@@ -147,11 +149,13 @@ def run_mixed(args: argparse.Namespace) -> int:
     from verifypd.bench.protocols import MIXED
     from verifypd.bench.workload import mixed
 
+    if args.concurrency:
+        raise ConfigError(
+            "mixed traffic comes at a rate: give --rate. A closed loop is `bench run --source mixed --concurrency N`"
+        )
     if args.pairs:
-        if args.urls or args.scale:
-            raise ConfigError(
-                "--pair is of engines in this process, at a size of --quick's or its own: no URL, no --scale"
-            )
+        if args.urls or args.scale or args.num_requests:
+            raise ConfigError("with --pair the traffic is the protocol's: leave out URLs, --scale and --num-requests")
         return protocols.run_mixed(args)
     if args.urls and args.arms:
         raise ConfigError("give URLs or --arm: engines in this process would share the machine with the servers")
@@ -163,7 +167,7 @@ def run_mixed(args: argparse.Namespace) -> int:
     scenarios = _from_files(args) or [
         Scenario(
             f"mixed {rate:g}/s{scaled}",
-            tuple(mixed(rate, seconds, seed).scaled(scale) for seed in chosen_seeds(args)),
+            tuple(mixed(rate, seconds, seed).scaled(scale, args.num_requests) for seed in chosen_seeds(args)),
             args.cut_off,
         )
         for rate in numbers(args.rate or "4", "--rate")
