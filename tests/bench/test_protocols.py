@@ -231,7 +231,7 @@ def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
         (["simulate", "sweep", "--alpha", "2"], "--alpha"),
         (["all", "--only", "nothing"], "--only"),
         (["all", "--only", "mixed:many"], "--only"),
-        (["mixed", "--pair", "built-in", "--scale", "2"], "no --scale"),
+        (["mixed", "--pair", "built-in", "--scale", "2"], "leave out URLs, --scale"),
         (["mixed", "--pair", "built-in", "--batch-size", "2"], "--batch-size is an arm's own"),
     ],
 )
