@@ -69,3 +69,8 @@ def watched(browser: Any) -> Iterator[Any]:
     made = Watched(browser, viewport={"width": 1280, "height": 900})
     yield made
     made.context.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test begins first: in the end no worker waits for it alone."""
+    items.sort(key=lambda item: item.path.name != "test_hopper.py")

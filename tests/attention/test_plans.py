@@ -132,7 +132,7 @@ def mix(seed: int) -> list[Chunk]:
             return chunks
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen"])
 def test_every_key_of_every_tile_is_read_once(shape: dict[str, Any], seed: int) -> None:
     check(shape, mix(seed))
