@@ -200,8 +200,8 @@ class EngineConfig:
         self._check_range("block_size", 1, 1024)
         self._check_range("prefill_chunk", 0, 1 << 20)
         self._check_range("draft_chunk", 2, 1 << 20)
-        for target in ("slo_ttft", "slo_tpot") if self.slo_ttft else ("slo_tpot",):
-            self._check_range(target, SHORTEST_TARGET, math.inf)
+        self._check_range("slo_ttft", SHORTEST_TARGET if self.slo_ttft else 0, math.inf)
+        self._check_range("slo_tpot", SHORTEST_TARGET, math.inf)
         self._check_range("slo_gap", 0, math.inf)
         self._check_range("ngram_min", 1, 16)
         self._check_range("ngram_max", self.ngram_min, 16)

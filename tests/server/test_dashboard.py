@@ -118,6 +118,7 @@ def test_the_live_view_shows_steps_and_requests(server: Server) -> None:
     assert (drafting, longest, verifying) == (1, 3, 1) or chunk
     assert live["policy"]["draft_length"] == 3 and seen["architecture"] == "unified"
     assert seen["server"]["model"] == "tiny" and seen["server"]["ready"]
+    assert (seen["server"]["slo_ttft"], seen["server"]["slo_tpot"]) == (500.0, 15.0), "what a CPU's engine aims at"
 
 
 def test_viewers_are_few(server: Server) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from verifypd.bench.charts import Chart, Series, arms_of
@@ -57,38 +59,31 @@ def _utilisation(found: dict[str, Any]) -> Chart | None:
 
 
 def _memory(found: dict[str, Any]) -> Chart | None:
-    scenarios = list(found["scenarios"])
-    series = []
-    for arm in arms_of(found):
-        have = [(i, p["peaks"]["memory"] / MB) for i, s in enumerate(scenarios)
-                if (p := _own(found, s, arm)) is not None and "memory" in p["peaks"]]  # fmt: skip
-        if have:
-            series.append(Series(arm, tuple(float(i) for i, _ in have), tuple(value for _, value in have)))
-    if not series:
-        return None
     note = "Weights, and the KV blocks that requests held at the peak. The original says PDV needs 2–5 % more."
-    return Chart("memory", "Memory in use at the peak", "", "MB", tuple(series), "bars", tuple(scenarios), note=note)
+    return _bars(found, lambda own: own["parts"]["peaks"].get("memory", math.nan) / MB,
+                 "memory", "Memory in use at the peak", "MB", note)  # fmt: skip
 
 
 def _cpu(found: dict[str, Any]) -> Chart | None:
-    """CPU time of the engine's process for each output token."""
-    scenarios = list(found["scenarios"])
+    note = "All threads of the process, the one that sends requests too."
+    return _bars(found, lambda own: 1e3 * own["parts"]["totals"].get("cpu_s", math.nan)
+                 / max(1, own["figures"]["output_tokens"]),
+                 "cpu_time", "CPU time for each output token", "ms", note)  # fmt: skip
+
+
+def _bars(
+    found: dict[str, Any], value: Callable[[dict[str, Any]], float], name: str, title: str, unit: str, note: str
+) -> Chart | None:
+    """A number of each arm in every scenario; one that is not known is left out."""
     series = []
     for arm in arms_of(found):
-        have = []
-        for i, scenario in enumerate(scenarios):
-            parts = _own(found, scenario, arm)
-            if parts is not None and "cpu_s" in parts["totals"]:
-                tokens = found["scenarios"][scenario]["arms"][arm]["figures"]["output_tokens"]
-                have.append((float(i), 1e3 * parts["totals"]["cpu_s"] / max(1, tokens)))
+        owns = [each["arms"].get(arm) for each in found["scenarios"].values()]
+        values = [value(own) if own and own.get("parts") else math.nan for own in owns]
+        have = [(float(i), number) for i, number in enumerate(values) if not math.isnan(number)]
         if have:
             xs, ys = zip(*have, strict=True)
             series.append(Series(arm, xs, ys))
-    if not series:
-        return None
-    note = "All threads of the process, the one that sends requests too."
-    title = "CPU time for each output token"
-    return Chart("cpu_time", title, "", "ms", tuple(series), "bars", tuple(scenarios), note=note)
+    return Chart(name, title, "", unit, tuple(series), "bars", tuple(found["scenarios"]), note=note) if series else None
 
 
 def _won(found: dict[str, Any], metric: str = "e2e_ms_mean") -> Chart | None:

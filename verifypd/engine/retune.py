@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from verifypd.config import EngineConfig
+from verifypd.config import BY_DEVICE, EngineConfig
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CostModel
 from verifypd.engine.engine import Engine
@@ -27,7 +27,7 @@ def tuned(loaded: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
         if name not in POLICY:
             raise ConfigError(f"{name} is set when an engine is loaded; a policy has {', '.join(POLICY)}")
     of_others = dict.fromkeys(("verify_batch", "verify_wait_ms", "workers", "lane_weights"))  # not every one reads them
-    given = {name: value for name, value in changes.items() if value or name not in ("slo_ttft", "slo_gap")}
+    given = {name: value for name, value in changes.items() if value or name not in BY_DEVICE["cpu"]}
     config = replace(loaded, **{**of_others, **given})  # 0 is what the device decided at start
     for name, wanted, there in (
         ("max_draft", config.max_draft, loaded.max_draft),
