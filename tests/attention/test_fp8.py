@@ -13,7 +13,8 @@ from torch.testing import assert_close
 pytest.importorskip("triton")
 
 from tests.attention.test_backends import MIXED, Case, dense, make_case
-from tests.attention.test_triton import DEVICE, SMALL, on_device, padded
+from tests.attention.test_triton import DEVICE, SMALL, on_device
+from tests.attention.test_triton_passes import padded
 from verifypd.attention import backend, tiling
 from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention, rotate_and_write_rows, write_rows
