@@ -137,10 +137,10 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "next_ms": 0.5,
         "prompt_tokens": 32,
         "step_ms": 12.3,
-        "worth": 41.5,
+        "worth": 0.41,
         "next_prompt_tokens": 16,
         "next_step_ms": 9.9,
-        "next_worth": 39.25,
+        "next_worth": -0.25,
     }
     first, *rest = LINES
     lines = [{**first, "arch": "unified", "why": why, "draft_seconds": 0.0015, "verify_seconds": 0.011}, *rest]
@@ -150,7 +150,7 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "step 1, unified: 2 requests decode, 2 draft 6 tokens, 1 prompts get 32 tokens" in said
     drafts = "drafts (drafting): at most 4 each, 6.8 tokens for 0.62 ms: 0.091 ms a token"
     assert f"{drafts}; next best: none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
-    assert "prompts: 32 tokens make a step of 12.3 ms worth 41.50 a second; next best: 16 tokens, 9.9 ms, 39.25" in said
+    assert "prompts: 32 tokens, a step of 12.3 ms, are worth +0.41; next best: 16 tokens, 9.9 ms, -0.25" in said
     assert "took, ms: decode 1.5, verify 11.0" in said
     lines[0]["why"]["price_ms"] = 0.3
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

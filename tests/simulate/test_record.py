@@ -55,7 +55,7 @@ def simulated(record: dict[str, Any], answered: list[int], seeds: int = 3) -> di
     ratios = [each.device_seconds / model.step_seconds(each) for each in timings(record)]
     truth = TrueCosts(model.coefficients, noise=statistics.stdev(math.log(ratio) for ratio in ratios))
     arrivals = [(a.at, a.prompt_tokens, a.output_tokens) for a in workload(record)]
-    settings = gpu_settings(batch_size=record["batch_size"], max_draft=4, head=True)
+    settings = gpu_settings(batch_size=record["batch_size"], max_draft=4, head=True, slo_ttft=500.0)
     found = []
     for seed in range(seeds):
         believed = CostModel(Coefficients(**record["costs_at_start"]))

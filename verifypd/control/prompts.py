@@ -1,15 +1,15 @@
 """Which prompts join a step, and how many of their tokens. Arithmetic over costs and targets; no clock.
 
-A step that lasts T and reads part of some prompts is worth
+Prompt tokens that make a step of T seconds one of T + t are worth
 
-    (Σ waiting w · part of its prompt read + Σ decoding w · part of its tokens written) / T
-    w = 1 / slo_ttft while it waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once it is late.
+    Σ waiting w · part of its prompt read  −  t / T · Σ decoding w · part of its tokens written
+    w = 1 / slo_ttft while it waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once it is late:
 
-Prompts are read in the order of w / tokens left, and as many tokens as make the step worth most, within bounds: prompts
-are sure of `PROMPT_SHARE` of a step; a step lasts no longer than `slo_gap` where a shorter one is possible, unless more
-prompts wait than can be read within twice their target; one that has waited `OVERDUE` times its target goes first; at
-most one prompt is partly read. Offline, where nobody reads an answer before all are written, prompts go first: batches
-are fullest so.
+what they bring those who wait, less what decoding would bring in the same time. Prompts are read in the order of w /
+tokens left, as many tokens as are worth most, within bounds: prompts are sure of `PROMPT_SHARE` of a step; a step lasts
+no longer than `slo_gap` where a shorter one is possible, unless more prompts wait than can be read within twice their
+target; one that has waited `OVERDUE` times its target goes first; at most one prompt is partly read. Offline, where
+answers are read when all are written, prompts go first: batches are fullest so.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """How many prompt tokens join a step, and what the step then takes and is worth."""
+    """How many prompt tokens join a step, what the step then takes, and what they are worth."""
 
     tokens: int
     seconds: float
-    worth: float  # a second
+    worth: float
 
 
 def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
@@ -111,7 +111,7 @@ def candidates(
     def chunk(tokens: int) -> Chunk:
         work, worth = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
-        return Chunk(tokens, seconds, (beside.worth + worth) / seconds)
+        return Chunk(tokens, seconds, worth - (seconds / alone - 1.0) * beside.worth)
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""
@@ -123,7 +123,7 @@ def candidates(
             low, high = (middle, high) if chunk(middle).seconds <= limit else (low, middle)
         return max(1, low)
 
-    ends = list(accumulate(view.prefill_left for view in waiting[:count]))
+    alone, ends = _seconds(NOTHING, beside, cost), list(accumulate(view.prefill_left for view in waiting[:count]))
     share = chunk(1).seconds / (1.0 - PROMPT_SHARE)  # what a step with any prompt takes anyway is not their share
     sure, most = largest(share), largest(_bound(share, waiting, snapshot, cost))
     return [chunk(tokens) for tokens in sorted({sure, most, *(end for end in ends if sure < end < most)})]

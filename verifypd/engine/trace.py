@@ -274,9 +274,8 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         yield f"drafts ({why['mode']}): {_weighed(why)}; next best: {_weighed(why, 'next_')}"
     if "worth" in why:
         yield (
-            f"prompts: {why['prompt_tokens']} tokens make a step of {why['step_ms']:.1f} ms worth {why['worth']:.2f} a "
-            f"second; next best: {why['next_prompt_tokens']} tokens, {why['next_step_ms']:.1f} ms, "
-            f"{why['next_worth']:.2f}"
+            f"prompts: {why['prompt_tokens']} tokens, a step of {why['step_ms']:.1f} ms, are worth {why['worth']:+.2f}"
+            f"; next best: {why['next_prompt_tokens']} tokens, {why['next_step_ms']:.1f} ms, {why['next_worth']:+.2f}"
         )
     if not why:
         yield "nothing was weighed: the controller drafts by fixed rules, and no prompt waited beside those who decode"
