@@ -2,7 +2,8 @@
 engines.
 
 A candidate's time is that of the products of a token, alone or with four drafts, whichever is less: all else in a pass
-is computed in float32 whatever the weights are in.
+is computed in float32 whatever the weights are in. Candidates take turns, and every turn must agree: where other
+programs disturb the timing, the usual one is taken, and the next start times again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from verifypd.kernels.base import Kernels, Weight
 from verifypd.models.config import ModelConfig
 from verifypd.models.smollm2 import cache_root
 
-FORMAT = 1  # of the files; raise it when they, or what is timed, change
+FORMAT = 2  # of the files; raise it when they, or what is timed, change
 USUAL = torch.bfloat16
 CANDIDATES = (USUAL, torch.float32)  # each within 0.001 nats of float32: docs/cpu.md
 MARGIN = 0.9  # another than the usual one is taken where it needs less than this of its time
@@ -54,29 +55,38 @@ def fastest(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> torch.dty
     seconds = _read(path.read_text(encoding="utf-8"), setup) if path.is_file() else None
     if seconds is None:
         seconds = measure(config, kernels, drafts=drafts)
+        if choose(seconds) is None:
+            log.info("weights in %s: other programs disturb the timing; the next start times again", _name(USUAL))
+            return USUAL
         keep(path, {"setup": setup, "seconds": seconds})
-    chosen = choose(seconds)
-    times = ", ".join(f"{value / seconds[_name(USUAL)]:.2f} in {name}" for name, value in seconds.items())
+    chosen = choose(seconds) or USUAL
+    least = {name: min(times) for name, times in seconds.items()}
+    times = ", ".join(f"{value / least[_name(USUAL)]:.2f} in {name}" for name, value in least.items())
     log.info("weights in %s: a token takes %s, as timed once and kept in %s", _name(chosen), times, path)
     return chosen
 
 
-def choose(seconds: dict[str, float]) -> torch.dtype:
-    """The candidate with the least seconds, or the usual one where none is clearly faster."""
-    best = min(CANDIDATES, key=lambda dtype: seconds[_name(dtype)])
-    return best if seconds[_name(best)] < MARGIN * seconds[_name(USUAL)] else USUAL
+def choose(seconds: dict[str, list[float]]) -> torch.dtype | None:
+    """The candidate that every turn found fastest; the usual one unless another is clearly so. None: turns differ."""
+    turns = [dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)]
+    found = {
+        best if turn[_name(best)] < MARGIN * turn[_name(USUAL)] else USUAL
+        for turn in turns
+        for best in [min(CANDIDATES, key=lambda dtype: turn[_name(dtype)])]
+    }
+    return found.pop() if len(found) == 1 else None
 
 
-def measure(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> dict[str, float]:
-    """Seconds of a token's products in each candidate, the least of several rounds by turns."""
+def measure(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> dict[str, list[float]]:
+    """Seconds of a token's products in each candidate, turn by turn. The first turn, which warms up, is left out."""
     weights = {dtype: sample(config, kernels, dtype) for dtype in CANDIDATES}
-    found = dict.fromkeys(CANDIDATES, math.inf)
-    for _ in range(ROUNDS):
+    found: dict[str, list[float]] = {_name(dtype): [] for dtype in CANDIDATES}
+    for _ in range(1 + ROUNDS):
         for dtype in CANDIDATES:
             alone = _seconds(kernels, weights[dtype], 1)
             wide = _seconds(kernels, weights[dtype], ROWS) / TOKENS if drafts else math.inf
-            found[dtype] = min(found[dtype], alone, wide)
-    return {_name(dtype): value for dtype, value in found.items()}
+            found[_name(dtype)].append(min(alone, wide))
+    return {name: times[1:] for name, times in found.items()}
 
 
 def sample(config: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> list[Weight]:
@@ -107,12 +117,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _read(text: str, setup: dict[str, Any]) -> dict[str, float] | None:
+def _read(text: str, setup: dict[str, Any]) -> dict[str, list[float]] | None:
     """What was kept for the same combination; None where it is not sound."""
     try:
         data = json.loads(text)
-        seconds = {_name(dtype): float(data["seconds"][_name(dtype)]) for dtype in CANDIDATES}
-        sound = data["setup"] == setup and all(math.isfinite(value) and value > 0 for value in seconds.values())
+        seconds = {_name(dtype): [float(each) for each in data["seconds"][_name(dtype)]] for dtype in CANDIDATES}
+        times = [each for own in seconds.values() for each in own]
+        sound = data["setup"] == setup and all(0 < each < math.inf for each in times) and choose(seconds) is not None
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
