@@ -38,10 +38,10 @@ def test_a_committed_result_has_a_whole_report(tmp_path: Path) -> None:
     assert "<h3></h3>" not in text and "nan" not in text
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(RESULTS.glob("bench-*.json"))])
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RESULTS.glob("bench-*.json")) if '"scenarios":' in path.read_text()]
+)
 def test_every_committed_result_of_bench_has_a_page(name: str) -> None:
-    if "scenarios" not in read(name):
-        pytest.skip("no campaign: a table reads it")
     found = read_kept(RESULTS / f"{name}.json")
     text = page.page(found)
     assert all(arm.replace("&", "&amp;") in text for arm in found["arms"])
