@@ -100,6 +100,7 @@ soak: $(STAMP) ## ten minutes of overload against the server; writes benchmarks/
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py
 	$(BIN)/python docs/images/draw_gpu.py
+	$(BIN)/python docs/images/draw_bench.py
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables_beside as beside
+import tables_claims as claims
 import tables_cluster as cluster
 import tables_cpu as cpu
 import tables_lanes as lanes
@@ -44,6 +45,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "deploy-cpu": lanes.deploy("bench-three-way-cpu", "bench-comprehensive-cpu"),
     "deploy-rules": lanes.deploy_rules,
     "deploy-claims": lanes.deploy_claims,
+    "deploy-figures": claims.figures,
+    "deploy-published": claims.changes,
     "equal-systems": lanes.equal_metric,
     "bench-original-metric": lanes.original_metric,
     "bench-serve-cpu": beside.serve_cpu,

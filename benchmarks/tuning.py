@@ -4,8 +4,8 @@
 
 Two kinds of traffic, on the costs of an H200 with a 7B verifier and a one-layer head: mixed (16 requests/s, 12 % long
 prompts, α 0.8) and doubtful (the same lengths at 24 requests/s, α 0.35, where drafts hardly pay). With these costs the
-simulator is within 10 % of the p95 that the server has shown over HTTP. Ratios are over the numbers as they stand, means
-over seeds of each seed's ratio: below 1 is better for latencies, above 1 for tokens/s.
+simulator is within 10 % of the p95 that the server has shown over HTTP. Ratios are over the numbers as they stand,
+means over seeds of each seed's ratio: below 1 is better for latencies, above 1 for tokens/s.
 """
 
 from __future__ import annotations

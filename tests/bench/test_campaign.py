@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, plots, report
+from verifypd.bench import charts, pictures, report
 from verifypd.bench.arrivals import Process, make
 from verifypd.bench.campaign import AGAIN, Campaign, Folder, Scenario, Turn, Watch, plan_of
 from verifypd.bench.figures import Targets
@@ -272,9 +272,9 @@ def test_pictures_have_the_names_people_know(done: tuple[Path, dict[str, Any]], 
     )
     heat = charts.improvement(found)
     assert heat is not None and heat.name == "improvement_heatmap" and heat.rows == ("slow<b>&",)
-    plots.draw_heatmap(tmp_path / "heat.png", heat)
+    pictures.draw_heatmap(tmp_path / "heat.png", heat)
     for name in ("latency_comparison", "frontier", "cdf-1"):
-        plots.draw_chart(tmp_path / f"{name}.png", made[name])
+        pictures.draw_chart(tmp_path / f"{name}.png", made[name])
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, plots, svg
+from verifypd.bench import charts, pictures, svg
 from verifypd.bench.charts import Chart, Series
 
 FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
@@ -35,7 +35,7 @@ def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
     assert heat.values == ((0.5, 0.5), (0.5, pytest.approx(40.0)))
     assert "+3900.0 %" in svg.heatmap(heat) and "-50.0 %" in svg.heatmap(heat)
     pytest.importorskip("matplotlib")
-    plots.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
+    pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
 
 

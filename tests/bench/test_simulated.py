@@ -137,3 +137,10 @@ def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path)
     assert found["reference"] == "pdv batch 64"
     [own] = found["scenarios"].values()
     assert own["compared"]["pdv batch 8"]["e2e_ms_mean"]["ratio"] > 1.0, "eight at once are too few"
+
+
+def test_a_deeper_queue_admits_more_requests() -> None:
+    costs = device_costs("h200")
+    for depth, slots in ((1.0, 4), (1.2, 5), (2.0, 8)):
+        arm = Simulated("pdv", POLICIES[f"pdv queue {depth:g}"], lambda _: costs, "h200", 0.68, 4)
+        assert arm.world(4)[1].slots == slots

@@ -43,6 +43,7 @@ class Chart:
     kind: str = "lines"  # "bars", "stacked" bars, "lines", "steps"
     groups: tuple[str, ...] = ()  # names along x, for bars
     log_x: bool = False
+    log_y: bool = False
     note: str = ""
 
 
@@ -68,7 +69,7 @@ def overview(found: dict[str, Any]) -> list[Chart]:
     charts = [
         _bars(found, "throughput_comparison", "Throughput: all tokens of the window", "tokens/s", "tok_s", 1.0),
         _bars(found, "goodput", f"Goodput: {_targets(found)}", "requests/s", "goodput", 1.0),
-        _bars(found, "latency_comparison", "E2E latency: mean, and up to p95", "s", "e2e_ms_mean", 1e-3, "e2e_ms_p95"),
+        _bars(found, "latency_comparison", "E2E: mean, and up to p95", "seconds", "e2e_ms_mean", 1e-3, "e2e_ms_p95"),
         _bars(found, "ttft", "TTFT: p50, and up to p95", "ms", "ttft_ms_p50", 1.0, "ttft_ms_p95"),
         _bars(found, "tpot", "TPOT: p50, and up to p95", "ms", "tpot_ms_p50", 1.0, "tpot_ms_p95"),
         _bars(found, "gaps", "Gap between outputs: p50, and up to p99", "ms", "gap_ms_p50", 1.0, "gap_ms_p99"),
@@ -105,7 +106,7 @@ def _frontiers(found: dict[str, Any]) -> list[Chart]:
     pairs: dict[str, list[str]] = {}
     for scenario in found["scenarios"]:
         pairs.setdefault(found["grid"].get(scenario, ("", ""))[0], []).append(scenario)
-    return [_frontier(found, pair if len(pairs) > 1 else "", own) for pair, own in pairs.items() if len(own) > 1]
+    return [_frontier(found, pair, own) for pair, own in pairs.items() if len(own) > 1]
 
 
 def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Chart:
@@ -117,11 +118,13 @@ def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Cha
             if arm in (arms := found["scenarios"][scenario]["arms"]):
                 label = found["grid"].get(scenario, ("", _from_word(scenario, shared)))[1]
                 points.append((arms[arm]["figures"]["tok_s"], arms[arm]["figures"]["tpot_ms_p95"], label))
-        xs, ys, labels = zip(*sorted(points), strict=True) if points else ((), (), ())
+        xs, ys, labels = zip(*points, strict=True) if points else ((), (), ())
         series.append(Series(arm, xs, ys, labels))
-    note = "Right and down is better. A point is a scenario."
-    title = f"Latency and throughput\n{pair}".rstrip()
-    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), note=note)
+    every = [y for each in series for y in each.ys]
+    note = "Right and down is better. A point is a scenario; lines join them in the order of the loads."
+    title = f"Latency and throughput\n{pair or ' '.join(scenarios[0].split()[:shared])}".rstrip()
+    wide = min(every, default=0.0) > 0 and max(every) > 8 * min(every)
+    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), log_y=wide, note=note)
 
 
 def _shared_words(names: Sequence[str]) -> int:
@@ -211,17 +214,20 @@ def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
 
 
 def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
-    """The chart; where it has scenarios of some pairs of models side by side, one for each pair."""
+    """The chart; where it has scenarios of some pairs of models side by side, one for each pair. Names along x have
+    what tells them apart, the title or the axis what they share."""
     own = {group: found["grid"][group] for group in chart.groups if group in found["grid"]}
     pairs = list(dict.fromkeys(pair for pair, _ in own.values()))
-    if len(pairs) < 2:
-        return [chart]
+    if not pairs:
+        shared = _shared_words(chart.groups) if len(chart.groups) > 1 else 0
+        names = tuple(_from_word(group, shared) for group in chart.groups)
+        return [replace(chart, groups=names, x=" ".join(chart.groups[0].split()[:shared]))] if shared else [chart]
     made = []
     for pair in pairs:
         kept = [i for i, group in enumerate(chart.groups) if own.get(group, [pair])[0] == pair]
         names = tuple(own[chart.groups[i]][1] if chart.groups[i] in own else chart.groups[i] for i in kept)
         series = tuple(_moved(each, {float(old): float(new) for new, old in enumerate(kept)}) for each in chart.series)
-        made.append(replace(chart, title=f"{chart.title}\n{pair}", groups=names, series=series))
+        made.append(replace(chart, title=f"{chart.title}\n{pair}".rstrip(), groups=names, series=series))
     return made
 
 

@@ -30,7 +30,7 @@ code { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 14px; }
 figure { margin: 0; padding: 12px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 figure.wide { overflow-x: auto; }
-figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; }
+figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; white-space: pre-line; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } text.end { text-anchor: end; }
 text.mid { text-anchor: middle; } svg text.point { font-size: 9.5px; }
@@ -100,8 +100,7 @@ def page(found: dict[str, Any]) -> str:
         "<h2>Figures</h2>",
         *(_figures(found, scenario, own) for scenario, own in found["scenarios"].items()),
         *_modes(found),
-        "<h2>Scenario by scenario</h2>",
-        *(_distributions(found, scenario, i == 0) for i, scenario in enumerate(found["scenarios"])),
+        *_by_scenario(found),
         "<h2>What the words mean</h2>",
         _table(
             ("", ""),
@@ -216,18 +215,25 @@ def index(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
     )
 
 
+def _by_scenario(found: dict[str, Any]) -> list[str]:
+    """What arms were doing in each, and curves of single times; results that were kept without them have none."""
+    made = [_distributions(found, scenario, i == 0) for i, scenario in enumerate(found["scenarios"])]
+    return ["<h2>Scenario by scenario</h2>", *made] if any(made) else []
+
+
 def _distributions(found: dict[str, Any], scenario: str, shown: bool) -> str:
     def drawn(parts: Sequence[charts.Chart]) -> str:
         return "".join(svg.draw(charts.labelled(found, each)) for each in parts)
 
-    curves, bins = drawn(charts.distributions(found, scenario)), drawn(charts.histograms(found, scenario))
-    parts = drawn(part_charts.of_scenario(found, scenario))
-    did = f"<h3>What arms were doing</h3><div class='grid2'>{parts}</div>" if parts else ""
-    return (
-        f"<details{' open' if shown else ''}><summary>{escape(scenario)}</summary>"
-        f"{did}<h3>Share that took no longer</h3><div class='grid2'>{curves}</div>"
-        f"<h3>Histograms</h3><div class='grid2'>{bins}</div></details>"
+    parts = (
+        ("What arms were doing", drawn(part_charts.of_scenario(found, scenario))),
+        ("Share that took no longer", drawn(charts.distributions(found, scenario))),
+        ("Histograms", drawn(charts.histograms(found, scenario))),
     )
+    inside = "".join(f"<h3>{head}</h3><div class='grid2'>{each}</div>" for head, each in parts if each)
+    if not inside:
+        return ""
+    return f"<details{' open' if shown else ''}><summary>{escape(scenario)}</summary>{inside}</details>"
 
 
 def _provenance(found: dict[str, Any]) -> str:

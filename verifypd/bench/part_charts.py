@@ -88,7 +88,7 @@ def _bars(
 
 def _won(found: dict[str, Any], metric: str = "e2e_ms_mean") -> Chart | None:
     own = {arm: figures[metric] for arm, figures in found["won_and_lost"].items() if metric in figures}
-    if not own:
+    if not any(sum(each.values()) for each in own.values()):  # one seed says neither
         return None
     places = tuple(float(i) for i in range(len(own)))
     series = tuple(
@@ -115,13 +115,18 @@ def breakdown(found: dict[str, Any], scenario: str) -> Chart | None:
     return Chart("breakdown", "Where the time went", "", "share", series, "stacked", tuple(arms), note=note)
 
 
+def _timeline(parts: dict[str, Any] | None) -> dict[str, Any]:
+    """What an arm did over time; nothing where it does not say, or results were kept without it."""
+    return dict(parts.get("timeline", {})) if parts else {}
+
+
 def _lanes(found: dict[str, Any], scenario: str) -> Chart | None:
     """Requests in each lane over time, of the arm with most lanes."""
     known = [arm for arm in ("pdv pipelined", "pdv", "pdv whole", *arms_of(found)) if arm in arms_of(found)]
     for arm in known:
         parts = _own(found, scenario, arm)
-        if parts and len(parts["timeline"].get("at", ())) > 2 and LANES[0] in parts["timeline"]:
-            line = parts["timeline"]
+        line = _timeline(parts)
+        if len(line.get("at", ())) > 2 and LANES[0] in line:
             series = [Series(name.removesuffix("_lane"), tuple(line["at"]), tuple(line[name])) for name in LANES]
             return Chart("lanes", f"Requests by lane, {arm}, first seed", "s", "requests", tuple(series))
     return None
@@ -132,8 +137,8 @@ def _lengths(found: dict[str, Any], scenario: str) -> Chart | None:
     series = []
     for arm in arms_of(found):
         parts = _own(found, scenario, arm)
-        line = parts["timeline"] if parts else {}
-        if not parts or not any(line.get("drafted_n", ())):
+        line = _timeline(parts)
+        if not any(line.get("drafted_n", ())):
             continue
         points = []
         for i in range(0, len(line["at"]) - WINDOW, max(1, WINDOW // 2)):

@@ -118,7 +118,8 @@ PROTOCOLS = {
             "B", "three-way", "three-way: all requests at once, batch 4, 100 new tokens",
             THREE, "baseline", (LLAMA,), (1, 5, 20, 50), 100, _b, (5, 1, 20),
             {"P95, s, Baseline, PD and PDV": {"n=1": [6.70, 6.42, 6.34], "n=5": [33.1, 33.9, 35.6],
-                                              "n=20": [113.6, 123.2, 95.7], "n=50": [361.7, 368.2, 235.7]}},
+                                              "n=20": [113.6, 123.2, 95.7], "n=50": [361.7, 368.2, 235.7]},
+             "tok/s of PDV over Baseline": {"n=20": 1.58, "n=50": 1.47}},
         ),
         Protocol(
             "C", "models", "model comparison: Poisson arrivals, batch 4, 100 new tokens",
@@ -127,7 +128,10 @@ PROTOCOLS = {
             {"P95, s, Baseline and PDV": {
                 f"{LLAMA} n=5": [42.3, 15.2], f"{LLAMA} n=20": [168.4, 46.2],
                 "qwen2-1.5b:qwen2-7b n=5": [33.8, 14.4], "qwen2-1.5b:qwen2-7b n=20": [142.4, 45.3],
-                "gemma-2b:gemma-7b n=5": [25.2, 8.8], "gemma-2b:gemma-7b n=20": [137.4, 40.4]}},
+                "gemma-2b:gemma-7b n=5": [25.2, 8.8], "gemma-2b:gemma-7b n=20": [137.4, 40.4]},
+             "tok/s of PDV over Baseline": {
+                 f"{LLAMA} n=5": 2.68, f"{LLAMA} n=20": 3.53, "qwen2-1.5b:qwen2-7b n=5": 2.24,
+                 "qwen2-1.5b:qwen2-7b n=20": 3.03, "gemma-2b:gemma-7b n=5": 2.37, "gemma-2b:gemma-7b n=20": 3.26}},
             (LLAMA, "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b"),
         ),
         Protocol(

@@ -22,6 +22,32 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     if reference is not None and reference not in folder.head["arms"]:
         raise ConfigError(f"--reference {reference!r} is none of the arms {', '.join(folder.head['arms'])}")
     found = results(folder, reference)
+    _files(path, found, pictures)
+    return found
+
+
+def write_kept(file: Path, path: Path, pictures: bool = True) -> dict[str, Any]:
+    """Make all files in a folder from results that were kept without curves: the same, but for charts of those."""
+    found = read_kept(file)
+    _files(path, found, pictures)
+    return found
+
+
+def read_kept(file: Path) -> dict[str, Any]:
+    """Results that `write_small` wrote; what the earliest lack is filled in."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not {"scenarios", "sittings", "arms"} <= set(found):
+        raise ConfigError(f"{file} is no result of `verifypd bench`: it has no scenarios")
+    for scenario in found["scenarios"].values():
+        scenario["arms"] = {arm: {"parts": None, "drafts": None} | own for arm, own in scenario["arms"].items()}
+    return {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
+
+
+def _files(path: Path, found: dict[str, Any], pictures: bool) -> None:
+    path.mkdir(parents=True, exist_ok=True)
     write_whole(path / "results.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     write_whole(path / "results.csv", as_csv(found))
     write_whole(path / "summary.md", as_markdown(found))
@@ -29,7 +55,6 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     write_whole(path / "report.html", page.page(found))
     if pictures and found["scenarios"]:
         _pictures(path, found)
-    return found
 
 
 def write_small(path: Path, file: Path) -> None:
@@ -45,17 +70,19 @@ def write_small(path: Path, file: Path) -> None:
 
 def _pictures(path: Path, found: dict[str, Any]) -> None:
     """PNGs, where matplotlib is installed: the page needs none of them."""
-    from verifypd.bench import plots
+    from verifypd.bench import pictures
 
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         return
     for name, parts, title in pictures_of(found):
-        plots.draw_chart(path / f"{name}.png", [charts.coloured(found, each) for each in parts], title, found["note"])
+        pictures.draw_chart(
+            path / f"{name}.png", [charts.coloured(found, each) for each in parts], title, found["note"]
+        )
     heat = charts.improvement(found, found["headline"])
     if heat is not None:
-        plots.draw_heatmap(path / f"{heat.name}.png", heat, found["note"])
+        pictures.draw_heatmap(path / f"{heat.name}.png", heat, found["note"])
 
 
 def pictures_of(found: dict[str, Any]) -> list[tuple[str, list[charts.Chart], str]]:

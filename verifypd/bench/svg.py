@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 
 from verifypd.bench.charts import Chart, Heatmap, Series, log_ticks, ticks
 
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 44
 COLOURS = 8  # classes s0 … s7 of the page
 
 
@@ -54,6 +55,17 @@ def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
     return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
 
 
+def _log_heights(values: list[float]) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """Where a value stands on an axis of powers, and its marks."""
+    low, high = 0.8 * min(values), 1.1 * max(values)
+    unit = (HEIGHT - TOP - BOTTOM) / math.log(high / low)
+
+    def y_of(value: float) -> float:
+        return HEIGHT - BOTTOM - unit * math.log(value / low)
+
+    return y_of, [(y_of(each), number(each)) for each in log_ticks(low, high)]
+
+
 def _bars(chart: Chart) -> str:
     stacked = chart.kind == "stacked"
     tops = [sum(column) for column in zip(*(each.ys for each in chart.series), strict=True)] if stacked else []
@@ -94,6 +106,13 @@ def _lines(chart: Chart) -> str:
         [1.0] if share and chart.kind == "lines" else [y for each in chart.series for y in each.ys]
     )
     base, across = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
+
+    def linear(value: float) -> float:
+        return base - unit * value
+
+    y_of: Callable[[float], float] = linear
+    if chart.log_y:
+        y_of, y_marks = _log_heights([y for each in chart.series for y in each.ys])
     if chart.log_x:
         low, high = math.log10(min(xs)), math.log10(max(xs))
         high = max(high, low + 0.3)
@@ -111,9 +130,10 @@ def _lines(chart: Chart) -> str:
         return LEFT + across * (value - low) / (high - low)
 
     inside = []
+    told: list[tuple[float, float]] = []  # where labels stand
     for i, series in enumerate(chart.series):
         shade = _shade(i, series)
-        points = [(x_of(place[x]), base - unit * y) for x, y in zip(series.xs, series.ys, strict=True)]
+        points = [(x_of(place[x]), y_of(y)) for x, y in zip(series.xs, series.ys, strict=True)]
         if chart.kind == "steps":
             points = [(x, y) for (x0, y), (x1, _) in zip(points, points[1:], strict=False) for x in (x0, x1)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -124,7 +144,8 @@ def _lines(chart: Chart) -> str:
                 title = f"{series.name}, {label}: {number(series.xs[k])}, {number(series.ys[k])}"
                 dot = f'<circle class="{shade}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
                 inside.append(f"{dot}<title>{escape(title)}</title></circle>")
-                if series.labels:
+                if series.labels and not any(abs(x - x0) < 30 and abs(y - y0) < 11 for x0, y0 in told):
+                    told.append((x, y))
                     side = "point end" if x > WIDTH - 90 else "point"
                     words = escape(series.labels[k])
                     inside.append(f'<text class="{side}" x="{x + 6:.1f}" y="{y - 7:.1f}">{words}</text>')

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from verifypd.engine.async_llm import AsyncLLM
     from verifypd.engine.llm import LLM
 
-QUEUE = 1.2  # requests that hold a slot, in batches, where not all are admitted
+QUEUE = 1.2  # batches of requests that hold a slot, where not all are admitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,14 @@ class Policy:
     verify: float | None = None  # verify batch as a share of the batch; None: the engine's default
     admit_all: bool = False  # every request of the scenario holds a slot
     batch: int | None = None  # of its own, and not the scenario's
+    queue: float = QUEUE  # batches of requests that hold a slot
 
     def settings(self, batch: int, max_draft: int) -> dict[str, Any]:
         """Of the engine."""
         batch = self.batch or batch
         made: dict[str, Any] = {
             "arch": self.arch, "controller": self.controller, "batch_size": batch, "max_draft": max_draft,
-            "queue_factor": QUEUE,
+            "queue_factor": self.queue,
         }  # fmt: skip
         return made if self.verify is None else made | {"verify_batch": max(1, math.floor(self.verify * batch))}
 
@@ -55,6 +56,7 @@ POLICIES = {
     "pdv pipelined": Policy("pdv", verify=0.5, admit_all=True),
     "auto": Policy("auto", controller="throughput"),
     **{f"pdv batch {size}": Policy("pdv", batch=size) for size in (8, 16, 32, 64)},
+    **{f"pdv queue {depth:g}": Policy("pdv", verify=0.5, queue=depth) for depth in (1.0, QUEUE, 1.5, 2.0)},
 }
 
 

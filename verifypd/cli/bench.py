@@ -72,8 +72,10 @@ def register(command: Command) -> None:
     add_engine_flags(mixed)
 
     protocols.register(sub)
-    report = sub("report", "write the report of a run again", run_report, "DIR [--reference ARM]")
-    report.add_argument("folder", metavar="DIR", help="what --out was")
+    report = sub("report", "write the report of a run again", run_report,
+                 "DIR [--reference ARM] [--small FILE]\n       %(prog)s FILE --out DIR")  # fmt: skip
+    report.add_argument("folder", type=Path, metavar="DIR|FILE", help="what --out was, or what --small wrote")
+    report.add_argument("--out", type=Path, metavar="DIR", help="of a FILE: the folder of its report")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
     report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
     report.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
@@ -182,10 +184,17 @@ def run_report(args: argparse.Namespace) -> int:
     """`verifypd bench report`."""
     from verifypd.bench import report
 
-    found = report.write(Path(args.folder), args.reference, not args.no_png)
+    if args.folder.is_file():
+        if args.out is None or args.reference or args.small:
+            raise ConfigError("the report of a FILE takes --out DIR; --reference and --small need the runs' folder")
+        show(args.out, report.write_kept(args.folder, args.out, not args.no_png))
+        return 0
+    if args.out is not None:
+        raise ConfigError("--out is for the report of a FILE; that of a folder is written there")
+    found = report.write(args.folder, args.reference, not args.no_png)
     if args.small is not None:
-        report.write_small(Path(args.folder), args.small)
-    show(Path(args.folder), found)
+        report.write_small(args.folder, args.small)
+    show(args.folder, found)
     return 0
 
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,8 @@ def _add_flags(parser: Parser) -> None:
     group = parser.add_argument_group("protocol")
     add_pair_flag(group)
     group.add_argument("--arm", action="append", dest="arms", metavar="NAME",
-                       help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined', 'pdv batch 32' or auto; may be"
-                       " repeated (default: the protocol's)")  # fmt: skip
+                       help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined', 'pdv batch 32', 'pdv queue 2' or"
+                       " auto; may be repeated (default: the protocol's)")  # fmt: skip
     group.add_argument("--concurrency", metavar="N,N", help="sweep, comprehensive: C of each point; all: the sweep's")
     group.add_argument("--num-requests", metavar="N,N",
                        help="three-way, models: n of each point; all: three-way's; else of every point")  # fmt: skip
@@ -107,13 +108,14 @@ def run_mixed(args: argparse.Namespace) -> int:
 def _engines(args: argparse.Namespace, chosen: Sequence[Wanted | Mixed], kept: bool = False) -> Engines:
     """Engines that hold every arm of some protocols."""
     from verifypd.bench.protocols import DRAFTS
-    from verifypd.bench.tuned import POLICIES, Engines
+    from verifypd.bench.tuned import POLICIES, QUEUE, Engines
 
     shared = {name: value for name, value in engine_settings(args).items() if name not in ("model", "draft")}
     if own := [name for name in NOT_ARM if name in shared]:
         raise ConfigError(f"{flag(own[0])} is an arm's own: choose arms with --arm")
     names = {name for each in chosen for name in _arms(args, each.protocol)}
-    slots = max(*(each.most() for each in chosen), *(2 * (POLICIES[name].batch or 0) for name in names))
+    deeper = max(POLICIES[name].queue for name in names) / QUEUE
+    slots = max(*(ceil(deeper * each.most()) for each in chosen), *(2 * (POLICIES[name].batch or 0) for name in names))
     pairs = {pair.name: pair for each in chosen for pair in each.pairs}
     longest = max(each.longest for each in chosen)
     return Engines(list(pairs.values()), args.out / "models", shared, slots, DRAFTS, longest, kept)

@@ -1,0 +1,117 @@
+"""What the original published is judged by results: planted figures give the words they must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verifypd.bench import claims
+from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN
+
+PAIR = "tinyllama-1.1b:llama-2-7b (random)"
+
+
+def arm(p95: float = 1.0, busy: float | None = None, peak: float = 0.0, left: int = 0, rate: float = 1.0) -> Any:
+    """An arm; left: plans that left a draft for a later verify."""
+    totals = {"draft_s": 1.0, "verify_s": 1.0, "draft_loops_n": 1.0, "passes_n": 1.0, "plans_n": 10.0,
+              "plans_left_n": float(left), "continued_n": 1.0, "verdicts_n": 1.0}  # fmt: skip
+    shares = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
+    parts = {"totals": totals, "shares": shares, "means": {} if busy is None else {"gpu_utilization": busy},
+             "peaks": {"memory": peak}}  # fmt: skip
+    figures = {"e2e_ms_p95": p95, "tok_s": rate, "e2e_ms_mean": p95, "ttft_ms_mean": 0.0, "output_tokens": 10,
+               "seconds": 1.0}  # fmt: skip
+    return {"figures": figures, "parts": parts, "drafts": {"acceptance_rate": 0.41}}
+
+
+def found(levels: dict[str, dict[str, Any]], letter: str = "B", **more: Any) -> dict[str, Any]:
+    """A result of some loads."""
+    own = {f"{letter} {level}": {"arms": arms, "compared": {}, "over_pd": {}} for level, arms in levels.items()}
+    grid = {f"{letter} {level}": [PAIR, level] for level in levels}
+    return {"scenarios": own, "grid": grid, "protocol": {"letter": letter}, "reference": "plain", "arms": {}} | more
+
+
+def said(ratio: float, verdict: str) -> dict[str, Any]:
+    return {"ratio": ratio, "low": ratio, "high": ratio, "verdict": verdict}
+
+
+@pytest.mark.parametrize(
+    ("shares", "word"), [((0.5, 0.67, 0.9), SEEN), ((0.45, 0.7, 0.95), SEEN), ((0.99, 0.99, 0.99), NOT_SEEN)]
+)
+def test_utilisation_is_the_median_of_the_loads(shares: tuple[float, ...], word: str) -> None:
+    arms = {name: arm(busy=share) for name, share in zip(claims.SYSTEMS.values(), shares, strict=True)}
+    mode = claims.utilisation([("B", found({"n=1": arms, "n=5": arms}))])
+    assert mode.seen == word and f"B: {100 * shares[0]:.0f} / " in mode.figures
+    assert "50 / 67 / 90 %" in mode.claim
+
+
+def test_what_no_result_has_is_not_measured() -> None:
+    nothing = [("B", found({"n=1": {"pd": arm()}}))]
+    assert claims.utilisation(nothing).seen == claims.memory(nothing).seen == OPEN
+
+
+@pytest.mark.parametrize(("peaks", "word", "text"), [
+    ((1.03, 1.04, 1.0), SEEN, "0 to +4 %; so much in 2 of 3"),
+    ((1.0, 1.25, 0.999), NOT_SEEN, "0 to +25 %; so much in 0 of 3"),
+])  # fmt: skip
+def test_memory_is_held_against_pd(peaks: tuple[float, ...], word: str, text: str) -> None:
+    levels = {f"n={i}": {"pd": arm(peak=1e9), "pdv pipelined": arm(peak=1e9 * peak)} for i, peak in enumerate(peaks)}
+    mode = claims.memory([("B", found(levels))])
+    assert mode.seen == word and text in mode.figures
+
+
+def test_tails_need_most_comparisons() -> None:
+    own = found({"8/s": {"pdv": arm()}}, "E")
+    [scenario] = own["scenarios"].values()
+    scenario["compared"] = {"pdv": {"tpot_ms_p95": said(0.8, "faster"), "gap_ms_p99": said(0.7, "faster")}}
+    assert claims.decode_tails(own).seen == SEEN
+    scenario["compared"]["pdv"]["gap_ms_p99"] = said(1.6, "slower")
+    mode = claims.decode_tails(own)
+    assert mode.seen == NOT_SEEN and "gap p99 1.60 (slower)" in mode.figures
+
+
+def test_polling_is_held_against_being_notified() -> None:
+    def ring(polled: float) -> dict[str, Any]:
+        return {"ring": [{"wait": "poll", "work_ms": 1.0, "hand_over_us": polled},
+                         {"wait": "condition", "work_ms": 1.0, "hand_over_us": 20.0}]}  # fmt: skip
+
+    assert claims.waiting(ring(10.0)).seen == SEEN and claims.waiting(ring(75.0)).seen == NOT_SEEN
+
+
+@pytest.mark.parametrize(("verdict", "word"), [("slower", "no other depth is faster"), ("faster", NOT_SEEN)])
+def test_a_depth_is_best_where_no_other_is_faster(verdict: str, word: str) -> None:
+    arms = {"pdv queue 1.2": arm(), "pdv queue 2": arm()}
+    own = found({"n=20": arms}, reference="pdv queue 1.2", arms=dict.fromkeys(arms))
+    own["scenarios"]["B n=20"]["compared"] = {"pdv queue 2": {"e2e_ms_mean": said(1.1, verdict)}}
+    mode = claims.queue_depth(own)
+    assert mode.seen == word and f"2: 1.10 ({verdict})" in mode.figures and mode.claim.startswith("1.2 ×")
+
+
+def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
+    arms = {"pdv batch 64": arm(), "pdv batch 8": arm()}
+    own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
+    own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "faster")}}
+    assert claims.batch_sizes(own).seen == SEEN and "below 64 is faster in 1 of 1" in claims.batch_sizes(own).figures
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_sweep_in_which_pdv_never_pipelined_says_nothing(left: int) -> None:
+    own = found({"C=16": {"pd": arm(rate=9.0), "pdv": arm(rate=5.0, left=left)}, "C=64": {"pdv": arm(rate=8.0)}}, "A",
+                reference="pd")  # fmt: skip
+    own["scenarios"]["A C=16"]["compared"] = {"pdv": {"e2e_ms_mean": said(0.8, "faster")}}
+    peak, mean = claims.sweep(own)
+    assert peak.seen == SEEN and "+73 % / +52 % / +66 %" in mean.claim
+    assert mean.seen == (SEEN if left else OPEN)
+
+
+def test_published_figures_stand_beside_ours() -> None:
+    """B, n = 20: published P95 is 113.6, 123.2 and 95.7 s; tokens/s of PDV 1.58 of Baseline's."""
+    arms = {"baseline": arm(100.0), "pd": arm(40.0, rate=3.0), "pdv pipelined": arm(50.0, left=5)}
+    [change] = claims.published_changes(found({"n=20": arms, "n=7": arms}))
+    assert claims.change_texts(change.published["e2e_ms_p95"], ("PD", "PDV")) == "+8 % / −16 %"
+    assert claims.change_texts(change.published["tok_s"], ("PD", "PDV")) == "– / +58 %"
+    assert claims.change_texts(change.measured["tok_s"], ("pd", "pdv pipelined")) == "+200 % / +0 %"
+    assert (change.over_baseline, change.over_pd) == (claims.YES, claims.NO)
+    arms["pdv pipelined"] = arm(50.0, left=0)
+    [change] = claims.published_changes(found({"n=20": arms}))
+    assert change.over_pd == claims.UNTOLD, "it planned as PD does"

@@ -1,0 +1,106 @@
+"""Reports of committed results: whole from a small file, legible, and the pictures of the pages are there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.scripts import load
+from verifypd import cli
+from verifypd.bench import charts, page, part_charts, pictures, svg
+from verifypd.bench.charts import Chart, Series
+from verifypd.bench.report import read_kept, write_kept
+from verifypd.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FIVE = ("throughput_comparison", "latency_comparison", "gpu_utilization", "acceptance_rate", "improvement_heatmap")
+LARGEST = 120_000  # bytes of a picture of a report
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def test_a_committed_result_has_a_whole_report(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["bench", "report", str(RESULTS / "bench-three-way-h200.json"), "--out", str(tmp_path)]) == 0
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "results.csv", "results.json", "summary.md", "modes.md"} <= made
+    assert {f"{name}.png" for name in FIVE} <= made
+    text = (tmp_path / "report.html").read_text()
+    assert "Where the time went" in text and "Histograms" not in text, "small files have no histograms"
+    assert "<h3></h3>" not in text and "nan" not in text
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RESULTS.glob("bench-*.json")) if '"scenarios":' in path.read_text()]
+)
+def test_every_committed_result_of_bench_has_a_page(name: str) -> None:
+    found = read_kept(RESULTS / f"{name}.json")
+    text = page.page(found)
+    assert all(arm.replace("&", "&amp;") in text for arm in found["arms"])
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no scenarios"):
+        write_kept(RESULTS / "allocator.json", tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        write_kept(tmp_path / "nothing.json", tmp_path)
+
+
+@pytest.mark.parametrize("more", [[], ["--out", "x", "--reference", "pd"], ["--out", "x", "--small", "y"]])
+def test_a_file_takes_a_folder_and_no_other_reference(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "report", str(RESULTS / "bench-three-way-h200.json"), *more]) != 0
+    assert "--out DIR" in capsys.readouterr().err
+
+
+def test_pages_show_the_pictures_that_are_drawn() -> None:
+    drawn = load("draw_bench", ROOT / "docs" / "images")
+    files = [drawn.place(name, each) for name, wanted in drawn.SHOWN.items() for each in wanted]
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    shown = set(re.findall(r"images/(bench-[\w.-]+\.png)", text))
+    assert shown == {path.name for path in files} == {path.name for path in (ROOT / "docs/images").glob("bench-*.png")}
+    assert {path.name: path.stat().st_size for path in files if path.stat().st_size > LARGEST} == {}
+
+
+def test_names_along_an_axis_tell_scenarios_apart() -> None:
+    """What they share stands once: the pair in the title, words of a server's traffic along the axis."""
+    [bars] = charts.by_pair(read("bench-three-way-h200"), charts.overview(read("bench-three-way-h200"))[0])
+    assert bars.groups == ("n=1", "n=5", "n=20", "n=50") and bars.title.endswith("\ntinyllama-1.1b:llama-2-7b (random)")
+    [bars] = charts.by_pair({"grid": {}}, Chart("x", "T", "", "s", (), "bars", ("fixed closed 1", "fixed closed 8")))
+    assert (bars.groups, bars.x) == (("1", "8"), "fixed closed")
+
+
+def test_a_frontier_of_wide_heights_has_powers() -> None:
+    [chart] = [each for each in charts.overview(read("bench-three-way-h200")) if each.name == "frontier"]
+    assert chart.log_y and chart.series[0].labels == ("n=1", "n=5", "n=20", "n=50")
+    assert "NaN" not in svg.draw(chart) and "nan" not in svg.draw(chart)
+
+
+def test_one_seed_wins_nothing_and_has_no_picture_of_it() -> None:
+    assert "scenarios_won" not in {each.name for each in part_charts.overview(read("bench-three-way-h200"))}
+    assert "scenarios_won" in {each.name for each in part_charts.overview(read("simulated-three-way-h200"))}
+
+
+def test_labels_cover_neither_points_nor_labels() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    xs, ys = (100.0, 101.0, 102.0, 300.0), (5.0, 5.05, 5.1, 9.0)
+    chart = Chart(
+        "frontier", "T", "x", "y", tuple(Series(name, xs, ys, ("n=1", "n=5", "n=20", "n=50")) for name in "ab")
+    )
+    figure, axis = plt.subplots()
+    pictures._curves(axis, chart)
+    axis.set_ylim(0, 10)
+    pictures._label_points(axis, chart)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axis.texts]
+    names = [text.get_text() for text in axis.texts]
+    assert "n=50" in names and names.count("n=50") == 1, "two arms at one place are labelled once"
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
+    plt.close(figure)

@@ -1,0 +1,212 @@
+"""Charts of a report as PNGs. Knows charts and matplotlib, an extra that is imported to draw."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifypd.bench.charts import Chart, Heatmap, Series
+from verifypd.bench.plots import INK, PALETTE, SOFT, dress
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Box = tuple[float, float, float, float]  # left, bottom, right, top, in points
+
+WIDE, NARROW = 6.4, 4.6  # inches of a chart alone, and beside others
+LETTER, LINE = 4.8, 9.0  # points of a letter and a line of a label
+KEY = 26.0  # points of a legend's entry without its name
+DOT = 3.5  # points, from the middle of a dot to its edge
+
+
+def draw_chart(file: Path, parts: Sequence[Chart], title: str = "", note: str = "") -> None:
+    """One chart, or some side by side; their notes and `note` stand below."""
+    plt = _matplotlib()
+    most = max((len(part.groups) * len(part.series) for part in parts if part.kind == "bars"), default=1)
+    names = max((len(part.groups) for part in parts), default=1)
+    wide = max(WIDE, 1.05 * names, 0.2 * most) if len(parts) == 1 else max(NARROW, 0.12 * most) * len(parts)
+    figure, axes = plt.subplots(1, len(parts), figsize=(wide, 4.1), squeeze=False, facecolor="white")
+    if title:
+        figure.suptitle(title, color=SOFT, fontsize=9)
+    for axis, part in zip(axes[0], parts, strict=True):
+        dress(axis)
+        room = 72 * (wide / len(parts) - 0.8)
+        _bar_groups(axis, part, room) if part.groups else _curves(axis, part)
+        axis.set(xlabel=part.x, ylabel=part.y)
+        axis.set_axisbelow(True)
+        _heights(axis, part)
+        _head(axis, part, room)
+    _below(figure, " ".join(dict.fromkeys(filter(None, (*(part.note for part in parts), f"[{note}]" if note else "")))))
+    for axis, part in zip(axes[0], parts, strict=True):
+        _label_points(axis, part)
+    figure.savefig(file, dpi=130, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _matplotlib() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _heights(axis: Axes, part: Chart) -> None:
+    """An axis from 0, or of powers, with room above the highest."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    ys = [y for each in part.series for y in (*each.ys, *each.highs)]
+    if part.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_ylim(0.7 * min(ys), 1.5 * max(ys))
+    else:
+        if part.kind == "stacked":
+            axis.yaxis.set_major_locator(MaxNLocator(integer=all(y == int(y) for y in ys)))
+            ys = [sum(column) for column in zip(*(each.ys for each in part.series), strict=True)]
+        highest = max(ys, default=1.0) or 1.0
+        axis.set_ylim(0, 1.02 if part.y == "share" and highest <= 1.01 else 1.08 * highest)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def _head(axis: Axes, part: Chart, room: float) -> None:
+    """Title, and below it the legend: outside of the axes, where it covers nothing. room: points across."""
+    names = [len(each.name) for each in part.series]
+    lines = math.ceil(sum(KEY + LETTER * each for each in names) / room)
+    columns = math.ceil(len(names) / lines)
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, fontsize=7.5, frameon=False,
+                labelcolor=SOFT, borderaxespad=0.2, columnspacing=1.2, handlelength=1.4)  # fmt: skip
+    axis.set_title(part.title, color=INK, fontsize=10, pad=8 + 13 * lines, loc="left")
+
+
+def _below(figure: Figure, note: str) -> None:
+    lines = textwrap.wrap(note, int(17 * figure.get_figwidth()))
+    figure.tight_layout(rect=(0, (0.06 + 0.13 * len(lines)) / figure.get_figheight() if lines else 0, 1, 1))
+    figure.text(0.01, 0.015, "\n".join(lines), color=SOFT, fontsize=7)
+
+
+def _bar_groups(axis: Axes, chart: Chart, room: float) -> None:
+    axis.grid(visible=False, axis="x")
+    bottoms = [0.0] * len(chart.groups)
+    width = 0.6 if chart.kind == "stacked" else 0.8 / max(1, len(chart.series))
+    for i, series in enumerate(chart.series):
+        colour = _colour(i, series)
+        if chart.kind == "stacked":
+            axis.bar(series.xs, series.ys, width, bottom=bottoms, color=colour, label=series.name)
+            bottoms = [bottom + y for bottom, y in zip(bottoms, series.ys, strict=True)]
+            continue
+        places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
+        if series.highs:
+            axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
+        axis.bar(places, series.ys, 0.92 * width, color=colour, label=series.name)
+    letters = max(6, int(room / len(chart.groups) / LETTER) - 1)
+    wrapped = (textwrap.wrap(name.replace(":", ": "), letters, break_long_words=False) for name in chart.groups)
+    names = ["\n".join(lines) for lines in wrapped]
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+
+
+def _curves(axis: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    for i, series in enumerate(chart.series):
+        marker = "o" if len(series.xs) <= 16 else ""
+        axis.plot(series.xs, series.ys, color=_colour(i, series), marker=marker, markersize=5, label=series.name)
+    xs = [x for each in chart.series for x in each.xs]
+    if chart.log_x:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_minor_locator(NullLocator())
+    else:
+        places = all(x == int(x) and x <= 16 for x in xs)
+        axis.set_xlim((0.5, max(xs) + 0.5) if places else (0, 1.08 * max(xs, default=1.0)))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def _label_points(axis: Axes, chart: Chart) -> None:
+    """Labels beside their points, where they cover neither a point nor a label; what finds no room is left out."""
+    labelled = [each for each in chart.series if each.labels]
+    points = [point for each in labelled for point in zip(each.xs, each.ys, each.labels, strict=True)]
+    if not points:
+        return
+    scale = 72 / axis.figure.dpi
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across, up = axis.transData.transform((x, y))
+        return scale * across, scale * up
+
+    inside = axis.get_window_extent()
+    frame = (scale * inside.x0, scale * inside.y0, scale * inside.x1, scale * inside.y1)
+    lines = [[place(x, y) for x, y in zip(each.xs, each.ys, strict=True)] for each in labelled]
+    taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for line in lines for x, y in line]
+    taken += [(x, y, x, y) for line in lines for x, y in _along(line)]
+    told: list[tuple[str, float, float]] = []
+    for own_x, own_y, label in points:
+        x, y = place(own_x, own_y)
+        if any(label == other and math.hypot(x - x0, y - y0) < 4 * DOT for other, x0, y0 in told):
+            continue
+        wide = LETTER * len(label)
+        for up, right in itertools.product((4.0, -4.0 - LINE, -LINE / 2, 9.0), (5.0, -wide / 2, -5.0 - wide)):
+            box = (x + right, y + up, x + right + wide, y + up + LINE)
+            if _within(box, frame) and not any(_meet(box, other) for other in taken):
+                axis.annotate(label, (own_x, own_y), (right, up), textcoords="offset points", fontsize=7, color=SOFT)
+                taken.append(box)
+                told.append((label, x, y))
+                break
+
+
+def _along(line: Sequence[tuple[float, float]], apart: float = 3.0) -> list[tuple[float, float]]:
+    """Points on the straight parts of a line, so many points apart."""
+    found = []
+    for (x0, y0), (x1, y1) in itertools.pairwise(line):
+        count = max(1, int(math.hypot(x1 - x0, y1 - y0) / apart))
+        found += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(count)]
+    return found
+
+
+def _meet(one: Box, two: Box) -> bool:
+    return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
+
+
+def _within(box: Box, frame: Box) -> bool:
+    return frame[0] <= box[0] and frame[1] <= box[1] and box[2] <= frame[2] and box[3] <= frame[3]
+
+
+def draw_heatmap(file: Path, chart: Heatmap, note: str = "") -> None:
+    """Improvements in per cent, coloured to both sides of none by their logarithms; `note` stands below."""
+    plt = _matplotlib()
+    shares = [[float("nan") if v is None else math.log(v) for v in line] for line in chart.values]
+    far = max((abs(v) for line in shares for v in line if v == v), default=0.0) or 1.0
+    words = {word for line in chart.words for word in line if word}
+    common = words.pop() if len(words) == 1 else ""  # said once, below
+    letters = max(len(part) for row in chart.rows for part in row.split("\n"))
+    size = (0.5 + 0.075 * letters + max(0.95 * len(chart.columns), 3.2), 1.2 + 0.42 * len(chart.rows))
+    figure, axis = plt.subplots(figsize=size, facecolor="white")
+    axis.imshow(shares, cmap="RdBu", vmin=-1.25 * far, vmax=1.25 * far, aspect="auto")
+    axis.set_xticks(range(len(chart.columns)), chart.columns, fontsize=8)
+    axis.set_yticks(range(len(chart.rows)), chart.rows, fontsize=8)
+    axis.tick_params(length=0, colors=SOFT)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    for i, (values, line) in enumerate(zip(chart.values, shares, strict=True)):
+        for k, (value, share) in enumerate(zip(values, line, strict=True)):
+            text = "–" if value is None else f"{100 * (value - 1):+,.1f} %".replace("-", "−")
+            if value is not None and not common:
+                text += f"\n{chart.words[i][k]}"
+            ink = "white" if abs(share) > 0.75 * far else INK
+            axis.text(k, i, text, ha="center", va="center", fontsize=7.5, color=ink)
+    axis.set_title(f"{chart.title} (+ is better)", color=INK, fontsize=10, loc="left", pad=8)
+    _below(figure, " ".join(filter(None, (f"{common.capitalize()}." if common else "", f"[{note}]" if note else ""))))
+    figure.savefig(file, dpi=130, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _colour(place: int, series: Series) -> str:
+    return PALETTE[(place if series.colour is None else series.colour) % len(PALETTE)]
