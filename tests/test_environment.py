@@ -1,4 +1,4 @@
-"""Memory that passes free and take again stays with the process, where torch's allocator can be told so."""
+"""What importing the package sets for libraries: an allocator that keeps memory, threads that let others run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,29 @@ print(faults() - before)
 
 
 def run(code: str, **environment: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"}
+    kept = {name: value for name, value in os.environ.items() if name not in ("MIMALLOC_PURGE_DELAY", "GOMP_SPINCOUNT")}
     done = subprocess.run(
         [sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 
 
-def test_a_setting_of_the_users_own_is_kept() -> None:
-    code = "import verifypd, os; print(os.environ['MIMALLOC_PURGE_DELAY'])"
-    assert (run(code), run(code, MIMALLOC_PURGE_DELAY="5")) == ("10000", "5")
+@pytest.mark.parametrize("name", ["MIMALLOC_PURGE_DELAY", "GOMP_SPINCOUNT"])
+def test_a_setting_of_the_users_own_is_kept(name: str) -> None:
+    code = f"import verifypd, os; print(os.environ['{name}'])"
+    assert 1000 <= int(run(code)) <= 10000 and run(code, **{name: "5"}) == "5"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks GNU's library for threads")
+def test_threads_that_wait_are_told_before_they_are_loaded() -> None:
+    """The library says at its start what it goes by, on stderr."""
+    said = subprocess.run(
+        [sys.executable, "-c", "import verifypd, torch; torch.ones(9).sum()"],
+        env=os.environ | {"OMP_DISPLAY_ENV": "verbose", "GOMP_SPINCOUNT": "1234"}, capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    if "GOMP_SPINCOUNT" not in said:
+        pytest.skip("this torch has another library for threads")
+    assert "GOMP_SPINCOUNT = '1234'" in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults")

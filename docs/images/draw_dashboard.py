@@ -1,0 +1,79 @@
+"""The dashboard's pictures: a server with traffic of its own, after a minute, in a real Chromium.
+
+python docs/images/draw_dashboard.py      # with playwright and Chromium, on a machine that does nothing else
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, sync_playwright
+
+HERE = Path(__file__).parent
+WATCHED = 60  # s of traffic that a picture shows
+SHOTS: dict[str, tuple[int, int, Literal["light", "dark"]]] = {  # file: width and height in pixels, colours
+    "dashboard.png": (1280, 900, "light"),
+    "dashboard-dark.png": (1280, 900, "dark"),
+    "dashboard-narrow.png": (390, 844, "light"),
+}
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_for(address: str, seconds: float = 600.0) -> None:
+    """Until the server is ready."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(f"{address}/ready", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)
+
+
+def shoot(browser: Browser, address: str) -> None:
+    """All pictures, of one page: a second one would take time from the server."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{address}/dashboard")
+    time.sleep(WATCHED)
+    for name, (width, height, colours) in SHOTS.items():
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=colours)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=str(HERE / name), full_page=True)
+        print(f"docs/images/{name}: drawn")
+
+
+def main() -> None:
+    """Serve, watch, shoot."""
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "1", "--port", str(port)])
+    try:
+        wait_for(address)
+        with sync_playwright() as playwright:
+            found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+            shoot(browser, address)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()
