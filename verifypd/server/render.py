@@ -174,13 +174,15 @@ class Renderer:
         if not self.prepared.return_token_ids:
             return {}
         prompt = {} if start else {"prompt_token_ids": choice.prompt}
-        return {"token_ids": choice.request.output_ids[start:], **prompt}
+        return {"token_ids": [] if self.prepared.score_only else choice.request.output_ids[start:], **prompt}
 
     def _token_origins(self, choice: Choice, start: int) -> dict[str, Any]:
         """Who wrote each new token, where it begins in the text, and the texts of drafted tokens that fell there."""
         request = choice.request
         if request.origins is None:
             return {}
+        if self.prepared.score_only:
+            return {"token_origins": []}
         if choice.origin_offsets is None:
             skip = request.params.skip_special_tokens
             choice.origin_offsets = Offsets(self.tokenizer, choice.prompt, skip, self.text_start(choice))
@@ -231,8 +233,7 @@ class CompletionRenderer(Renderer):
             "index": choice.index,
             "text": self._echo(choice) + text,
             "logprobs": self._logprobs(choice, 0, with_prompt=self.prepared.echo is not None),
-            "finish_reason": "length" if self.prepared.score_only else choice.finish,
-            "stop_reason": choice.request.stop_reason,
+            **self._end(choice),
             **self._prompt_logprobs(choice),
             **self._token_ids(choice, 0),
             **self._token_origins(choice, 0),
@@ -251,14 +252,11 @@ class CompletionRenderer(Renderer):
         quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
         if not text and finish is None and logprobs is None and quiet and not first:
             return []
-        if self.prepared.score_only and finish is not None:
-            finish = "length"
         delta = {
             "index": choice.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finish,
-            "stop_reason": choice.request.stop_reason,
+            **self._end(choice),
             **self._token_ids(choice, start),
             **self._token_origins(choice, start),
         }
@@ -275,6 +273,12 @@ class CompletionRenderer(Renderer):
                 b',"logprobs":null,"finish_reason":null}]' + self._shut,
             )
         )
+
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        """Why a choice ended, if it has; a prompt that is only scored ends with no token, whichever was drawn."""
+        if self.prepared.score_only:
+            return {"finish_reason": "length" if choice.finish == "stop" else choice.finish, "stop_reason": None}
+        return {"finish_reason": choice.finish, "stop_reason": choice.request.stop_reason}
 
     def text_start(self, choice: Choice) -> int:
         """The prompt may stand before it."""
