@@ -105,6 +105,15 @@ def test_prompt_logprobs_as_vllm_has_them(server):
     assert all(str(token) in row for token, row in zip(IDS[1:], rows[1:], strict=True))
 
 
+def test_a_chat_whose_first_words_are_held_back_still_scores_its_prompt(server):
+    form = {"guided_regex": "(ab){4}c", "stop": "ababababx"}
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **form}
+    whole = server.post("/v1/chat/completions", body)[1]["choices"][0]
+    parts = events(server.post("/v1/chat/completions", {**body, "stream": True})[1])
+    told = [choice["prompt_logprobs"] for part in parts for choice in part["choices"] if "prompt_logprobs" in choice]
+    assert whole["message"]["content"] == "ababababc" and told == [whole["prompt_logprobs"]]
+
+
 def test_token_ids_come_back(server):
     fields = {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
     whole = server.complete(IDS, **fields)["choices"][0]

@@ -378,13 +378,12 @@ class ChatRenderer(Renderer):
         if calls:
             delta["tool_calls"] = _tool_calls(calls, before, stream=True)
         quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
-        if not delta and finish is None and logprobs is None and quiet:
+        prompt = self._prompt_logprobs(choice) if not start else {}
+        if not (delta or prompt) and finish is None and logprobs is None and quiet:
             return []
-        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **prompt}
         if finish is not None:
             entry["stop_reason"] = choice.request.stop_reason
-        if not start:
-            entry |= self._prompt_logprobs(choice)
         return [entry | self._token_ids(choice, start) | self._token_origins(choice, start)]
 
     def _quick(self, index: int, text: str) -> bytes:
