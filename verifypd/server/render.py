@@ -14,7 +14,7 @@ from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
 from verifypd.server.offsets import Offsets
-from verifypd.server.tools import FoundCall, ToolStream
+from verifypd.server.tools import FoundCall, Piece, ToolStream, calls_of, words_of
 from verifypd.tokenizer import Tokenizer
 
 FINGERPRINT = f"verifypd-{__version__}"
@@ -205,6 +205,14 @@ class Renderer:
         """Characters of the answer before the first output token."""
         return 0
 
+    def _offsets(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
+        """Where the next output tokens begin in the text, which may repeat the prompt."""
+        if choice.offsets is None:
+            params = self.call.ask.params
+            begin = self.text_start(choice)
+            choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
+        return [choice.offsets.take(token) for token in tokens]
+
     def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
         """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
         first = self.call.choices[choice.index - choice.request.choice]
@@ -309,14 +317,6 @@ class CompletionRenderer(Renderer):
             tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets[: len(rows)]}
 
-    def _offsets(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
-        """Where the next output tokens begin in the text, which may repeat the prompt."""
-        if choice.offsets is None:
-            params = self.call.ask.params
-            begin = self.text_start(choice)
-            choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
-        return [choice.offsets.take(token) for token in tokens]
-
 
 class ChatRenderer(Renderer):
     """`/v1/chat/completions`."""
@@ -332,14 +332,17 @@ class ChatRenderer(Renderer):
             choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)
         return choice.tools
 
-    def fresh(self, choice: Choice, last: bool) -> tuple[str, list[FoundCall]]:
+    def fresh(self, choice: Choice, last: bool) -> list[Piece]:
         """Words and calls of a choice that have not been shown; `last`: no more will come."""
         text, stream = choice.new_text(), self._tools(choice)
-        return (text, []) if stream is None else stream.push(text, last)
+        if stream is not None:
+            return stream.push(text, last)
+        return [Piece(text, choice.shown)] if text else []
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice."""
-        text, calls = self.fresh(choice, last=True)
+        pieces = self.fresh(choice, last=True)
+        text, calls = words_of(pieces), calls_of(pieces)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = _tool_calls(calls, 0, stream=False)
@@ -370,7 +373,8 @@ class ChatRenderer(Renderer):
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
         stream = self._tools(choice)
         before = stream.calls if stream is not None else 0
-        text, calls = self.fresh(choice, finish is not None)
+        pieces = self.fresh(choice, finish is not None)
+        text, calls = words_of(pieces), calls_of(pieces)
         if finish == "stop" and stream is not None and stream.calls:
             finish = "tool_calls"
         logprobs = self._logprobs(choice, start)
