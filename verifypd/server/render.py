@@ -124,8 +124,16 @@ class Renderer:
         for choice in self.call.choices:
             if choice.reported or (choice.tokens == choice.shown_tokens and choice.finish is None):
                 continue
-            parts += self._choice_news(choice)
+            if not self._unscored(choice):
+                parts += self._choice_news(choice)
         return b"".join(parts)
+
+    def _unscored(self, choice: Choice) -> bool:
+        """Whether its first event must wait for the scores of its prompt, which come with another choice."""
+        if self.call.ask.params.prompt_logprobs is None or choice.shown_tokens:
+            return False
+        first = self._first(choice)
+        return first.prompt_logprobs is None and first.finish is None
 
     def _choice_news(self, choice: Choice) -> list[bytes]:
         finish = choice.finish
@@ -215,8 +223,11 @@ class Renderer:
 
     def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
         """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
-        first = self.call.choices[choice.index - choice.request.choice]
-        return first.prompt_logprobs or []
+        return self._first(choice).prompt_logprobs or []
+
+    def _first(self, choice: Choice) -> Choice:
+        """The first choice of the same prompt."""
+        return self.call.choices[choice.index - choice.request.choice]
 
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
         if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
