@@ -1,10 +1,11 @@
-"""Scores of a prompt that several choices repeat: all of them have them."""
+"""Scores of a prompt that several choices repeat: all of them have them, and they are written down once."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.server.inprocess import connected
@@ -53,6 +54,47 @@ def test_a_choice_that_is_ahead_of_the_scores_waits_for_them(
             assert {len(choice["logprobs"]["text_offset"]) for choice in told} == {len(PROMPT) + 2}
         else:
             assert {len(choice["prompt_logprobs"]) for choice in told} == {len(PROMPT)}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("kind", "echo"), KINDS)
+def test_a_prompt_is_spelt_for_one_choice(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: type[Renderer], echo: list[str] | None
+) -> None:
+    """128 choices of a prompt of 700 tokens kept everybody waiting for four seconds."""
+    spelt: list[int] = []
+    inner = tokenizer.token_bytes
+
+    def counting(index: int) -> bytes:
+        spelt.append(index)
+        return inner(index)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counting)
+
+    async def run(n: int) -> Any:
+        spelt.clear()
+        bridge, call, renderer = await made(tokenizer, kind, echo, n)
+        for choice in range(n):
+            bridge.take(news(call, choice))
+        return orjson.loads(await renderer.whole())["choices"]
+
+    [one] = asyncio.run(run(1))
+    cost, many = len(spelt), asyncio.run(run(8))
+    assert len(spelt) < cost + 8 * 20 < 8 * cost
+    assert [{**choice, "index": 0} for choice in many] == [one] * 8
+
+
+def test_others_have_their_turns_while_a_long_answer_is_written(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, call, renderer = await made(tokenizer, CompletionRenderer, None, 6)
+        for choice in range(6):
+            bridge.take(news(call, choice))
+        writing, turns = asyncio.ensure_future(renderer.whole()), 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 6
 
     asyncio.run(run())
 

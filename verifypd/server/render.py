@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 
@@ -17,6 +18,9 @@ from verifypd.server.offsets import Offsets
 from verifypd.server.tools import FoundCall, Piece, ToolStream, calls_of, words_of
 from verifypd.tokenizer import Tokenizer
 
+T = TypeVar("T")
+Rows = Sequence[tuple[int, dict[int, Logprob] | None]]
+Columns = tuple[list[str], list[float | None], list[Any], list[int]]  # of logprobs: tokens, their own, the top, offsets
 FINGERPRINT = f"verifypd-{__version__}"
 DONE = b"data: [DONE]\n\n"
 
@@ -65,6 +69,7 @@ class Renderer:
         chunk_head = orjson.dumps({**self.head, "object": self.chunk_kind, "system_fingerprint": FINGERPRINT})
         self._open = b"data: " + chunk_head[:-1] + b',"choices":'
         self._shut = (b',"usage":null}' if prepared.include_usage else b"}") + b"\n\n"
+        self._written: dict[int, Any] = {}  # what all choices of a prompt repeat, by prompt
         params = call.ask.params
         self._plain = not (
             prepared.continuous_usage
@@ -96,9 +101,12 @@ class Renderer:
             return {}
         return {"metrics": {"speculative_decoding": speculation(self.call.choices[0], self.max_draft)}}
 
-    def whole(self) -> bytes:
-        """The answer without a stream."""
-        choices = [self.choice(choice) for choice in self.call.choices]
+    async def whole(self) -> bytes:
+        """The answer without a stream. Others have their turns between two choices, of which each may be long."""
+        choices = []
+        for choice in self.call.choices:
+            choices.append(orjson.Fragment(orjson.dumps(self.choice(choice))))
+            await asyncio.sleep(0)
         body = {
             **self.head,
             "system_fingerprint": FINGERPRINT,
@@ -232,6 +240,9 @@ class Renderer:
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
         if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
             return {}
+        return {"prompt_logprobs": self._once(choice, self._prompt_table)}
+
+    def _prompt_table(self, choice: Choice) -> orjson.Fragment:
         rows = [
             {
                 str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
@@ -239,7 +250,15 @@ class Renderer:
             }
             for row in self._prompt_rows(choice)
         ]
-        return {"prompt_logprobs": [None, *rows]}
+        return orjson.Fragment(orjson.dumps([None, *rows]))
+
+    def _once(self, choice: Choice, write: Callable[[Choice], T]) -> T:
+        """What choices of the same prompt say alike, written down for the first of them."""
+        prompt = choice.index // self.call.ask.params.n
+        if prompt not in self._written:
+            self._written[prompt] = write(choice)
+        made: T = self._written[prompt]
+        return made
 
 
 class CompletionRenderer(Renderer):
@@ -307,26 +326,31 @@ class CompletionRenderer(Renderer):
         return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
 
     def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
-        wanted = self.prepared.logprobs
-        if wanted is None:
+        if self.prepared.logprobs is None:
             return None
-        rows: list[tuple[int, dict[int, Logprob] | None]] = []
-        offsets: list[int] = []
-        if with_prompt:
-            rows.append((choice.prompt[0], None))
-            rows += zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)
-            echoed = Offsets(self.tokenizer, (), False, 0)
-            offsets += [echoed.take(token) for token, _ in rows]
+        columns: Columns = self._once(choice, self._echoed) if with_prompt else ([], [], [], [])
         if not self.prepared.score_only:
             new = choice.request.output_ids[start:]
-            rows += zip(new, (choice.request.logprobs or [])[start:], strict=False)
-            offsets += self._offsets(choice, new)
-        tokens, values, tops = [], [], []
-        for token, row in rows:
-            tokens.append(_spelt(token, self.tokenizer))
-            values.append(None if row is None else row[token].logprob)
-            tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets[: len(rows)]}
+            rows = list(zip(new, (choice.request.logprobs or [])[start:], strict=False))
+            own = *self._columns(rows), self._offsets(choice, new)[: len(rows)]
+            columns = (columns[0] + own[0], columns[1] + own[1], columns[2] + own[2], columns[3] + own[3])
+        return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), columns, strict=True))
+
+    def _echoed(self, choice: Choice) -> Columns:
+        """The prompt's part of the logprobs."""
+        rows = [(choice.prompt[0], None), *zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)]
+        tokens, values, tops = self._columns(rows)
+        begins = Offsets(self.tokenizer, (), False, 0)
+        written = [orjson.Fragment(orjson.dumps(top)) for top in tops]
+        return tokens, values, written, [begins.take(token) for token, _ in rows]
+
+    def _columns(self, rows: Rows) -> tuple[list[str], list[float | None], list[Any]]:
+        """Tokens, their logprobs, and the most likely in each one's place."""
+        wanted = self.prepared.logprobs or 0
+        tokens = [_spelt(token, self.tokenizer) for token, _ in rows]
+        values = [None if row is None else row[token].logprob for token, row in rows]
+        tops = [None if row is None else _top(row, token, wanted, self.tokenizer) for token, row in rows]
+        return tokens, values, tops
 
 
 class ChatRenderer(Renderer):

@@ -38,7 +38,7 @@ class ResponsesRenderer(ChatRenderer):
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
-    def whole(self) -> bytes:
+    async def whole(self) -> bytes:
         """The answer without a stream."""
         self._advance(self.call.choices[0])
         return orjson.dumps(self._response())
