@@ -90,6 +90,16 @@ def test_a_text_that_is_whole_allows_its_end_only(library: LLTokenizer, tokenize
     assert tokens_of(mask) == set(tokenizer.eos_ids) and matcher.error is None
 
 
+def test_the_end_may_be_drafted_again_where_it_is_ignored(library: LLTokenizer, tokenizer: Tokenizer) -> None:
+    """With `ignore_eos` ends follow ends: a draft of them stands as they do without drafts."""
+    matcher = matcher_of(library, GrammarSpec("regex", "x{1,2}"))
+    [x], end = tokenizer.encode("x", add_special_tokens=False), tokenizer.eos_ids[0]
+    ends = set(tokenizer.eos_ids)
+    assert [tokens_of(mask) - {x} for mask in matcher.masks([], [x, x, end, end, x, end])] == [set(), *[ends] * 4]
+    assert [tokens_of(mask) for mask in matcher.masks([x, end], [end, end])] == [ends] * 3
+    assert [tokens_of(mask) for mask in matcher.masks([end, end], [])] == [ends] and matcher.error is None
+
+
 def test_a_tokenizer_that_llguidance_cannot_read_does_not_keep_the_server_down(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,7 @@ class Connection:
 
     def __init__(self, state: ServerState | None = None, **limits: int) -> None:
         self.seen: list[str] = []  # how the body of each request ended
+        self.bodies: list[bytes] = []
         self.early = False  # answers begin before the body is there
         self.go = asyncio.Event()
         config = uvicorn.Config(self.app, interface="asgi3", ws="none", lifespan="off", log_config=None)
@@ -76,9 +77,12 @@ class Connection:
         if self.early:
             await send(head)
             await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        body = b""
         while message["type"] == "http.request" and message["more_body"]:
             message = await receive()
+            body += message.get("body", b"")
         self.seen.append(message["type"])
+        self.bodies.append(body)
         await self.go.wait()
         if not self.early:
             await send(head)
@@ -220,5 +224,54 @@ def test_requests_behind_another_are_read_up_to_a_number() -> None:
             await asyncio.sleep(0)
         assert made.transport.codes() == [200] * (PIPELINED + 2) and made.transport.reading
         await made.lose()
+
+    run(work)
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+ASKED = b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "first",
+    [
+        ASKED + b"Content-Length: 5\r\n\r\nhello",
+        ASKED + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\nhello",
+    ],
+    ids=["length", "chunks", "websocket"],
+)
+def test_an_offer_of_another_protocol_is_passed_over(first: bytes, size: int) -> None:
+    """Java's client makes one with every request; its body, and the requests behind it, are read as any other."""
+
+    async def work() -> None:
+        made = Connection()
+        made.go.set()
+        data = first + GET + OFFER + b"\r\n" + first
+        await made.feed(*(data[at : at + size] for at in range(0, len(data), size)), b"")
+        assert made.transport.codes() == [200] * 3 and made.bodies == [b"hello", b"", b"hello"]
+        assert not made.transport.closed and not made.transport.ended
+
+    run(work)
+
+
+def test_an_offer_changes_nothing_else() -> None:
+    async def work() -> None:
+        made = Connection()
+        made.go.set()
+        await made.feed(ASKED.replace(b"Upgrade,", b"close, Upgrade,") + b"Content-Length: 2\r\n\r\nhi")
+        assert made.transport.codes() == [200] and made.transport.closed, "it asked for an end too"
+        for wrong in (b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi", b"Transfer-Encoding: chunked\r\n\r\nx\r\n"):
+            other = Connection()
+            await other.feed(ASKED + wrong)
+            assert other.transport.codes() == [400]
+        long = Connection()
+        await long.feed(ASKED + LONG + LONG + b"\r\n")
+        assert long.transport.codes() == [431]
+        many = Connection()
+        many.go.set()
+        await many.feed((GET + OFFER + b"\r\n") * 2000)
+        assert many.transport.codes()[:3] == [200] * 3
 
     run(work)

@@ -89,6 +89,7 @@ def test_what_is_not_honoured_is_named(server, fields, param):
     assert body["error"]["param"] == param and body["error"]["type"] == "invalid_request_error"
 
 
+HI = [{"role": "user", "content": "hi"}]
 DEEP_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
 CALLING = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 LONG_GRAMMAR = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2800)) + 'r2800: "x"\n'
@@ -124,6 +125,20 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_chat_names_what_it_refuses(server, fields, param):
     status, body, _ = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
     assert status == 400 and body["error"]["param"] == param, body
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "special_in_content", "args", "values", "messages ", ""])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 1}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
+        ("/tokenize", {"messages": HI}),
+    ],
+)
+def test_a_variable_of_the_template_may_be_called_anything(server, path, asked, name):
+    status, body, _ = server.post(path, {**asked, "chat_template_kwargs": {name: "x"}})
+    assert status == 200, body
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,35 @@ def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, words
     assert caught.value.param == param and words in caught.value.message
 
 
+def nested(levels: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for _ in range(levels):
+        made = {"a": made}
+    return made
+
+
+@pytest.mark.parametrize("levels", [253, 300, 900])
+@pytest.mark.parametrize("user", ["", "x" * 20_000], ids=["small", "large"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_too_deep_to_be_repeated_is_refused(server, stream, user, levels):
+    """It was a 500, a stream that broke off, or the end of the process that reads large bodies."""
+    tools = [{**TOOL, "parameters": nested(levels)}]
+    fields = {"max_output_tokens": 1, "tool_choice": "none", "stream": stream, "user": user}
+    status, body, _ = server.post("/v1/responses", {"input": "hi", "tools": tools, **fields})
+    assert status == 400 and body["error"]["param"] == "tools" and "nested too deeply" in body["error"]["message"], body
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"description": nested(levels)}}}
+    status, body, _ = server.post("/v1/responses", {"input": "hi", "text": form, "stream": stream, "user": user})
+    assert status == 400 and body["error"]["param"] in ("text", "text.format"), body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_just_not_too_deep_is_repeated(server, stream):
+    tools = [{**TOOL, "parameters": nested(248)}]
+    fields = {"max_output_tokens": 1, "tool_choice": "none", "stream": stream}
+    status, body, _ = server.post("/v1/responses", {"input": "hi", "tools": tools, **fields})
+    assert status == 200 and (events(body)[-1]["response"] if stream else body)["tools"][0]["parameters"] == nested(248)
+
+
 def test_many_calls_after_one_another_are_read_at_once():
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     body = ResponsesBody.model_validate({"input": [call] * 50_000})

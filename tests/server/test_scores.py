@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.server.inprocess import answering, api
 from tests.server.samples import IDS, PROMPT, said
 from tests.server.serving import events
 from verifypd import SamplingParams
@@ -104,6 +105,15 @@ def test_prompt_logprobs_as_vllm_has_them(server):
     assert all(str(token) in row for token, row in zip(IDS[1:], rows[1:], strict=True))
 
 
+def test_a_chat_whose_first_words_are_held_back_still_scores_its_prompt(server):
+    form = {"guided_regex": "(ab){4}c", "stop": "ababababx"}
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **form}
+    whole = server.post("/v1/chat/completions", body)[1]["choices"][0]
+    parts = events(server.post("/v1/chat/completions", {**body, "stream": True})[1])
+    told = [choice["prompt_logprobs"] for part in parts for choice in part["choices"] if "prompt_logprobs" in choice]
+    assert whole["message"]["content"] == "ababababc" and told == [whole["prompt_logprobs"]]
+
+
 def test_token_ids_come_back(server):
     fields = {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
     whole = server.complete(IDS, **fields)["choices"][0]
@@ -114,3 +124,22 @@ def test_token_ids_come_back(server):
     chat = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **fields}
     answer = server.post("/v1/chat/completions", chat)[1]["choices"][0]
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) and len(answer["token_ids"]) == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_no_token_is_asked_for_none_is_shown(server, stream):
+    """The engine draws one to score a prompt; usage says 0, and so does everything else."""
+    fields = {"return_token_ids": True, "return_token_origins": True, "stop_token_ids": list(range(384))}
+    body = {"prompt": IDS, "max_tokens": 0, "echo": True, "stream": stream, **fields}
+    _, answer, _ = server.post("/v1/completions", body)
+    [choice] = (events(answer)[0] if stream else answer)["choices"]
+    assert choice["token_ids"] == [] and choice["token_origins"] == [] and choice["prompt_token_ids"] == IDS
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+
+
+def test_a_prompt_that_was_not_scored_in_time_says_so(tokenizer):
+    bridge, _ = answering(tokenizer, [], None)
+    body = {"prompt": IDS, "max_tokens": 0, "echo": True, "logprobs": 0, "deadline_ms": 300}
+    with api(tokenizer, bridge) as made:
+        [choice] = made.post("/v1/completions", json=body).json()["choices"]
+    assert choice["finish_reason"] == "deadline"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from verifypd.server.tools import FoundCall, ToolFormat, ToolStream
+from verifypd.server.tools import FoundCall, Piece, ToolFormat, ToolStream, calls_of, words_of
 
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
 MISTRAL = ToolFormat("[TOOL_CALLS]", "", "arguments", many=True)
@@ -15,12 +15,15 @@ CALL = FoundCall("f", '{"a": 1}')
 
 
 def run(form: ToolFormat, pieces: Sequence[str], one: bool = False) -> tuple[str, list[FoundCall]]:
-    stream, words, calls = ToolStream(form, ["f", "g"], one), "", []
+    made = said(form, pieces, one)
+    return words_of(made), calls_of(made)
+
+
+def said(form: ToolFormat, pieces: Sequence[str], one: bool = False) -> list[Piece]:
+    stream, made = ToolStream(form, ["f", "g"], one), []
     for place, piece in enumerate(pieces):
-        more, found = stream.push(piece, last=place == len(pieces) - 1)
-        words += more
-        calls += found
-    return words, calls
+        made += stream.push(piece, last=place == len(pieces) - 1)
+    return made
 
 
 CASES = [
@@ -68,3 +71,20 @@ def test_one_call_where_no_more_are_wanted(form, text, words, size):
 def test_calls_are_found_however_the_text_is_cut(form, text, words, calls, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert run(form, pieces) == (words, calls)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_words_and_calls_keep_their_order_and_places(size):
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    text = f"Well {call} so {call}\n{call}\nyes "
+    made = said(HERMES, [text[at : at + size] for at in range(0, len(text), size)])
+    order: list[str | FoundCall] = []
+    for piece in made:
+        if isinstance(piece.said, str) and order and isinstance(order[-1], str):
+            order[-1] += piece.said
+        else:
+            order.append(piece.said)
+    assert order == ["Well ", CALL, " so ", CALL, CALL, "\nyes "]
+    ends = [piece.end for piece in made if isinstance(piece.said, FoundCall)]
+    assert ends == [at + len(call) for at in range(len(text)) if text.startswith(call, at)]
+    assert made[-1].end == len(text)

@@ -397,7 +397,7 @@ def render(
         raise bad(str(error), error.param) from None
 
 
-def _chat_text(tokenizer: Tokenizer, special_in_content: bool, *args: Any, **values: Any) -> ChatText:
+def _chat_text(tokenizer: Tokenizer, special_in_content: bool, /, *args: Any, **values: Any) -> ChatText:
     """A rendered conversation, in which control tokens the client wrote are text or, where that is allowed, tokens."""
     if special_in_content:
         return ChatText(tokenizer.apply_chat_template(*args, **values))

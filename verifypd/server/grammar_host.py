@@ -108,6 +108,10 @@ def _first(mask: bytes) -> int:
     return (bits & -bits).bit_length() - 1
 
 
+def _allows(mask: bytes, token: int) -> bool:
+    return bool(mask[token // 8] >> token % 8 & 1)
+
+
 class Matcher:
     """Follows one output.
 
@@ -138,9 +142,12 @@ class Matcher:
                 self._over = not walked
                 break
             yield mask
-            if token is None or not self._advance([token]):
+            if token is None:
                 break
-            walked += 1
+            if self._advance([token]):
+                walked += 1
+            elif self._inner.is_error() or not (self._inner.is_stopped() and _allows(mask, token)):
+                break  # only ends follow an end that is ignored
         self._rollback(walked)
 
     def _advance(self, tokens: Sequence[int]) -> int:

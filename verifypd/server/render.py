@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 
@@ -14,9 +15,12 @@ from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
 from verifypd.server.offsets import Offsets
-from verifypd.server.tools import FoundCall, ToolStream
+from verifypd.server.tools import FoundCall, Piece, ToolStream, calls_of, words_of
 from verifypd.tokenizer import Tokenizer
 
+T = TypeVar("T")
+Rows = Sequence[tuple[int, dict[int, Logprob] | None]]
+Columns = tuple[list[str], list[float | None], list[Any], list[int]]  # of logprobs: tokens, their own, the top, offsets
 FINGERPRINT = f"verifypd-{__version__}"
 DONE = b"data: [DONE]\n\n"
 
@@ -65,6 +69,7 @@ class Renderer:
         chunk_head = orjson.dumps({**self.head, "object": self.chunk_kind, "system_fingerprint": FINGERPRINT})
         self._open = b"data: " + chunk_head[:-1] + b',"choices":'
         self._shut = (b',"usage":null}' if prepared.include_usage else b"}") + b"\n\n"
+        self._written: dict[int, Any] = {}  # what all choices of a prompt repeat, by prompt
         params = call.ask.params
         self._plain = not (
             prepared.continuous_usage
@@ -96,9 +101,12 @@ class Renderer:
             return {}
         return {"metrics": {"speculative_decoding": speculation(self.call.choices[0], self.max_draft)}}
 
-    def whole(self) -> bytes:
-        """The answer without a stream."""
-        choices = [self.choice(choice) for choice in self.call.choices]
+    async def whole(self) -> bytes:
+        """The answer without a stream. Others have their turns between two choices, of which each may be long."""
+        choices = []
+        for choice in self.call.choices:
+            choices.append(orjson.Fragment(orjson.dumps(self.choice(choice))))
+            await asyncio.sleep(0)
         body = {
             **self.head,
             "system_fingerprint": FINGERPRINT,
@@ -124,8 +132,16 @@ class Renderer:
         for choice in self.call.choices:
             if choice.reported or (choice.tokens == choice.shown_tokens and choice.finish is None):
                 continue
-            parts += self._choice_news(choice)
+            if not self._unscored(choice):
+                parts += self._choice_news(choice)
         return b"".join(parts)
+
+    def _unscored(self, choice: Choice) -> bool:
+        """Whether its first event must wait for the scores of its prompt, which come with another choice."""
+        if self.call.ask.params.prompt_logprobs is None or choice.shown_tokens:
+            return False
+        first = self._first(choice)
+        return first.prompt_logprobs is None and first.finish is None
 
     def _choice_news(self, choice: Choice) -> list[bytes]:
         finish = choice.finish
@@ -174,13 +190,15 @@ class Renderer:
         if not self.prepared.return_token_ids:
             return {}
         prompt = {} if start else {"prompt_token_ids": choice.prompt}
-        return {"token_ids": choice.request.output_ids[start:], **prompt}
+        return {"token_ids": [] if self.prepared.score_only else choice.request.output_ids[start:], **prompt}
 
     def _token_origins(self, choice: Choice, start: int) -> dict[str, Any]:
         """Who wrote each new token, where it begins in the text, and the texts of drafted tokens that fell there."""
         request = choice.request
         if request.origins is None:
             return {}
+        if self.prepared.score_only:
+            return {"token_origins": []}
         if choice.origin_offsets is None:
             skip = request.params.skip_special_tokens
             choice.origin_offsets = Offsets(self.tokenizer, choice.prompt, skip, self.text_start(choice))
@@ -203,14 +221,28 @@ class Renderer:
         """Characters of the answer before the first output token."""
         return 0
 
+    def _offsets(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
+        """Where the next output tokens begin in the text, which may repeat the prompt."""
+        if choice.offsets is None:
+            params = self.call.ask.params
+            begin = self.text_start(choice)
+            choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
+        return [choice.offsets.take(token) for token in tokens]
+
     def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
         """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
-        first = self.call.choices[choice.index - choice.request.choice]
-        return first.prompt_logprobs or []
+        return self._first(choice).prompt_logprobs or []
+
+    def _first(self, choice: Choice) -> Choice:
+        """The first choice of the same prompt."""
+        return self.call.choices[choice.index - choice.request.choice]
 
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
         if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
             return {}
+        return {"prompt_logprobs": self._once(choice, self._prompt_table)}
+
+    def _prompt_table(self, choice: Choice) -> orjson.Fragment:
         rows = [
             {
                 str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
@@ -218,7 +250,15 @@ class Renderer:
             }
             for row in self._prompt_rows(choice)
         ]
-        return {"prompt_logprobs": [None, *rows]}
+        return orjson.Fragment(orjson.dumps([None, *rows]))
+
+    def _once(self, choice: Choice, write: Callable[[Choice], T]) -> T:
+        """What choices of the same prompt say alike, written down for the first of them."""
+        prompt = choice.index // self.call.ask.params.n
+        if prompt not in self._written:
+            self._written[prompt] = write(choice)
+        made: T = self._written[prompt]
+        return made
 
 
 class CompletionRenderer(Renderer):
@@ -231,8 +271,7 @@ class CompletionRenderer(Renderer):
             "index": choice.index,
             "text": self._echo(choice) + text,
             "logprobs": self._logprobs(choice, 0, with_prompt=self.prepared.echo is not None),
-            "finish_reason": "length" if self.prepared.score_only else choice.finish,
-            "stop_reason": choice.request.stop_reason,
+            **self._end(choice),
             **self._prompt_logprobs(choice),
             **self._token_ids(choice, 0),
             **self._token_origins(choice, 0),
@@ -251,14 +290,11 @@ class CompletionRenderer(Renderer):
         quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
         if not text and finish is None and logprobs is None and quiet and not first:
             return []
-        if self.prepared.score_only and finish is not None:
-            finish = "length"
         delta = {
             "index": choice.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finish,
-            "stop_reason": choice.request.stop_reason,
+            **self._end(choice),
             **self._token_ids(choice, start),
             **self._token_origins(choice, start),
         }
@@ -276,6 +312,12 @@ class CompletionRenderer(Renderer):
             )
         )
 
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        """Why a choice ended, if it has; a prompt that is only scored ends with no token, whichever was drawn."""
+        if self.prepared.score_only:
+            return {"finish_reason": "length" if choice.finish == "stop" else choice.finish, "stop_reason": None}
+        return {"finish_reason": choice.finish, "stop_reason": choice.request.stop_reason}
+
     def text_start(self, choice: Choice) -> int:
         """The prompt may stand before it."""
         return len(self._echo(choice))
@@ -284,34 +326,31 @@ class CompletionRenderer(Renderer):
         return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
 
     def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
-        wanted = self.prepared.logprobs
-        if wanted is None:
+        if self.prepared.logprobs is None:
             return None
-        rows: list[tuple[int, dict[int, Logprob] | None]] = []
-        offsets: list[int] = []
-        if with_prompt:
-            rows.append((choice.prompt[0], None))
-            rows += zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)
-            echoed = Offsets(self.tokenizer, (), False, 0)
-            offsets += [echoed.take(token) for token, _ in rows]
+        columns: Columns = self._once(choice, self._echoed) if with_prompt else ([], [], [], [])
         if not self.prepared.score_only:
             new = choice.request.output_ids[start:]
-            rows += zip(new, (choice.request.logprobs or [])[start:], strict=False)
-            offsets += self._offsets(choice, new)
-        tokens, values, tops = [], [], []
-        for token, row in rows:
-            tokens.append(_spelt(token, self.tokenizer))
-            values.append(None if row is None else row[token].logprob)
-            tops.append(None if row is None else _top(row, token, wanted, self.tokenizer))
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets[: len(rows)]}
+            rows = list(zip(new, (choice.request.logprobs or [])[start:], strict=False))
+            own = *self._columns(rows), self._offsets(choice, new)[: len(rows)]
+            columns = (columns[0] + own[0], columns[1] + own[1], columns[2] + own[2], columns[3] + own[3])
+        return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), columns, strict=True))
 
-    def _offsets(self, choice: Choice, tokens: Sequence[int]) -> list[int]:
-        """Where the next output tokens begin in the text, which may repeat the prompt."""
-        if choice.offsets is None:
-            params = self.call.ask.params
-            begin = self.text_start(choice)
-            choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
-        return [choice.offsets.take(token) for token in tokens]
+    def _echoed(self, choice: Choice) -> Columns:
+        """The prompt's part of the logprobs."""
+        rows = [(choice.prompt[0], None), *zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)]
+        tokens, values, tops = self._columns(rows)
+        begins = Offsets(self.tokenizer, (), False, 0)
+        written = [orjson.Fragment(orjson.dumps(top)) for top in tops]
+        return tokens, values, written, [begins.take(token) for token, _ in rows]
+
+    def _columns(self, rows: Rows) -> tuple[list[str], list[float | None], list[Any]]:
+        """Tokens, their logprobs, and the most likely in each one's place."""
+        wanted = self.prepared.logprobs or 0
+        tokens = [_spelt(token, self.tokenizer) for token, _ in rows]
+        values = [None if row is None else row[token].logprob for token, row in rows]
+        tops = [None if row is None else _top(row, token, wanted, self.tokenizer) for token, row in rows]
+        return tokens, values, tops
 
 
 class ChatRenderer(Renderer):
@@ -328,14 +367,17 @@ class ChatRenderer(Renderer):
             choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)
         return choice.tools
 
-    def fresh(self, choice: Choice, last: bool) -> tuple[str, list[FoundCall]]:
+    def fresh(self, choice: Choice, last: bool) -> list[Piece]:
         """Words and calls of a choice that have not been shown; `last`: no more will come."""
         text, stream = choice.new_text(), self._tools(choice)
-        return (text, []) if stream is None else stream.push(text, last)
+        if stream is not None:
+            return stream.push(text, last)
+        return [Piece(text, choice.shown)] if text else []
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice."""
-        text, calls = self.fresh(choice, last=True)
+        pieces = self.fresh(choice, last=True)
+        text, calls = words_of(pieces), calls_of(pieces)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = _tool_calls(calls, 0, stream=False)
@@ -366,7 +408,8 @@ class ChatRenderer(Renderer):
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
         stream = self._tools(choice)
         before = stream.calls if stream is not None else 0
-        text, calls = self.fresh(choice, finish is not None)
+        pieces = self.fresh(choice, finish is not None)
+        text, calls = words_of(pieces), calls_of(pieces)
         if finish == "stop" and stream is not None and stream.calls:
             finish = "tool_calls"
         logprobs = self._logprobs(choice, start)
@@ -374,13 +417,12 @@ class ChatRenderer(Renderer):
         if calls:
             delta["tool_calls"] = _tool_calls(calls, before, stream=True)
         quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
-        if not delta and finish is None and logprobs is None and quiet:
+        prompt = self._prompt_logprobs(choice) if not start else {}
+        if not (delta or prompt) and finish is None and logprobs is None and quiet:
             return []
-        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **prompt}
         if finish is not None:
             entry["stop_reason"] = choice.request.stop_reason
-        if not start:
-            entry |= self._prompt_logprobs(choice)
         return [entry | self._token_ids(choice, start) | self._token_origins(choice, start)]
 
     def _quick(self, index: int, text: str) -> bytes:

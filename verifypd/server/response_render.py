@@ -32,13 +32,13 @@ class ResponsesRenderer(ChatRenderer):
         self._given = prepared.given or {}
         self._said: list[str] = []  # text of the open message
         self._scores: list[dict[str, Any]] = []  # logprobs of its tokens
-        self._unsaid: list[dict[str, Any]] = []  # those of tokens that have shown no text yet
+        self._unsaid: list[tuple[int, dict[str, Any]]] = []  # those of tokens not shown yet, and where these begin
         self._speaking = False
         self._sequence = 0
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
-    def whole(self) -> bytes:
+    async def whole(self) -> bytes:
         """The answer without a stream."""
         self._advance(self.call.choices[0])
         return orjson.dumps(self._response())
@@ -109,22 +109,38 @@ class ResponsesRenderer(ChatRenderer):
         """Take in what is new of the answer; returns its events."""
         finish = choice.finish
         start, choice.shown_tokens = choice.shown_tokens, choice.tokens
-        words, calls = self.fresh(choice, finish is not None)
-        scores = self._logprobs(choice, start)
-        self._unsaid += scores["content"] if scores else ()
-        events = self._say(words) if words else []
-        for call in calls:
-            self._unsaid = []  # they are the call's
-            events += [*self._close("completed"), *self._call(call)]
+        self._score(choice, start)
+        events = []
+        for piece in self.fresh(choice, finish is not None):
+            scores = self._scored(piece.end)
+            if isinstance(piece.said, str):
+                events += self._say(piece.said, scores)
+            else:
+                events += [*self._close("completed"), *self._call(piece.said)]
         if finish is not None:
             choice.reported = True
             if not self.output:
-                events += self._say("")  # it said nothing
+                events += self._say("", [])  # it said nothing
+            scores = self._scored(None)  # of the token that ended it
+            self._scores += scores if self._speaking else ()
             events += self._close("completed" if finish == "stop" else "incomplete")
         return events
 
-    def _say(self, words: str) -> list[bytes]:
-        """Words of the open message, or of a new one."""
+    def _score(self, choice: Choice, start: int) -> None:
+        """Keep the logprobs of new tokens until their text is shown."""
+        scores = self._logprobs(choice, start)
+        if scores is not None:
+            offsets = self._offsets(choice, choice.request.output_ids[start:])
+            self._unsaid += zip(offsets, scores["content"], strict=False)
+
+    def _scored(self, end: int | None) -> list[dict[str, Any]]:
+        """Logprobs of tokens that begin before this place in the text; None: of all."""
+        count = sum(1 for offset, _ in self._unsaid if end is None or offset < end)
+        told, self._unsaid = self._unsaid[:count], self._unsaid[count:]
+        return [score for _, score in told]
+
+    def _say(self, words: str, scores: list[dict[str, Any]]) -> list[bytes]:
+        """Words of the open message, or of a new one, and logprobs of their tokens."""
         events = []
         if not self._speaking:
             item = {"id": _name("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
@@ -132,7 +148,6 @@ class ResponsesRenderer(ChatRenderer):
             self._speaking, self._said, self._scores = True, [], []
             events.append(self._emit("response.output_item.added", **self._place(), item=item))
             events.append(self._emit("response.content_part.added", **self._part(), part=_text("", [])))
-        scores, self._unsaid = self._unsaid, []
         self._said.append(words)
         self._scores += scores
         if words:
@@ -144,7 +159,6 @@ class ResponsesRenderer(ChatRenderer):
         if not self._speaking:
             return []
         self._speaking = False
-        self._scores += self._unsaid  # of the token that ended it
         text, item = "".join(self._said), self.output[-1]
         part = _text(text, self._scores)
         item |= {"status": status, "content": [part]}

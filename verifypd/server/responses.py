@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -239,6 +240,9 @@ def repeated(body: ResponsesBody) -> dict[str, Any]:
     form = body.text.format if body.text else None
     tools = [{"description": None, "parameters": None, **tool.model_dump()} for tool in body.tools or ()]
     choice = body.tool_choice or "auto"
+    text = {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}}
+    _check_depth("tools", tools)
+    _check_depth("text", text)
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -255,9 +259,17 @@ def repeated(body: ResponsesBody) -> dict[str, Any]:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "text": text,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": tools,
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """400 for what cannot be repeated in an event of a stream."""
+    try:
+        orjson.dumps({"response": {name: value}})
+    except orjson.JSONEncodeError:
+        raise bad(f"{name}: this is nested too deeply", name) from None

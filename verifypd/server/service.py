@@ -123,7 +123,7 @@ class Service:
         if prepared.stream:
             return EventStream(call, made, self.bridge, self.sweeper, finished)
         await whole(call, self.bridge, request.receive, finished)
-        return Response(made.whole(), media_type="application/json")
+        return Response(await made.whole(), media_type="application/json")
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
         ask = prepared.ask

@@ -24,6 +24,24 @@ class FoundCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Words, or a call, in the order in which the model wrote them."""
+
+    said: str | FoundCall
+    end: int  # characters of the text up to its end
+
+
+def words_of(pieces: Sequence[Piece]) -> str:
+    """All words."""
+    return "".join(piece.said for piece in pieces if isinstance(piece.said, str))
+
+
+def calls_of(pieces: Sequence[Piece]) -> list[FoundCall]:
+    """All calls."""
+    return [piece.said for piece in pieces if isinstance(piece.said, FoundCall)]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`begin` JSON `end`; with neither, the whole output is the JSON of one call."""
 
@@ -162,69 +180,72 @@ class ToolStream:
         self.one = one
         self.calls = 0
         self._held = ""
+        self._end = 0  # characters of the text before what is held
         self._inside = False
         self._blank: str | None = None  # white space since the last call: said when words follow it
 
-    def push(self, text: str, last: bool) -> tuple[str, list[FoundCall]]:
+    def push(self, text: str, last: bool) -> list[Piece]:
         """New words and new calls; `last`: the text is complete."""
         self._held += text
-        if not self.form.begin:
-            return self._whole(last)
-        if self.one and self.calls:
-            self._held = ""
-            return "", []
-        words, found = "", []
-        while True:
+        made = self._marked(last) if self.form.begin else self._whole(last)
+        self.calls += len(calls_of(made))
+        return made
+
+    def _marked(self, last: bool) -> list[Piece]:
+        """Calls that stand between marks."""
+        made: list[Piece] = []
+        while not (self.one and (self.calls or calls_of(made))):
             if not self._inside:
                 at = self._held.find(self.form.begin)
+                keep = _overlap(self._held, self.form.begin) if at < 0 and not last else 0
+                made += self._say(self._take(len(self._held) - keep if at < 0 else at))
                 if at < 0:
-                    keep = 0 if last else _overlap(self._held, self.form.begin)
-                    words += self._say(self._held[: len(self._held) - keep])
-                    self._held = self._held[len(self._held) - keep :]
-                    break
-                words += self._say(self._held[:at])
-                self._held = self._held[at + len(self.form.begin) :]
+                    return made
+                self._take(len(self.form.begin))
                 self._inside = True
             end = self._held.find(self.form.end) if self.form.end else -1
             if end < 0 and not last:
-                break
-            body = self._held if end < 0 else self._held[:end]
+                return made
+            body = self._take(len(self._held) if end < 0 else end)
+            mark = self._take(len(self.form.end) if end >= 0 else 0)
             calls = self._known(body)
-            found += calls
-            if self.one and found:
-                self._held, found = "", found[:1]
-                break
             if calls:
+                made += [Piece(call, self._end) for call in calls]
                 self._blank = ""
             else:
-                words += self._say(self.form.begin + body + (self.form.end if end >= 0 else ""))
-            self._held = "" if end < 0 else self._held[end + len(self.form.end) :]
+                made += self._say(self.form.begin + body + mark)
             self._inside = False
             if end < 0:
-                break
-        self.calls += len(found)
-        return words, found
+                return made
+        self._take(len(self._held))
+        return made
 
-    def _say(self, text: str) -> str:
+    def _take(self, size: int) -> str:
+        """The next characters of what is held, which is held no more."""
+        taken, self._held = self._held[:size], self._held[size:]
+        self._end += size
+        return taken
+
+    def _say(self, text: str) -> list[Piece]:
         """Words for the user. White space between calls, and after the last, is none."""
-        if self._blank is None:
-            return text
-        text, self._blank = self._blank + text, None
-        if not text.strip():
-            text, self._blank = "", text
-        return text
+        if self._blank is not None:
+            text, self._blank = self._blank + text, None
+            if not text.strip():
+                text, self._blank = "", text
+        return [Piece(text, self._end)] if text else []
 
-    def _whole(self, last: bool) -> tuple[str, list[FoundCall]]:
+    def _whole(self, last: bool) -> list[Piece]:
+        """The call that is all there is."""
         if self._held.lstrip()[:1] in ("", "{", "[") and not last:
-            return "", []
-        held, self._held = self._held, ""
-        calls = self._known(held)[: 1 if self.one else None] if last else []
-        self.calls += len(calls)
-        return ("" if calls else held), calls
+            return []
+        text = self._take(len(self._held))
+        calls = self._known(text) if last else []
+        return [Piece(call, self._end) for call in calls] or ([Piece(text, self._end)] if text else [])
 
     def _known(self, body: str) -> list[FoundCall]:
         calls = self.form.read(body.strip()) or []
-        return calls if all(call.name in self.names for call in calls) else []
+        known = calls if all(call.name in self.names for call in calls) else []
+        return known[:1] if self.one else known
 
 
 def _overlap(text: str, mark: str) -> int:

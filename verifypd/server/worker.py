@@ -40,6 +40,7 @@ from verifypd.server.messages import (
     inbox,
     outbox,
 )
+from verifypd.server.upgrades import Parser
 from verifypd.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Protocol(HttpToolsProtocol):
     send_timeout = 60.0
     max_connections = 4096
     refused: Callable[[], None] = staticmethod(lambda: None)
+    parser: Parser
 
     _head: asyncio.TimerHandle | None = None  # runs while the head of a request is awaited
     _cycles: tuple[RequestResponseCycle, ...] = ()  # requests without a whole answer, oldest first
@@ -137,6 +139,11 @@ class Protocol(HttpToolsProtocol):
     _begun = False  # a request began or ended in the data at hand
     _head_read = 0  # bytes of a head that were read, but for those that came with what was before it
     _head_size = 0  # bytes of its lines that are whole
+    _rest = memoryview(b"")  # comes after a head that was read again
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.parser = Parser(self)
 
     def connection_made(self, transport: Any) -> None:
         """Set the clocks of a new connection."""
@@ -159,6 +166,9 @@ class Protocol(HttpToolsProtocol):
             self._await_head()
         self._begun = False
         super().data_received(data)
+        while len(self._rest) and not self._deaf:
+            rest, self._rest = self._rest, memoryview(b"")
+            super().data_received(rest)  # type: ignore[arg-type]  # a parser takes any buffer
         if self._in_head and not self._begun and not self._deaf:
             self._head_read += len(data)
             if self._head_read > MAX_HEAD:
@@ -181,6 +191,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole; another may follow."""
+        if self.parser.offered:
+            return
         self._in_head, self._begun, self._head_read = True, True, 0
         super().on_message_complete()
 
@@ -190,6 +202,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        if self.parser.offered:
+            return  # it comes again
         self._stop_clock()
         super().on_headers_complete()
         self._in_head = False
@@ -225,6 +239,12 @@ class Protocol(HttpToolsProtocol):
             return
         super().connection_lost(exc)
         self._leave()
+
+    def pass_over(self, rest: memoryview) -> None:
+        """Read the head at hand again, without its offer of another protocol; `rest` follows it."""
+        head = self.parser.plain_head(self.url, self.headers)
+        self.parser, self._rest = Parser(self), rest
+        self.parser.feed_data(head)
 
     def _await_head(self) -> None:
         if self._head is None:

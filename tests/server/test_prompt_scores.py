@@ -1,0 +1,113 @@
+"""Scores of a prompt that several choices repeat: all of them have them, and they are written down once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.server.inprocess import connected
+from tests.server.serving import Server, events
+from tests.server.test_bridge import opened
+from verifypd.request import SamplingParams
+from verifypd.server.ask import Prepared
+from verifypd.server.calls import Ask
+from verifypd.server.messages import Output, Outputs
+from verifypd.server.render import ChatRenderer, CompletionRenderer, Renderer
+from verifypd.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.xdist_group("server")
+
+PROMPT = list(range(70, 110))
+ROWS = [[(token, -1.0, 2), (token + 1, -0.5, 1)] for token in PROMPT[1:]]
+KINDS = [(CompletionRenderer, None), (CompletionRenderer, ["text"]), (ChatRenderer, None)]
+
+
+async def made(tokenizer: Tokenizer, kind: type[Renderer], echo: list[str] | None, n: int) -> tuple[Any, Any, Renderer]:
+    bridge, heard = connected(tokenizer)
+    ask = Ask([PROMPT], SamplingParams(max_tokens=2, n=n, logprobs=1, prompt_logprobs=1), [0])
+    call = await opened(bridge, heard, ask)
+    return bridge, call, kind(call, Prepared(ask, True, False, False, 1, echo=echo), "m", tokenizer, 0)
+
+
+def news(call: Any, choice: int) -> Outputs:
+    rows = [[(72, -1.0, 1)], [(73, -1.0, 1)]]
+    return Outputs(1, [Output(call.number, choice, [72, 73], "length", None, [], rows, ROWS if choice == 0 else None)])
+
+
+@pytest.mark.parametrize(("kind", "echo"), KINDS)
+def test_a_choice_that_is_ahead_of_the_scores_waits_for_them(
+    tokenizer: Tokenizer, kind: type[Renderer], echo: list[str] | None
+) -> None:
+    async def run() -> None:
+        bridge, call, renderer = await made(tokenizer, kind, echo, 3)
+        bridge.take(news(call, 2))
+        assert renderer.news() == b""
+        bridge.take(news(call, 0))
+        bridge.take(news(call, 1))
+        told = [event["choices"][0] for event in events((renderer.news() + renderer.closing()).decode())]
+        assert sorted(choice["index"] for choice in told) == [0, 1, 2]
+        if echo:
+            assert {len(choice["logprobs"]["tokens"]) for choice in told} == {len(PROMPT) + 2}
+            assert {len(choice["logprobs"]["text_offset"]) for choice in told} == {len(PROMPT) + 2}
+        else:
+            assert {len(choice["prompt_logprobs"]) for choice in told} == {len(PROMPT)}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("kind", "echo"), KINDS)
+def test_a_prompt_is_spelt_for_one_choice(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: type[Renderer], echo: list[str] | None
+) -> None:
+    """128 choices of a prompt of 700 tokens kept everybody waiting for four seconds."""
+    spelt: list[int] = []
+    inner = tokenizer.token_bytes
+
+    def counting(index: int) -> bytes:
+        spelt.append(index)
+        return inner(index)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counting)
+
+    async def run(n: int) -> Any:
+        spelt.clear()
+        bridge, call, renderer = await made(tokenizer, kind, echo, n)
+        for choice in range(n):
+            bridge.take(news(call, choice))
+        return orjson.loads(await renderer.whole())["choices"]
+
+    [one] = asyncio.run(run(1))
+    cost, many = len(spelt), asyncio.run(run(8))
+    assert len(spelt) < cost + 8 * 20 < 8 * cost
+    assert [{**choice, "index": 0} for choice in many] == [one] * 8
+
+
+def test_others_have_their_turns_while_a_long_answer_is_written(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        bridge, call, renderer = await made(tokenizer, CompletionRenderer, None, 6)
+        for choice in range(6):
+            bridge.take(news(call, choice))
+        writing, turns = asyncio.ensure_future(renderer.whole()), 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 6
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"echo": True, "logprobs": 2}])
+def test_every_choice_of_a_stream_has_the_scores(server: Server, fields: dict[str, Any]) -> None:
+    body = {"prompt": [*range(10, 310)], "max_tokens": 3, "n": 12, "seed": 1, **fields}
+    whole = server.post("/v1/completions", body)[1]["choices"]
+    parts = events(server.post("/v1/completions", {**body, "stream": True})[1])
+    for choice in whole:
+        own = [part["choices"][0] for part in parts if part["choices"][0]["index"] == choice["index"]]
+        if "echo" in fields:
+            told = [token for part in own for token in part["logprobs"]["tokens"]]
+            assert told == choice["logprobs"]["tokens"] and len(told) >= 301
+        else:
+            assert own[0]["prompt_logprobs"] == choice["prompt_logprobs"] and len(own[0]["prompt_logprobs"]) == 300
