@@ -48,7 +48,7 @@ def wait_for(address: str, seconds: float = 600.0) -> None:
 
 def shoot(browser: Browser, address: str) -> None:
     """All pictures, of one page: a second one would take time from the server."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page.goto(f"{address}/dashboard")
     time.sleep(WATCHED)
     for name, (width, height, colours) in SHOTS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,19 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     return found
 
 
-def test_products_are_timed_by_turns(pair: tuple[Path, Path], cache: Path) -> None:
+def test_products_are_timed_by_turns(pair: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "UNDISTURBED", 0.0)
     found = dtypes.measure(ModelConfig.from_folder(pair[0]), NativeKernels(), drafts=True)
     assert list(found) == ["bfloat16", "float32"]
     assert all(len(own) == dtypes.ROUNDS and min(own) > 0 for own in found.values())
+
+
+def test_a_process_that_had_to_share_its_processors_timed_nothing(
+    pair: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "UNDISTURBED", math.inf)
+    found = dtypes.measure(ModelConfig.from_folder(pair[0]), NativeKernels(), drafts=True)
+    assert found == {"bfloat16": [], "float32": []} and dtypes.choose(found) is None
 
 
 def test_the_kept_timing_decides(

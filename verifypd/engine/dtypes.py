@@ -2,8 +2,9 @@
 engines.
 
 A candidate's time is that of the products of a token, alone or with four drafts, whichever is less: all else in a pass
-is computed in float32 whatever the weights are in. Candidates take turns, and every turn must agree: where other
-programs disturb the timing, the usual one is taken, and the next start times again.
+is computed in float32 whatever the weights are in. Candidates take turns, every turn must agree, and this process must
+have had its processors meanwhile: where other programs disturb the timing, the usual one is taken, and the next start
+times again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from verifypd.kernels.base import Kernels, Weight
 from verifypd.models.config import ModelConfig
 from verifypd.models.smollm2 import cache_root
 
-FORMAT = 2  # of the files; raise it when they, or what is timed, change
+FORMAT = 3  # of the files; raise it when they, or what is timed, change
 USUAL = torch.bfloat16
 CANDIDATES = (USUAL, torch.float32)  # each within 0.001 nats of float32: docs/cpu.md
 MARGIN = 0.9  # another than the usual one is taken where it needs less than this of its time
@@ -33,6 +34,7 @@ SAMPLE = 64_000_000  # weights that are timed, more than caches hold; a smaller 
 LARGEST = 256_000_000  # weights of a model that may take float32: a gigabyte
 ROWS, TOKENS = 5, 2.3  # of a pass with four drafts, and what it brings
 ROUNDS = 5
+UNDISTURBED = 0.6  # of its threads' time, that this process must have had
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +80,21 @@ def choose(seconds: dict[str, list[float]]) -> torch.dtype | None:
 
 
 def measure(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> dict[str, list[float]]:
-    """Seconds of a token's products in each candidate, turn by turn. The first turn, which warms up, is left out."""
+    """Seconds of a token's products in each candidate, turn by turn; none where other programs had the processors.
+
+    The first turn, which warms up, is left out.
+    """
     weights = {dtype: sample(config, kernels, dtype) for dtype in CANDIDATES}
     found: dict[str, list[float]] = {_name(dtype): [] for dtype in CANDIDATES}
-    for _ in range(1 + ROUNDS):
+    for turn in range(1 + ROUNDS):
+        if turn == 1:
+            begun, used = time.perf_counter(), time.process_time()
         for dtype in CANDIDATES:
             alone = _seconds(kernels, weights[dtype], 1)
             wide = _seconds(kernels, weights[dtype], ROWS) / TOKENS if drafts else math.inf
             found[_name(dtype)].append(min(alone, wide))
-    return {name: times[1:] for name, times in found.items()}
+    had = (time.process_time() - used) / ((time.perf_counter() - begun) * torch.get_num_threads())
+    return {name: times[1:] if had >= UNDISTURBED else [] for name, times in found.items()}
 
 
 def sample(config: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> list[Weight]:
