@@ -59,6 +59,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "head-low-acceptance": beside.low_acceptance,
     "x86-passes": cpu.x86_passes,
     "x86-tiles": cpu.x86_tiles,
+    "busy-machine": cpu.busy_machine,
     "cluster-capacity": cluster.capacity,
     "cluster-needed": cluster.needed,
     "cluster-routing": cluster.routings,

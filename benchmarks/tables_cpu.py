@@ -1,4 +1,4 @@
-"""Tables of CPUs: passes by their rows, and engines that use AMX tiles from so many rows on."""
+"""Tables of CPUs: passes by their rows, engines that use AMX tiles from so many rows on, and a CPU that is shared."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def x86_tiles() -> str:
             lines.append([numbers, called, *times, f"{jobs['crowd'][first]['tokens_per_second']:.0f}"])
     header = ["numbers", "by tiles", "one request, ms a pass", "with four drafts", "16 requests", "their tokens/s"]
     return rows(header, lines) + source("tile_rows-xeon", "tile_rows-xeon-int8")
+
+
+def busy_machine() -> str:
+    """Tokens/s beside other programs, by how often threads ask before they sleep."""
+    found = read("busy-machine")
+    asked = found["asked"]
+    lines = [
+        [f"`{cell['kind']}`", str(cell["programs"]), *(_range(cell["arms"][arm]) for arm in asked)]
+        for cell in found["cells"]
+    ]
+    header = ["engine", "other programs", *(f"asks {int(times):,} times" for times in asked.values())]
+    return rows(header, lines) + source("busy-machine")
+
+
+def _range(cell: dict[str, float]) -> str:
+    return f"{cell['tok_s']:.0f} ({cell['least']:.0f} to {cell['most']:.0f})"
