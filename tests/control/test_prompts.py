@@ -135,6 +135,21 @@ def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
     assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.worth)[1]
 
 
+def test_the_worth_of_prompt_tokens_by_hand() -> None:
+    """What they bring those who wait, less what decoding would bring in the time that they add."""
+    chosen = read([prompt(0, 100, slo_ttft=500.0)], decoding(8, 0.01)).chosen
+    assert chosen is not None and chosen.tokens == 100
+    alone = CostModel(GPU).pass_seconds(decoding(8).decode)
+    assert chosen.worth == pytest.approx(1000 / 500 - (chosen.seconds / alone - 1.0) * 0.01)
+
+
+def test_a_short_prompt_does_not_put_off_a_long_one_beside_it() -> None:
+    """The long one's tokens are to be read in any case: that another ends in this step is no reason to wait."""
+    alone = rows(read([prompt(0, 4000)], decoding(8, 0.01)).spans)
+    beside = rows(read([prompt(0, 4000), prompt(1, 20)], decoding(8, 0.01)).spans)
+    assert beside[1] == 20 and beside[0] >= 0.9 * (alone[0] - 20)
+
+
 def test_whom_prompts_keep_waiting_decides_how_much_is_read() -> None:
     """The dearer decoding is, the less of a prompt joins; the dearer the prompt, the more."""
     sizes = [rows(read([prompt(0, 4000)], decoding(64, worth)).spans)[0] for worth in (0.0, 0.5, 20.0)]

@@ -45,6 +45,20 @@ def tokenizer(folders: tuple[Path, Path]) -> Tokenizer:
     return Tokenizer.from_folder(folders[0])
 
 
+@pytest.fixture
+def spelt(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens whose bytes the tokenizer was asked for."""
+    asked: list[int] = []
+    inner = tokenizer.token_bytes
+
+    def counting(index: int) -> bytes:
+        asked.append(index)
+        return inner(index)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counting)
+    return asked
+
+
 @pytest.fixture(scope="session")
 def server(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server with its usual settings."""

@@ -236,17 +236,8 @@ def test_a_stream_that_cannot_be_written_down_fails_alone(tokenizer: Tokenizer) 
 
 @pytest.mark.parametrize("echo", [None, ["xy"]])
 def test_offsets_of_a_stream_are_those_of_the_whole_and_cost_no_more(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, echo: list[str] | None
+    tokenizer: Tokenizer, spelt: list[int], echo: list[str] | None
 ) -> None:
-    spelt: list[int] = []
-    inner = tokenizer.token_bytes
-
-    def counting(index: int) -> bytes:
-        spelt.append(index)
-        return inner(index)
-
-    monkeypatch.setattr(tokenizer, "token_bytes", counting)
-
     async def run(events: int) -> list[dict[str, Any]]:
         bridge, heard = connected(tokenizer)
         ask = Ask([[5, 6]], SamplingParams(max_tokens=200, logprobs=0), [0])

@@ -60,17 +60,9 @@ def test_a_choice_that_is_ahead_of_the_scores_waits_for_them(
 
 @pytest.mark.parametrize(("kind", "echo"), KINDS)
 def test_a_prompt_is_spelt_for_one_choice(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: type[Renderer], echo: list[str] | None
+    tokenizer: Tokenizer, spelt: list[int], kind: type[Renderer], echo: list[str] | None
 ) -> None:
     """128 choices of a prompt of 700 tokens kept everybody waiting for four seconds."""
-    spelt: list[int] = []
-    inner = tokenizer.token_bytes
-
-    def counting(index: int) -> bytes:
-        spelt.append(index)
-        return inner(index)
-
-    monkeypatch.setattr(tokenizer, "token_bytes", counting)
 
     async def run(n: int) -> Any:
         spelt.clear()

@@ -80,21 +80,19 @@ def choose(seconds: dict[str, list[float]]) -> torch.dtype | None:
 
 
 def measure(config: ModelConfig, kernels: Kernels, *, drafts: bool) -> dict[str, list[float]]:
-    """Seconds of a token's products in each candidate, turn by turn; none where other programs had the processors.
-
-    The first turn, which warms up, is left out.
-    """
+    """Seconds of a token's products in each candidate, turn by turn; none where other programs had the processors."""
     weights = {dtype: sample(config, kernels, dtype) for dtype in CANDIDATES}
-    found: dict[str, list[float]] = {_name(dtype): [] for dtype in CANDIDATES}
-    for turn in range(1 + ROUNDS):
-        if turn == 1:
-            begun, used = time.perf_counter(), time.process_time()
-        for dtype in CANDIDATES:
-            alone = _seconds(kernels, weights[dtype], 1)
-            wide = _seconds(kernels, weights[dtype], ROWS) / TOKENS if drafts else math.inf
-            found[_name(dtype)].append(min(alone, wide))
+
+    def turn(dtype: torch.dtype) -> float:
+        alone = _seconds(kernels, weights[dtype], 1)
+        return min(alone, _seconds(kernels, weights[dtype], ROWS) / TOKENS) if drafts else alone
+
+    for dtype in CANDIDATES:
+        turn(dtype)  # warms up
+    begun, used = time.perf_counter(), time.process_time()
+    turns = [{_name(dtype): turn(dtype) for dtype in CANDIDATES} for _ in range(ROUNDS)]
     had = (time.process_time() - used) / ((time.perf_counter() - begun) * torch.get_num_threads())
-    return {name: times[1:] if had >= UNDISTURBED else [] for name, times in found.items()}
+    return {_name(dtype): [each[_name(dtype)] for each in turns if had >= UNDISTURBED] for dtype in CANDIDATES}
 
 
 def sample(config: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> list[Weight]:
