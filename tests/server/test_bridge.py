@@ -20,6 +20,8 @@ from verifypd.request import SamplingParams
 from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Ask, Call, CallError, broken
+from verifypd.server.chat_render import ChatRenderer
+from verifypd.server.completion_render import CompletionRenderer
 from verifypd.server.config import ServerConfig
 from verifypd.server.mailbox import FLOOD
 from verifypd.server.messages import (
@@ -37,7 +39,6 @@ from verifypd.server.messages import (
     inbox,
     outbox,
 )
-from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.streams import EventStream, Sweeper
 from verifypd.server.tools import ToolFormat
 from verifypd.server.worker import Worker

@@ -14,8 +14,10 @@ from tests.server.test_bridge import opened
 from verifypd.request import SamplingParams
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Ask
+from verifypd.server.chat_render import ChatRenderer
+from verifypd.server.completion_render import CompletionRenderer
 from verifypd.server.messages import Output, Outputs
-from verifypd.server.render import ChatRenderer, CompletionRenderer, Renderer
+from verifypd.server.render import Renderer
 from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")

@@ -19,12 +19,13 @@ from verifypd import __version__
 from verifypd.config import EngineConfig
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import CallError, unavailable
+from verifypd.server.chat_render import ChatRenderer
+from verifypd.server.completion_render import CompletionRenderer
 from verifypd.server.config import ServerConfig
 from verifypd.server.dashboard import add_dashboard
 from verifypd.server.gate import Gate, Keys
 from verifypd.server.reader import LARGE
 from verifypd.server.reference import page as reference_page
-from verifypd.server.render import ChatRenderer, CompletionRenderer
 from verifypd.server.response_render import ResponsesRenderer
 from verifypd.server.responses import ResponsesBody
 from verifypd.server.schema import ArchitectureBody, ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody

@@ -1,4 +1,7 @@
-"""Answers as OpenAI's API has them: objects, stream events, usage, logprobs. Knows calls; nothing of sockets."""
+"""What answers of OpenAI's API share: objects, stream events, usage, scores. Knows calls; nothing of sockets.
+
+`completion_render` and `chat_render` have what is their own.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,9 @@ from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
 from verifypd.server.offsets import Offsets
-from verifypd.server.tools import FoundCall, Piece, ToolStream, calls_of, words_of
 from verifypd.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Rows = Sequence[tuple[int, dict[int, Logprob] | None]]
-Columns = tuple[list[str], list[float | None], list[Any], list[int]]  # of logprobs: tokens, their own, the top, offsets
 FINGERPRINT = f"verifypd-{__version__}"
 DONE = b"data: [DONE]\n\n"
 
@@ -245,7 +245,7 @@ class Renderer:
     def _prompt_table(self, choice: Choice) -> orjson.Fragment:
         rows = [
             {
-                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": _spelt(token, self.tokenizer)}
+                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": spelt(token, self.tokenizer)}
                 for token, e in row.items()
             }
             for row in self._prompt_rows(choice)
@@ -261,206 +261,7 @@ class Renderer:
         return made
 
 
-class CompletionRenderer(Renderer):
-    """`/v1/completions`."""
-
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        """A finished choice."""
-        text = "" if self.prepared.score_only else choice.text.visible()
-        return {
-            "index": choice.index,
-            "text": self._echo(choice) + text,
-            "logprobs": self._logprobs(choice, 0, with_prompt=self.prepared.echo is not None),
-            **self._end(choice),
-            **self._prompt_logprobs(choice),
-            **self._token_ids(choice, 0),
-            **self._token_origins(choice, 0),
-        }
-
-    def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
-        """What is new of a choice."""
-        start, choice.shown_tokens = choice.shown_tokens, choice.tokens
-        text = choice.new_text()
-        if self.prepared.score_only:
-            text = ""
-        first = start == 0
-        if first:
-            text = self._echo(choice) + text
-        logprobs = self._logprobs(choice, start, with_prompt=first and self.prepared.echo is not None)
-        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
-        if not text and finish is None and logprobs is None and quiet and not first:
-            return []
-        delta = {
-            "index": choice.index,
-            "text": text,
-            "logprobs": logprobs,
-            **self._end(choice),
-            **self._token_ids(choice, start),
-            **self._token_origins(choice, start),
-        }
-        if first:
-            delta |= self._prompt_logprobs(choice)
-        return [delta]
-
-    def _quick(self, index: int, text: str) -> bytes:
-        return b"".join(
-            (
-                self._open,
-                b'[{"index":%d,"text":' % index,
-                orjson.dumps(text),
-                b',"logprobs":null,"finish_reason":null}]' + self._shut,
-            )
-        )
-
-    def _end(self, choice: Choice) -> dict[str, Any]:
-        """Why a choice ended, if it has; a prompt that is only scored ends with no token, whichever was drawn."""
-        if self.prepared.score_only:
-            return {"finish_reason": "length" if choice.finish == "stop" else choice.finish, "stop_reason": None}
-        return {"finish_reason": choice.finish, "stop_reason": choice.request.stop_reason}
-
-    def text_start(self, choice: Choice) -> int:
-        """The prompt may stand before it."""
-        return len(self._echo(choice))
-
-    def _echo(self, choice: Choice) -> str:
-        return self.prepared.echo[choice.index // self.call.ask.params.n] if self.prepared.echo is not None else ""
-
-    def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
-        if self.prepared.logprobs is None:
-            return None
-        columns: Columns = self._once(choice, self._echoed) if with_prompt else ([], [], [], [])
-        if not self.prepared.score_only:
-            new = choice.request.output_ids[start:]
-            rows = list(zip(new, (choice.request.logprobs or [])[start:], strict=False))
-            own = *self._columns(rows), self._offsets(choice, new)[: len(rows)]
-            columns = (columns[0] + own[0], columns[1] + own[1], columns[2] + own[2], columns[3] + own[3])
-        return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), columns, strict=True))
-
-    def _echoed(self, choice: Choice) -> Columns:
-        """The prompt's part of the logprobs."""
-        rows = [(choice.prompt[0], None), *zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)]
-        tokens, values, tops = self._columns(rows)
-        begins = Offsets(self.tokenizer, (), False, 0)
-        written = [orjson.Fragment(orjson.dumps(top)) for top in tops]
-        return tokens, values, written, [begins.take(token) for token, _ in rows]
-
-    def _columns(self, rows: Rows) -> tuple[list[str], list[float | None], list[Any]]:
-        """Tokens, their logprobs, and the most likely in each one's place."""
-        wanted = self.prepared.logprobs or 0
-        tokens = [_spelt(token, self.tokenizer) for token, _ in rows]
-        values = [None if row is None else row[token].logprob for token, row in rows]
-        tops = [None if row is None else _top(row, token, wanted, self.tokenizer) for token, row in rows]
-        return tokens, values, tops
-
-
-class ChatRenderer(Renderer):
-    """`/v1/chat/completions`."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    prefix = "chatcmpl-"
-
-    def _tools(self, choice: Choice) -> ToolStream | None:
-        """Where a choice's text is split."""
-        form = self.prepared.tools
-        if form is not None and choice.tools is None:
-            choice.tools = ToolStream(form, self.prepared.tool_names, one=self.prepared.one_tool_call)
-        return choice.tools
-
-    def fresh(self, choice: Choice, last: bool) -> list[Piece]:
-        """Words and calls of a choice that have not been shown; `last`: no more will come."""
-        text, stream = choice.new_text(), self._tools(choice)
-        if stream is not None:
-            return stream.push(text, last)
-        return [Piece(text, choice.shown)] if text else []
-
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        """A finished choice."""
-        pieces = self.fresh(choice, last=True)
-        text, calls = words_of(pieces), calls_of(pieces)
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-        if calls:
-            message["tool_calls"] = _tool_calls(calls, 0, stream=False)
-        return {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._logprobs(choice, 0),
-            "finish_reason": "tool_calls" if calls and choice.finish == "stop" else choice.finish,
-            "stop_reason": choice.request.stop_reason,
-            **self._prompt_logprobs(choice),
-            **self._token_ids(choice, 0),
-            **self._token_origins(choice, 0),
-        }
-
-    def opening(self) -> bytes:
-        """Each choice says who speaks."""
-        delta = {"role": "assistant", "content": ""}
-        extra: dict[str, Any] = {}
-        if self.prepared.include_usage:
-            extra["usage"] = self.usage(opening=True) if self.prepared.continuous_usage else None
-        return b"".join(
-            self._event([{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}], **extra)
-            for choice in self.call.choices
-        )
-
-    def deltas(self, choice: Choice, finish: str | None) -> list[dict[str, Any]]:
-        """What is new of a choice."""
-        start, choice.shown_tokens = choice.shown_tokens, choice.tokens
-        stream = self._tools(choice)
-        before = stream.calls if stream is not None else 0
-        pieces = self.fresh(choice, finish is not None)
-        text, calls = words_of(pieces), calls_of(pieces)
-        if finish == "stop" and stream is not None and stream.calls:
-            finish = "tool_calls"
-        logprobs = self._logprobs(choice, start)
-        delta: dict[str, Any] = {"content": text} if text else {}
-        if calls:
-            delta["tool_calls"] = _tool_calls(calls, before, stream=True)
-        quiet = not (self.prepared.continuous_usage or self.prepared.return_token_ids or choice.request.origins)
-        prompt = self._prompt_logprobs(choice) if not start else {}
-        if not (delta or prompt) and finish is None and logprobs is None and quiet:
-            return []
-        entry = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **prompt}
-        if finish is not None:
-            entry["stop_reason"] = choice.request.stop_reason
-        return [entry | self._token_ids(choice, start) | self._token_origins(choice, start)]
-
-    def _quick(self, index: int, text: str) -> bytes:
-        return b"".join(
-            (
-                self._open,
-                b'[{"index":%d,"delta":{"content":' % index,
-                orjson.dumps(text),
-                b'},"logprobs":null,"finish_reason":null}]' + self._shut,
-            )
-        )
-
-    def _logprobs(self, choice: Choice, start: int) -> dict[str, Any] | None:
-        if self.prepared.logprobs is None:
-            return None
-        rows = zip(choice.request.output_ids[start:], (choice.request.logprobs or [])[start:], strict=False)
-        content = []
-        for token, row in rows:
-            ranked = sorted(row.items(), key=lambda item: item[1].rank)[: self.prepared.logprobs]
-            top = [_chat_entry(other, entry, self.tokenizer) for other, entry in ranked]
-            content.append({**_chat_entry(token, row[token], self.tokenizer), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-
-def _tool_calls(calls: Sequence[FoundCall], before: int, *, stream: bool) -> list[dict[str, Any]]:
-    made = []
-    for index, call in enumerate(calls, before):
-        entry: dict[str, Any] = {"index": index} if stream else {}
-        entry |= {
-            "id": "call_" + uuid.uuid4().hex[:24],
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        made.append(entry)
-    return made
-
-
-def _spelt(token: int, tokenizer: Tokenizer | None) -> str:
+def spelt(token: int, tokenizer: Tokenizer | None) -> str:
     """A token as text; bytes that are no whole character are written out, so that no two tokens look alike."""
     if tokenizer is None:
         return f"token_id:{token}"
@@ -469,15 +270,3 @@ def _spelt(token: int, tokenizer: Tokenizer | None) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _top(row: dict[int, Logprob], token: int, wanted: int, tokenizer: Tokenizer | None) -> dict[str, float]:
-    """The most likely tokens by text; the chosen one is among them, as vLLM has it."""
-    ranked = sorted(row.items(), key=lambda item: item[1].rank)[: max(1, wanted)] if wanted else []
-    chosen = dict(ranked) | ({token: row[token]} if wanted else {})
-    return {_spelt(other, tokenizer): entry.logprob for other, entry in chosen.items()}
-
-
-def _chat_entry(token: int, entry: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token) if tokenizer else b""
-    return {"token": raw.decode("utf-8", "replace"), "logprob": entry.logprob, "bytes": list(raw)}

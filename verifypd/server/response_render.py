@@ -13,7 +13,7 @@ import orjson
 
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
-from verifypd.server.render import ChatRenderer
+from verifypd.server.chat_render import ChatRenderer
 from verifypd.server.responses import renamed
 from verifypd.server.tools import FoundCall
 from verifypd.tokenizer import Tokenizer
