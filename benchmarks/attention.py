@@ -1,7 +1,6 @@
 """The Triton attention on a GPU: first whether it is right, then how far it is from the floor that its bytes set.
 
     python benchmarks/attention.py --shapes all --json benchmarks/results/attention-h200.json
-    python benchmarks/attention.py --before                         # beside the rule before, for prompt chunks
     python benchmarks/attention.py --skip-checks --sweep            # other rules for splits and rows of chunk tiles
     python benchmarks/attention.py --skip-checks --sweep tiles      # other tiles, warps and stages; chunks: of these
     python benchmarks/attention.py --fp8                            # keys and values in e4m3
@@ -126,7 +125,6 @@ def time_case(
     speed: float,
     beside: Sequence[str] = (),
     padded: bool = False,
-    before: bool = False,
     swept: str | None = None,
     fp8: bool = False,
 ) -> dict[str, Any]:
@@ -138,10 +136,6 @@ def time_case(
     floor = max(case.read / speed / 1e9, flops(shape, spans) / 790e9)
     row = {"us": ms * 1e3, "floor_us": floor * 1e3, "of_floor": floor / ms, "bytes": case.read}
     row["tflop_s"] = flops(shape, spans) / ms / 1e9
-    if before:
-        with tilings_of(unsorted):
-            row["before_us"] = layer_ms("triton", case, layers, options, device) * 1e3
-        row["speedup"] = row["before_us"] / row["us"]
     if swept:
         row["sweep"] = sweep(swept, case, layers, options, device)
     for name in beside if not padded else ():  # others read the shape of a pass on the host
@@ -183,30 +177,6 @@ def tilings_of(rule: Callable[..., tiling.Tiling]) -> Iterator[None]:
         triton_backend.tiling = original
 
 
-def unsorted(**bounds: Any) -> tiling.Tiling:
-    """The rule before, as captured passes ran it: tiles of prompt chunks in the order of rows; where they are few, all
-    are split alike."""
-    cut = tiling.tiling(**bounds)
-    if not cut.sorted_tiles:
-        return cut
-    spans, rows, kv_heads = (bounds[name] for name in ("spans", "pass_rows", "kv_heads"))
-    tiles = min(spans * cut.tiles, rows // cut.block_q + spans)
-    fits = max(rows // cut.block_q, 1) * kv_heads <= bounds["processors"]
-    workers = max(1, 2 * bounds["processors"] // kv_heads) if fits else 1
-    shared = min(tiles, workers // 2)
-    room = tiling.WORKSPACE_ELEMENTS // max(shared * cut.tile_rows * bounds["heads"] * bounds["width"], 1)
-    reach = bounds["context"] if bounds["window"] is None else min(bounds["context"], bounds["window"] + cut.block_q)
-    splits = max(1, min(workers, tiling.MOST_SPLITS, room, -(-reach // cut.least)))
-    return replace(
-        cut,
-        splits=splits,
-        pairs=min(tiles * splits, tiles + workers),
-        shared_tiles=shared if splits > 1 else 0,
-        workers=workers,
-        sorted_tiles=0,
-    )
-
-
 def sweep(kind: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
     """The same case cut otherwise; cuts that do not compile or fit are left out. Fastest first."""
     found: list[dict[str, Any]] = []
@@ -243,7 +213,6 @@ def main() -> None:
     parser.add_argument("--shapes", default=DEFAULT_SHAPES, help=f"comma-separated; all: {ALL_SHAPES}")
     parser.add_argument("--cases", help="some of the cases, comma-separated")
     parser.add_argument("--skip-checks", action="store_true")
-    parser.add_argument("--before", action="store_true", help="time the rule before beside it")
     parser.add_argument("--sweep", nargs="?", const="splits", choices=SWEEPS, help="time other cuts too")
     parser.add_argument("--fp8", action="store_true", help="keys and values in e4m3")
     parser.add_argument("--torch", action="store_true", help="time the torch backend beside it")
@@ -279,14 +248,12 @@ def main() -> None:
             print(f"copy {speed:.2f} TB/s\n{columns}")
             for (shape, numbers), (name, spans) in itertools.product(shapes.items(), (cases | padded_cases).items()):
                 padded = name in padded_cases
-                timed = time_case(numbers, spans, device, speed, beside, padded, args.before, args.sweep, args.fp8)
+                timed = time_case(numbers, spans, device, speed, beside, padded, args.sweep, args.fp8)
                 row = {"shape": shape, "case": name, **timed}
                 report["times"].append(row)
                 others = "".join(f"  {k.removesuffix('_us')} {row[k]:.1f}" for k in row if k.startswith(tuple(beside)))
                 line = f"{shape:16} {name:30} {row['us']:8.1f} {row['floor_us']:8.1f} {row['of_floor']:8.0%}"
                 line += f" {row['tflop_s']:8.0f}"
-                if args.before:
-                    line += f"  before {row['before_us']:.1f}, {row['speedup']:.2f} times"
                 print(line + others, flush=True)
                 if args.sweep:
                     ranked = row["sweep"]

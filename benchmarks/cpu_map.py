@@ -368,6 +368,8 @@ def main() -> None:
     stem = "cpu-drift" if args.drift else "cpu-map"
     stem += "" if args.draft == "ngram" else f"-{Path(args.draft).name}"
     out = args.out or RESULTS / f"{stem}.json"
+    for folder in (out.parent, args.images):  # before the long work
+        folder.mkdir(parents=True, exist_ok=True)
     watched = "throughput" if args.drift else "auto"
     if args.plot_only:
         report = json.loads(out.read_text())

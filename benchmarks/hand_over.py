@@ -152,6 +152,7 @@ def time_engine(model: str, tokens: int, rounds: int) -> list[dict[str, Any]]:
             for wait in ("none", *WAITS):
                 queues = [] if wait == "none" else [Queue(wait), Queue(wait)]
                 threads = [threading.Thread(target=queue.get) for queue in queues]
+                llm.generate(["warm"], params)  # the way before may have left the cores to others
                 for thread in threads:
                     thread.start()
                 busy, begun = time.process_time(), time.perf_counter()

@@ -158,23 +158,26 @@ def main(given: list[str] | None = None) -> int:
     )
     engines = [arm.engine for arm in args.arms]
     names = [arm.engine if engines.count(arm.engine) == 1 else arm.file_name for arm in args.arms]
+    reference = next((n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0])
+    shared = ["--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference, "--out", str(args.out)]
+
+    def bench(urls: Sequence[str], *more: str) -> int:
+        command = [sys.executable, "-m", "verifypd", "bench", *more, *urls]
+        return subprocess.run(command, env=os.environ | ours_path(args)).returncode
+
+    planned = [f"{name}=http://127.0.0.1" for name in names]
+    if status := bench(planned, "serve", *shared, *args.traffic, "--plan"):  # traffic that cannot be is said now
+        return status
     servers: list[Server] = []
     try:
         for arm, name in zip(args.arms, names, strict=True):
             print(f"starting {arm.name}", flush=True)
             servers.append(server(arm, setup, name, args))
             servers[-1].wait()
-        bench = [sys.executable, "-m", "verifypd", "bench"]
-        reference = next(
-            (n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0]
-        )
-        urls = [f"{each.name}={each.url}" for each in servers]
-        shared = ["--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference, "--out", str(args.out)]
-        environment = os.environ | ours_path(args)
-        status = subprocess.run([*bench, "serve", *urls, *shared, *args.traffic], env=environment).returncode
+        status = bench([f"{each.name}={each.url}" for each in servers], "serve", *shared, *args.traffic)
         if args.json is not None and status == 0:
-            small = ["report", str(args.out), "--small", str(args.json), "--reference", reference]
-            status = subprocess.run([*bench, *small, "--no-png"], env=environment).returncode
+            small = ["--small", str(args.json), "--reference", reference, "--no-png"]
+            status = bench([str(args.out)], "report", *small)
         return status
     finally:
         for each in servers:

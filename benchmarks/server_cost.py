@@ -45,7 +45,7 @@ class Served:
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},  # it finds this script
         )
         assert self.process.stdout is not None
         match = re.search(r"http://\S+:(\d+)", self.process.stdout.readline())

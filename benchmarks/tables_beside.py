@@ -22,6 +22,16 @@ SERVED = {
     "vllm again": "vLLM, again (control)",
 }
 
+GLANCE = {
+    "e2e_ms_mean": "whole answer, mean",
+    "tpot_ms_p95": "time per token, p95",
+    "gap_ms_p99": "pause in a stream, p99",
+    "gap_ms_max": "longest pause",
+    "ttft_ms_p50": "first token, median",
+    "ttft_ms_p95": "first token, p95",
+    "ttft_ms_p99": "first token, p99",
+}
+
 
 def closed() -> str:
     """Tokens/s of all arms in the closed loop, and ours over vLLM's."""
@@ -57,6 +67,24 @@ def serve_h200(name: str, load: str) -> Callable[[], str]:
         return rows(header, lines) + note + source(name)
 
     return table
+
+
+def at_a_glance() -> str:
+    """Latencies of mixed traffic, ours beside vLLM's; the better in bold where the difference is certain."""
+    found = read("bench-serve-h200-mixed")
+    rates = {int(re.findall(r"\d+", name)[-1]): own for name, own in found["scenarios"].items()}
+    lines = []
+    for name, text in GLANCE.items():
+        cells = []
+        for _, own in sorted(rates.items()):
+            ours, theirs = (own["arms"][arm]["figures"][name] for arm in ("ours", "vllm"))
+            digits = 1 if name.startswith("tpot") else 0
+            verdict = own["compared"]["ours"].get(name, {}).get("verdict", "")
+            mine, other = f"{ours:.{digits}f}", f"{theirs:.{digits}f}"
+            mine = f"**{mine}**" if verdict == "faster" else mine
+            cells.append(f"{mine} / {f'**{other}**' if verdict == 'slower' else other}")
+        lines.append([text, *cells])
+    return rows(["ms, ours / vLLM", *(f"{rate} requests/s" for rate in sorted(rates))], lines)
 
 
 def serve_cpu() -> str:

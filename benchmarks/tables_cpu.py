@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from cells import read, rows, source
 
 SHOWN = (1, 2, 3, 5, 9, 16, 32)
@@ -13,6 +15,13 @@ ARMS = {
     "float32": "float32",
     "torch": "bfloat16 as torch multiplies it",
 }
+OVER = {
+    "single_over_transformers": "one request, plain, against `transformers.generate` in its best dtype",
+    "single_fp32_over_transformers": "the same, both in float32",
+    "batch16_over_transformers": "16 concurrent requests against sequential `generate`",
+    "ngram_over_plain": "n-gram speculation against plain, one request, three prompts that the model goes on repeating",
+}
+MAPPED = ("plain", "baseline:4", "pd:4", "pdv:4", "unified:2", "unified:4", "unified:8", "table", "auto")
 FIRST = {"0": "no rows", "2": "two rows and more", "1": "all rows"}
 
 
@@ -36,6 +45,24 @@ def x86_tiles() -> str:
             lines.append([numbers, called, *times, f"{jobs['crowd'][first]['tokens_per_second']:.0f}"])
     header = ["numbers", "by tiles", "one request, ms a pass", "with four drafts", "16 requests", "their tokens/s"]
     return rows(header, lines) + source("tile_rows-xeon", "tile_rows-xeon-int8")
+
+
+def cpu_map() -> str:
+    """Tokens/s of every architecture and fixed draft length, and of `auto`, by requests at once: medians of rounds."""
+    speeds: dict[int, dict[str, list[float]]] = {}
+    for run in read("cpu-map-auto")["runs"]:
+        speeds.setdefault(run["concurrency"], {}).setdefault(run["arm"], []).append(run["tokens_per_second"])
+    levels = {level: {arm: statistics.median(all_) for arm, all_ in speeds[level].items()} for level in sorted(speeds)}
+    lines = [[f"`{name}`", *(f"{own[name]:.0f}" for own in levels.values())] for name in MAPPED]
+    lines.append(["`auto` over `plain`", *(f"{own['auto'] / own['plain']:.3f}" for own in levels.values())])
+    return rows(["tokens/s at requests at once", *map(str, levels)], lines) + source("cpu-map-auto")
+
+
+def transformers() -> str:
+    """What each arm of the comparison with transformers reached, and ours over it."""
+    found = read("cpu_vs_transformers")["figures"]
+    lines = [[text, f"{found[name]:.1f} ×"] for name, text in OVER.items()]
+    return rows(["", "ratio"], lines) + source("cpu_vs_transformers")
 
 
 def busy_machine() -> str:

@@ -18,8 +18,7 @@ HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
     "allocator", "beside-vllm-closed",
-    "cpu-drift-auto", "cpu-map-auto", "cpu-map-auto-rest",
-    "cpu_vs_transformers", "draft_pair", "draft_pair_crowd", "gpu-sample-h200",
+    "draft_pair_crowd", "gpu-sample-h200",
     "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
     "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
     "server_schemathesis", "versions",

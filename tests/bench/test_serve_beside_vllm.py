@@ -24,6 +24,14 @@ def test_servers_are_started_driven_and_stopped(tmp_path: Path) -> None:
     assert all(arm["figures"]["failed"] == 0 and arm["figures"]["tpot_ms_p50"] > 0 for arm in found.values())
 
 
+def test_traffic_that_cannot_be_is_refused_before_servers_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--arms", "ours:plain", "--tiny", "--out", str(tmp_path / "out"), "--", "--source", "fixed:12:8"]
+    assert beside.main(given) == 2
+    assert "give PROMPTxOUTPUT" in capfd.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_settings_become_flags() -> None:
     given = {"model": "m", "enable_prefix_caching": False, "tiny": True, "draft": None, "config": {"a": [1]}, "seed": 0}
     expected = ["--model", "m", "--no-enable-prefix-caching", "--tiny", "--config", '{"a": [1]}', "--seed", "0"]

@@ -69,6 +69,17 @@ def test_nor_by_kernels_of_few_rows(changes: dict[str, Any], tmp_path: Path) -> 
         check_quiet(llm)
 
 
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_a_crowd_that_comes_at_once_takes_no_memory(drafter: str, pair: tuple[Path, Path]) -> None:
+    """What their admissions send is under way at the same time, behind the passes that run."""
+    with make(pair, "auto", drafter, dtype="bfloat16", **{**SETTINGS, "graphs": "off", "batch_size": 48}) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        before = llm.engine.memory_taken["pinned"]
+        for count in (1, 6, 48, 96):
+            llm.generate(prompts(count), params)
+        assert llm.engine.memory_taken["pinned"] == before, "pinned memory was got while requests waited"
+
+
 def test_what_is_made_is_counted(pair: tuple[Path, Path]) -> None:
     """A draft loop with penalties is captured when it first comes; a norm of another width is another kernel."""
     with make(pair, "unified", "model", **SETTINGS) as llm:

@@ -176,6 +176,12 @@ class Turn:
         """Of its scenario and seed."""
         return self.scenario.workloads[self.index]
 
+    @property
+    def requests(self) -> str:
+        """How many there are, in words."""
+        count, clients = len(self.workload.arrivals), self.workload.clients
+        return f"{count} requests" + (f", {clients} at once" if clients else "")
+
 
 class Watch:
     """Told how a campaign goes; this one says nothing."""

@@ -67,14 +67,3 @@ def product_tflop_s(device: torch.device, size: int = 8192, dtype: torch.dtype =
     """A large matrix product on random numbers, TFLOP/s."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / median_ms(lambda: a @ b, device, 10) / 1e9
-
-
-def allocations(device: torch.device) -> dict[str, int]:
-    """How often torch has taken device memory and pinned memory, given the device's back, and tried again for want of
-    it. Each may wait for the device."""
-    if device.type != "cuda":
-        return {}
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
-    names = {"allocated": "num_device_alloc", "freed": "num_device_free", "retried": "num_alloc_retries"}
-    pinned = int(torch.cuda.host_memory_stats_as_nested_dict().get("num_host_alloc", 0))
-    return {name: int(stats.get(key, 0)) for name, key in names.items()} | {"pinned": pinned}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifypd.bench.device import allocations
 from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.steps import Steps
 from verifypd.bench.workload import Arrival, prompts
@@ -115,14 +114,13 @@ class Run:
         self.sent: dict[int, Sent] = {}
         self.active: set[int] = set()
         self.steps = Steps(engine)
-        self._paused, self._allocated = engine.pauses, allocations(engine.slots.device)
+        self._paused, self._taken = engine.pauses, engine.memory_taken
         stats = engine.stats
         self._before = (stats.drafted, stats.accepted, sum(lane.seconds for lane in stats.lanes.values()))
 
     def pauses(self) -> dict[str, float]:
-        """What was compiled, captured and collected meanwhile, and how often torch took device memory."""
-        now = allocations(self.engine.slots.device)
-        taken = {name: count - self._allocated[name] for name, count in now.items()}
+        """What was compiled, captured and collected meanwhile, and how often memory was got from the driver."""
+        taken = {name: count - self._taken[name] for name, count in self.engine.memory_taken.items()}
         return self.engine.pauses.since(self._paused).summary() | taken
 
     @property

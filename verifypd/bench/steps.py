@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifypd.bench.device import allocations
 from verifypd.control.cost import CostModel
 from verifypd.engine.engine import Engine
 from verifypd.engine.timing import TimedPlan
@@ -114,7 +113,7 @@ class Steps:
 
 def _taken(engine: Engine) -> int:
     """Times that memory was got from CUDA so far."""
-    found = allocations(engine.slots.device)
+    found = engine.memory_taken
     return found.get("allocated", 0) + found.get("pinned", 0)
 
 

@@ -51,6 +51,7 @@ def add_run_flags(parser: Parser) -> None:
     group.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
     group.add_argument("--no-control", action="store_true", help="do not run the first arm twice")
     group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
+    group.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
 
 
 def chosen_seeds(args: argparse.Namespace, default: int = SEEDS) -> list[int]:
@@ -106,6 +107,11 @@ def run_campaign(
     sitting = provenance(command=command_line(sys.argv[1:]))
     campaign = Campaign(folder, arms, scenarios, seeds, limits=limits, files=sitting["files"], control=control)
     left = campaign.left()  # before anything is written: a folder of another run is refused
+    if args.plan:
+        emit(
+            "".join(f"{turn.scenario.name}, seed {seeds[turn.index]}, {turn.label}: {turn.requests}\n" for turn in left)
+        )
+        return 0
     folder.begin(plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}, sitting)
     total = sum(1 for _ in campaign.turns())
     if len(left) < total:

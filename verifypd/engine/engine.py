@@ -33,7 +33,7 @@ from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
 from verifypd.runtime.faults import out_of_memory
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.streams import Inflight, Ticket
+from verifypd.runtime.streams import Inflight, Ticket, taken
 from verifypd.sampling.state import SamplingState
 
 
@@ -87,7 +87,7 @@ class Engine:
         self.recent: deque[PastStep] = deque(maxlen=RECENT)
         self.latest: TimedPlan | None = None  # that was launched
         self._launched: TimedPlan | None = None  # by this step
-        self._paused = WATCH.total  # before the first request
+        self._paused, self._taken = WATCH.total, taken(slots.device)  # before the first request
         self._begun = 0.0  # s, when this step began
         self._collecting: float | None = None  # s, when verdicts were last collected for the step to come
         self.residents = Residents(
@@ -172,13 +172,18 @@ class Engine:
         self.residents.stats = stats
 
     def started(self) -> None:
-        """All that comes before the first request has been done; `pauses` counts from here on."""
-        self._paused = WATCH.total
+        """All that comes before the first request has been done; `pauses` and `memory_taken` count from here on."""
+        self._paused, self._taken = WATCH.total, taken(self.slots.device)
 
     @property
     def pauses(self) -> Pauses:
         """What was compiled, captured and collected in this process while requests may have waited for it."""
         return WATCH.total.since(self._paused)
+
+    @property
+    def memory_taken(self) -> dict[str, int]:
+        """How often memory was got from the driver since, by what for; nothing on a CPU."""
+        return {name: count - self._taken.get(name, 0) for name, count in taken(self.slots.device).items()}
 
     @property
     def busy(self) -> bool:

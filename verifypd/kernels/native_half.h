@@ -10,6 +10,7 @@
 #define HALF_ROWS 6                /* of a tile: 24 accumulators, 4 weights, 1 of x */
 #define HALF_BLOCK (16 * HALF_ROWS) /* rows of x kept in the second-level cache while weights stream by */
 #define HALF_AHEAD 768             /* bytes of weights fetched ahead of the tile */
+#define HALF_NEAR 24576            /* bytes of weights kept in the nearest cache while tiles of x come by */
 
 typedef struct { float16_t *rows; float *scale; } half_rows; /* a tile's rows by turns, eight entries each */
 
@@ -106,11 +107,13 @@ static void linear_half(const linear_args *a, const half_rows *x, ptrdiff_t from
     const half_parts p = parts_of(a->K);
     ptrdiff_t row[16], height[16];
     for (ptrdiff_t first = 0; first < tiles; first += 16) {
-        const ptrdiff_t count = first + 16 < tiles ? 16 : tiles - first, step = count == 1 ? to - from : 4;
+        const ptrdiff_t count = first + 16 < tiles ? 16 : tiles - first, near = HALF_NEAR / (2 * a->K) / 4 * 4;
+        const ptrdiff_t step = count == 1 ? to - from : near > 4 ? near : 4;
         for (ptrdiff_t t = 0; t < count; t++) row[t] = half_tile(a->n, first + t, height + t);
         for (ptrdiff_t o = from; o < to; o += step) {
+            const ptrdiff_t end = o + step < to ? o + step : to;
             for (ptrdiff_t t = 0; t < count; t++)
-                half_outputs(a, x, p, row[t], height[t], o, o + step, t ? 0 : HALF_AHEAD);
+                half_outputs(a, x, p, row[t], height[t], o, end, t ? 0 : HALF_AHEAD);
         }
     }
     linear_args scaled = *a;
@@ -121,9 +124,9 @@ static void linear_half(const linear_args *a, const half_rows *x, ptrdiff_t from
 /* All of a product; `chunk` outputs at a time to a thread. Returns 1 where memory is short. */
 static int product_half(const linear_args *a, ptrdiff_t chunk, int threads) {
     const ptrdiff_t n = a->n, K = a->K, out = a->out, tiles = half_tiles(n), chunks = (out + chunk - 1) / chunk;
-    float *scale = malloc(sizeof(float) * (size_t)n + sizeof(float16_t) * (size_t)(n * K));
+    float *scale = malloc(sizeof(float) * (size_t)n + sizeof(float16_t) * (size_t)(n * K) + 64);
     if (!scale) return 1;
-    half_rows rows = {(float16_t *)(scale + n), scale};
+    half_rows rows = {(float16_t *)(((uintptr_t)(scale + n) + 63) & ~(uintptr_t)63), scale}; /* no load spans two lines */
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)

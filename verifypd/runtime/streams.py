@@ -19,7 +19,8 @@ from torch import Tensor
 PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
 PINNED = [1 << power for power in range(21)]  # bytes: sizes that the allocator of pinned memory rounds up to
-COPIES = 8  # of one size that may be under way at once
+COPIES = 8, 256  # of one size that may be under way at once: of large ones, and of those that every admission sends
+RESERVED = 1 << 20  # bytes of each size; large ones have more
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
@@ -28,9 +29,25 @@ def stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 def reserve_pinned() -> None:
-    """Have pinned memory of every size at hand: to get more of it from the driver may wait until the device is idle."""
-    held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in PINNED for _ in range(COPIES)]
+    """Have pinned memory of every size at hand: to get more of it from the driver may wait until the device is idle.
+
+    A piece is free again when its copy has been made, which is behind the passes that are under way.
+    """
+    least, most = COPIES
+    counts = {size: max(least, min(most, RESERVED // size)) for size in PINNED}
+    held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in PINNED for _ in range(counts[size])]
     del held  # PyTorch keeps it for the next to ask
+
+
+def taken(device: torch.device) -> dict[str, int]:
+    """How often torch has got device memory and pinned memory from the driver, given the device's back, and tried again
+    for want of it. Each may wait for the device."""
+    if device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    names = {"allocated": "num_device_alloc", "freed": "num_device_free", "retried": "num_alloc_retries"}
+    pinned = int(torch.cuda.host_memory_stats_as_nested_dict().get("num_host_alloc", 0))
+    return {name: int(stats.get(key, 0)) for name, key in names.items()} | {"pinned": pinned}
 
 
 class HostCopy:

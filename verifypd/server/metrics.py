@@ -229,6 +229,10 @@ class EngineFigures:
         yield self.counter("verifypd:engine_cpu_seconds", "CPU time of the engine's process", ({}, f["cpu_seconds"]))
         yield self.counter("verifypd:out_of_memory_steps", "steps that ran out of memory", ({}, f["out_of_memory"]))
         yield from self._pauses(f["pauses"])
+        calls: Samples = [({"kind": kind}, count) for kind, count in f["memory_taken"].items()]
+        text = "calls to the driver for memory since the engine was ready, which may wait for the device"
+        if calls:
+            yield self.counter("verifypd:memory_calls", text, *calls)
         yield self._histogram("verifypd:step_seconds", "time of an engine step", f["steps"], f["step_seconds"])
         yield self._histogram(
             "verifypd:request_queue_time_seconds", "slot given − queued in the engine", f["queued"], f["queued_seconds"]

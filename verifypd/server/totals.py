@@ -114,6 +114,7 @@ def figures(engine: Any, totals: Totals, gpu: dict[str, float]) -> dict[str, Any
         "preemptions": stats.preemptions,
         "out_of_memory": totals.out_of_memory,
         "pauses": engine.pauses.summary(),
+        "memory_taken": engine.memory_taken,
         "architecture": engine.architecture.ran,
         "architecture_steps": dict(totals.architecture_steps),
         "policy": engine.architecture.name,

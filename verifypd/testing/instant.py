@@ -37,6 +37,7 @@ class InstantEngine:
         self.forgiving = True
         self.stats = EngineStats()
         self.pauses = Pauses()
+        self.memory_taken: dict[str, int] = {}
         self.architecture = SimpleNamespace(name="instant", ran="instant", state=dict)
         self.recent: tuple[Any, ...] = ()
         self.cost = None
