@@ -132,7 +132,6 @@ def run_map(
 
 WORLDS = {
     "unified": (SETTINGS, {}),
-    "pd": (SETTINGS, {"mixed": 12e-3}),  # kernels that lose when decode spans and chunks share a pass
     "pdv": (replace(SETTINGS, devices=2), {"steep": 40e-6, "knee": 25.0}),  # a second device that drafts
 }
 WORLD_ARMS = ("plain", "baseline:4", "unified:2", "unified:4", "pd:2", "pdv:2", "pdv:4", "table", "auto")

@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "x86-tiles": cpu.x86_tiles,
     "busy-machine": cpu.busy_machine,
     "cpu-map": cpu.cpu_map,
+    "arm-passes": cpu.arm_passes,
     "cpu-transformers": cpu.transformers,
     "cluster-capacity": cluster.capacity,
     "cluster-needed": cluster.needed,

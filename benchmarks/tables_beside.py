@@ -84,7 +84,8 @@ def at_a_glance() -> str:
             mine = f"**{mine}**" if verdict == "faster" else mine
             cells.append(f"{mine} / {f'**{other}**' if verdict == 'slower' else other}")
         lines.append([text, *cells])
-    return rows(["ms, ours / vLLM", *(f"{rate} requests/s" for rate in sorted(rates))], lines)
+    header = ["ms, ours / vLLM", *(f"{rate} requests/s" for rate in sorted(rates))]
+    return rows(header, lines) + source("bench-serve-h200-mixed")
 
 
 def serve_cpu() -> str:

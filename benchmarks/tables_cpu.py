@@ -21,6 +21,8 @@ OVER = {
     "batch16_over_transformers": "16 concurrent requests against sequential `generate`",
     "ngram_over_plain": "n-gram speculation against plain, one request, three prompts that the model goes on repeating",
 }
+ARM_READ = 269e6 / 36.6e9 * 1e3  # ms to read smollm2's weights in bfloat16
+ARM_ROW = 134.5e6 / 80e9 * 1e3  # ms of a row's multiply-adds in float16, on two cores
 MAPPED = ("plain", "baseline:4", "pd:4", "pdv:4", "unified:2", "unified:4", "unified:8", "table", "auto")
 FIRST = {"0": "no rows", "2": "two rows and more", "1": "all rows"}
 
@@ -45,6 +47,18 @@ def x86_tiles() -> str:
             lines.append([numbers, called, *times, f"{jobs['crowd'][first]['tokens_per_second']:.0f}"])
     header = ["numbers", "by tiles", "one request, ms a pass", "with four drafts", "16 requests", "their tokens/s"]
     return rows(header, lines) + source("tile_rows-xeon", "tile_rows-xeon-int8")
+
+
+def arm_passes() -> str:
+    """Time of a pass by its rows on an ARM CPU, beside what memory and multiply-adds allow in bfloat16."""
+    found = {each["rows"]: each for each in read("wide_passes-neoverse-n1")["passes"]}
+    counts = [count for count in (*SHOWN, 64) if count in found]
+    lines = [[f"{arm}, ms", *(f"{found[n][arm]['ms']:.1f}" for n in counts)] for arm in ("bfloat16", "int8", "float32")]
+    floors = [max(ARM_READ, n * ARM_ROW) for n in counts]
+    lines.append(["floor of bfloat16, ms: memory, then multiply-adds", *(f"{floor:.1f}" for floor in floors)])
+    reached = [floor / found[n]["bfloat16"]["ms"] for n, floor in zip(counts, floors, strict=True)]
+    lines.append(["reached", *(f"{share:.0%}" for share in reached)])
+    return rows(["rows", *map(str, counts)], lines) + source("wide_passes-neoverse-n1")
 
 
 def cpu_map() -> str:

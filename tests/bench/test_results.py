@@ -19,8 +19,8 @@ HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 OLDER = {
     "allocator", "beside-vllm-closed",
     "draft_pair_crowd", "gpu-sample-h200",
-    "hand-over", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
-    "server-attacks", "server-soak", "server-soak-grammars", "server_clients", "server_cost",
+    "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
+    "server-attacks", "server-soak", "server-soak-grammars", "server_clients",
     "server_schemathesis", "versions",
 }  # fmt: skip
 

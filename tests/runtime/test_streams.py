@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verifypd.runtime.streams import HostCopy, Inflight, Ticket
+from verifypd.runtime.streams import PINNED, HostCopy, Inflight, Ticket, copies, taken
 
 
 class SlowCopy(HostCopy):
@@ -144,3 +144,10 @@ def test_a_pause_is_short_and_ends_with_the_ticket() -> None:
     copy.arrived = True
     inflight.pause("block")
     assert [t.result() for t in inflight.finished()] == [0]
+
+
+def test_pinned_memory_is_kept_for_all_who_may_be_admitted_at_once() -> None:
+    for requests in (1, 154, 1000):
+        assert all(copies(size, requests) >= 2 * requests for size in (16, 32, 64, 512))
+        assert sum(size * copies(size, requests) for size in PINNED) < 64 << 20
+    assert taken(torch.device("cpu")) == {}

@@ -19,6 +19,7 @@ from tests.models.checkpoints import VOCAB
 from verifypd.config import EngineConfig
 from verifypd.errors import RequestError
 from verifypd.server.admission import Admission
+from verifypd.server.bridge import Bridge
 from verifypd.server.engine_loop import PURGE, EngineLoop
 from verifypd.server.engine_process import Bell, serve
 from verifypd.server.messages import (
@@ -34,6 +35,7 @@ from verifypd.server.messages import (
     Switch,
     encode,
 )
+from verifypd.server.metrics import EngineFigures
 from verifypd.testing.instant import InstantEngine
 from verifypd.tokenizer import Tokenizer
 
@@ -333,3 +335,16 @@ def test_a_switch_is_answered(loop: EngineLoop, sent: list[tuple[int, Any]]) -> 
     del loop.engine.switch
     loop.take(Switch(0, 8, "pdv"))
     assert sent[-1][1].call == 8 and sent[-1][1].status == 400 and "'pdv'" in sent[-1][1].message
+
+
+def test_calls_for_memory_are_shown(loop: EngineLoop, sent: list[tuple[int, Any]]) -> None:
+    """A CPU makes none, and has no such figure."""
+    loop.engine.switch = lambda name: None
+    for taken, expected in (({}, []), ({"allocated": 0, "pinned": 3}, [0.0, 3.0])):
+        loop.engine.memory_taken = taken
+        loop.take(Switch(0, 7, "pdv"))
+        bridge = Bridge(0, None, 0)
+        bridge.figures = next(each.figures for _, each in reversed(sent) if isinstance(each, Stats))
+        found = {metric.name: metric for metric in EngineFigures(bridge, "m").collect()}
+        calls = found.get("verifypd:memory_calls")
+        assert [sample.value for sample in calls.samples] == expected if calls else not expected

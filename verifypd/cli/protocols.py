@@ -258,8 +258,9 @@ def run_all(args: argparse.Namespace) -> int:
                 break
     finally:
         asyncio.run(engines.close())
-        page = write_index(args.out, [args.out / name for name in each if (args.out / name / "results.json").exists()])
-        emit(f"all reports: {page}\n")
+        written = [args.out / name for name in each if (args.out / name / "results.json").exists()]
+        if not args.plan:
+            emit(f"all reports: {write_index(args.out, written)}\n")
     return max(codes, default=0)
 
 

@@ -81,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
         for rate in rates or [every * size for every in each]
         for seed in seeds
     ]
+    if args.plan:
+        for config, rate, seed in plan:
+            say(f"{config.replicas} replicas, {config.routing}, {rate:g}/s for {seconds:g} s, seed {seed}")
+        return 0
     pace, note = _read_pace(args.pace) if args.pace else _learn_pace(args, traffic)
     runs: list[dict[str, Any]] = []
     for config, rate, seed in plan:

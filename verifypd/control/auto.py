@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from verifypd.control.architectures import PD, PDV, Chooser, Unified, decoding
+from verifypd.control.architectures import PDV, Chooser, Unified, decoding
 from verifypd.control.controller import Controller
 from verifypd.control.cost import CostModel, Work
 from verifypd.control.snapshot import Plan, Snapshot
@@ -34,12 +34,12 @@ class Decision:
 class Auto(Chooser):
     """The policy over the policies.
 
-    `baseline` is not among the choices: at one worker it is `pd` with one request, with more it only reads the weights
-    more often.
+    `baseline` and `pd` are not among the choices: they read the weights more often for the same work. So does `pdv`,
+    but where drafts are written beside the verifier its halves take turns, and neither waits for the other.
     """
 
     name = "auto"
-    shapes = (Unified, PD, PDV)
+    shapes = (Unified, PDV)
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         super().__init__(controller, cost)
@@ -77,15 +77,11 @@ class Auto(Chooser):
         drafts = int(self.controller.state()["draft_length"])
         decode, chunks = Work(count * (1 + drafts), context), self.choices[self.running].riding(views, snapshot)
         draft = self.cost.draft_seconds(drafts, count * min(2, drafts), context) if drafts else 0.0
-        seconds = {
-            "unified": draft + self.cost.pass_seconds(decode + chunks),
-            "pd": draft + self.cost.pass_seconds(decode) + self.cost.pass_seconds(chunks),
-        }
-        if count >= 2 and drafts:  # two halves take turns
+        seconds = {"unified": draft + self.cost.pass_seconds(decode + chunks)}
+        if count >= 2 and drafts and snapshot.overlap:  # two halves take turns
             half = self.cost.pass_seconds(Work(decode.rows / 2, context / 2))
             loop = self.cost.draft_seconds(drafts, count, context / 2)
-            turns = 2 * (max(loop, half) if snapshot.overlap else loop + half)
-            seconds["pdv"] = turns + self.cost.pass_seconds(chunks)
+            seconds["pdv"] = 2 * max(loop, half) + self.cost.pass_seconds(chunks)
         return seconds
 
     def _weigh(self, snapshot: Snapshot) -> None:

@@ -173,7 +173,7 @@ def build(config: EngineConfig) -> Built:
         costs.fit(cost, costs.obtain(engine, fresh=bool(config.measure_costs)))
     if device.type == "cuda":
         gc.collect()  # what the start left behind is not for a step to collect
-        reserve_pinned()
+        reserve_pinned(config.slots)
     engine.started()
     return Built(engine, tokenizer, budget)
 

@@ -19,8 +19,9 @@ from torch import Tensor
 PAUSE = 1e-3  # s that the host rests at a time while it has nothing to launch
 CYCLES = 2e9  # a second, of a GPU's clock: about
 PINNED = [1 << power for power in range(21)]  # bytes: sizes that the allocator of pinned memory rounds up to
-COPIES = 8, 256  # of one size that may be under way at once: of large ones, and of those that every admission sends
-RESERVED = 1 << 20  # bytes of each size; large ones have more
+COPIES = 8  # of one size that may be under way at once, at least
+SENT = 2  # pieces of one size that an admission sends
+RESERVED = 1 << 22  # bytes of one size, at most, where there are enough copies
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
@@ -28,15 +29,21 @@ def stream_of(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.current_stream(device.index)
 
 
-def reserve_pinned() -> None:
+def reserve_pinned(requests: int) -> None:
     """Have pinned memory of every size at hand: to get more of it from the driver may wait until the device is idle.
 
-    A piece is free again when its copy has been made, which is behind the passes that are under way.
+    A piece is free again when its copy has been made, which is behind the passes that are under way. There are enough
+    for so many requests that are admitted at once, with prompts of some 500 tokens; of longer ones fewer.
     """
-    least, most = COPIES
-    counts = {size: max(least, min(most, RESERVED // size)) for size in PINNED}
-    held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in PINNED for _ in range(counts[size])]
+    held = [
+        torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in PINNED for _ in range(copies(size, requests))
+    ]
     del held  # PyTorch keeps it for the next to ask
+
+
+def copies(size: int, requests: int) -> int:
+    """Pieces of pinned memory of a size that are kept for so many requests."""
+    return max(COPIES, min(COPIES + SENT * requests, RESERVED // size))
 
 
 def taken(device: torch.device) -> dict[str, int]:
