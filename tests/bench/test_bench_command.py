@@ -222,6 +222,15 @@ def test_bad_input_is_refused_in_words(
     assert words in capsys.readouterr().err
 
 
+def test_a_plan_is_said_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No server answers there, and none is asked."""
+    out = tmp_path / "out"
+    assert bench("serve", "a=http://127.0.0.1:9", *TRAFFIC, "--concurrency", "1,2", "--out", out, "--plan") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 8 and said[0].endswith("seed 0, a: 6 requests, 1 at once"), said  # two seeds, each arm twice
+    assert not out.exists()
+
+
 def test_a_report_keeps_secrets(tmp_path: Path) -> None:
     given: list[Any] = ["bench", "serve", "h:1", "--api-key", "k1", "--hf-token=k2", "--out", str(tmp_path / "x")]
     assert command_line(given) == "verifypd bench serve h:1 --api-key HIDDEN --hf-token=HIDDEN --out x"
