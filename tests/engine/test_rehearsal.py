@@ -11,7 +11,7 @@ import pytest
 from tests.engine.arms import make, texts
 from verifypd.bench.drive import Drive
 from verifypd.bench.workload import Arrival
-from verifypd.engine.rehearsal import rehearse
+from verifypd.engine.rehearsal import CHUNK, rehearse
 from verifypd.metrics.pauses import COMPILED, WATCH
 from verifypd.sampling.state import Mode
 
@@ -21,19 +21,21 @@ SLOW = 0.6  # s: more than a busy machine holds a step up
 @pytest.mark.parametrize("drafter", ["none", "model", "head", "both", "ngram"])
 def test_a_rehearsal_leaves_nothing_behind(drafter: str, pair: tuple[Path, Path], plain: list[list[int]]) -> None:
     with make(pair, "plain" if drafter == "none" else "unified", drafter) as llm:
-        engine, modes, spans = llm.engine, set(), set()
+        engine, modes, spans, chunks = llm.engine, set(), set(), set()
         launch = engine.verify.launch
 
         def noted(batch: Any, *given: Any, **named: Any) -> Any:
             modes.update(engine.sampling._slots[span.slot].mode for span in batch.spans)
             spans.add(tuple(span.drafts for span in batch.spans))
+            chunks.update(span.rows for span in batch.spans if span.start is not None)
             return launch(batch, *given, **named)
 
         engine.verify.launch = noted  # type: ignore[method-assign]
         rehearse(engine)
         engine.verify.launch = launch  # type: ignore[method-assign]
         assert modes == set(Mode)
-        assert spans == ({(0,), (3,), (0, 3)} if drafter != "none" else {(0,), (0, 0)})
+        assert spans == ({(0,), (3,), (0, 3), (3, 0)} if drafter != "none" else {(0,), (0, 0)})
+        assert chunks == {CHUNK}
         assert not engine.busy and engine.stats.steps == 0 and not engine.sampling.alive.any()
         assert texts(llm, 10) == plain
 

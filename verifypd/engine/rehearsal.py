@@ -1,5 +1,6 @@
 """Runs before the first request what requests would wait for otherwise: kernels that are compiled, or loaded, when they
-first come. Passes and draft loops are captured at start; what follows a pass is not. Knows engines; times nothing.
+first come. To load one, the driver waits until the device is idle, and the host stops that long. Passes and draft loops
+are captured at start; what follows a pass is not. Knows engines; times nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from verifypd.runtime.streams import synchronize
 # Drawn, and drawn with noise of a seed; every cut is one kernel.
 SAMPLED = (replace(GREEDY, temperature=0.8, top_p=0.9), replace(GREEDY, temperature=0.8, seed=1))
 REPORTED = replace(GREEDY, logprobs=1, repetition_penalty=1.1, presence_penalty=0.1)
+CHUNK = 16  # prompt tokens beside a draft
+TILE = 8  # rows by which libraries choose the kernel of a product: those of a whole tile, or of one more
 
 
 def rehearse(engine: Engine, whole: bool = True) -> None:
     """Steps without drafts, with drafts, and with some who draft and some who do not, of requests that are drawn or
-    not; and logits of every size that passes are padded to. Not `whole`: greedy steps alone, for a quick start."""
+    not; beside a prompt; and logits of every number of rows. Not `whole`: greedy steps alone, for a quick start."""
     probe, most = Probe(), engine.config.max_draft if engine.drafter else 0
     context = min(SHORT, engine.max_model_len // 2)
     with aside(engine, probe):
@@ -32,6 +35,7 @@ def rehearse(engine: Engine, whole: bool = True) -> None:
                 _step(engine, probe, point, params)
         if whole:
             _step(engine, probe, Point(1, 0, context), REPORTED)
+            _step(engine, probe, Point(1, most, context, chunk=CHUNK), GREEDY)
     engine.check()
     if whole:
         _logits(engine)
@@ -43,7 +47,7 @@ def _step(engine: Engine, probe: Probe, point: Point, params: SamplingParams) ->
     if not requests:
         return
     plan = plan_of(engine, point, requests)
-    probe.next = plan if len(requests) == 1 else _uneven(plan)
+    probe.next = plan if point.requests == 1 else _uneven(plan)
     try:
         run_step(engine)
     finally:
@@ -65,9 +69,15 @@ def _uneven(plan: Plan) -> Plan:
 @torch.inference_mode()
 def _logits(engine: Engine) -> None:
     """The largest first: its memory serves the others."""
-    runner, config = engine.verify.runner, engine.config
-    model = runner.model
-    most = config.batch_size * (config.max_draft + 1 if engine.drafter else 1) + CHUNKS
-    for rows in sorted({min(bucket(n), most) for n in range(1, most + 1)}, reverse=True):
+    runner, model = engine.verify.runner, engine.verify.runner.model
+    for rows in logit_rows(engine):
         runner.logits(torch.zeros(rows, model.config.hidden_size, dtype=model.activation_dtype, device=model.device))
     synchronize(engine.slots.device)
+
+
+def logit_rows(engine: Engine) -> list[int]:
+    """Numbers of rows that bring every kernel of the logits, the most first: what passes are padded to, and tiles."""
+    config = engine.config
+    most = config.batch_size * (config.max_draft + 1 if engine.drafter else 1) + CHUNKS
+    padded = {min(bucket(n), most) for n in range(1, most + 1)}
+    return sorted(padded | {n for n in range(1, most + 1) if n % TILE in (0, 1)}, reverse=True)
