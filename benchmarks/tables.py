@@ -27,6 +27,7 @@ PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
     "planner": steps.planner,
+    "planner-gaps": steps.gaps,
     "planner-targets": steps.targets,
     "planner-toy": steps.toy,
     "planner-toy-simulated": steps.toy_simulated,
@@ -56,6 +57,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
     "serve-32": beside.serve_h200("bench-serve-h200-32", "requests/s"),
     "serve-plain": beside.serve_h200("bench-serve-h200-plain", "requests/s"),
+    "serve-plain-closed": beside.serve_h200("bench-serve-h200-plain-closed", "at once"),
     "serve-glance": beside.at_a_glance,
     "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", "at once"),
     "head-low-acceptance": beside.low_acceptance,

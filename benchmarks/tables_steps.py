@@ -7,6 +7,7 @@ from typing import Any
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
 
 TARGETS = ("h200-targets", "h200-schedule")
+GAPS = ("h200-gaps-a03ccff", "h200-gaps")
 TOYS = ("toy-schedule", "toy-schedule-8-16")
 SHAPES = (("h200-qwen2-steps", "h200-qwen2-closed"), ("h200-gemma",), ("h200-34b-steps", "h200-34b-closed"))
 
@@ -33,6 +34,16 @@ def targets() -> str:
             arm = f"`--slo-{cell['arm'].replace('=', ' ')}`"
             lines.append([read(name)["commit"][:7], arm, *tails(cell["figures"]), *ratios])
     return rows(["run", "target, ms", *TAILS, *TAIL_RATIOS], lines) + source(*TARGETS)
+
+
+def gaps() -> str:
+    """Gaps at the default bound, before and after every kernel was loaded at start."""
+    lines = []
+    for name in GAPS:
+        for cell in sorted(read(name)["cells"], key=lambda cell: (cell["arm"], cell["rate"])):
+            arm = "`plain`" if cell["arm"].startswith("plain") else "`auto`, 1.1B draft"
+            lines.append([read(name)["commit"][:7], arm, str(cell["rate"]), *tails(cell["figures"])])
+    return rows(["run", "", "requests/s", *TAILS], lines) + source(*GAPS)
 
 
 def toy() -> str:

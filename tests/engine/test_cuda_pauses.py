@@ -11,7 +11,7 @@ import torch
 from tests.engine.arms import make, prompts
 from verifypd import LLM, SamplingParams
 from verifypd.bench.exact import write_pair
-from verifypd.engine.rehearsal import logit_rows
+from verifypd.engine.rehearsal import logit_rows, rehearse
 from verifypd.kernels.triton import TritonKernels
 from verifypd.metrics.pauses import COLLECTED, COMPILED, WATCH
 from verifypd.runtime.streams import HostCopy, keep_busy
@@ -85,9 +85,10 @@ def test_a_crowd_that_comes_at_once_takes_no_memory(drafter: str, pair: tuple[Pa
 def test_logits_of_any_number_of_rows_wait_for_nothing(tmp_path: Path) -> None:
     """A kernel that was not loaded at start is loaded when it first comes, and that waits until the device is idle."""
     verifier, draft = write_pair(tmp_path, **SIZES, vocab_size=32000)
-    settings: dict[str, Any] = {**SETTINGS, "dtype": "bfloat16", "max_model_len": 400, "kv_memory": "64MB"}
-    settings |= {"batch_size": 48, "max_draft": 4, "controller": "fixed", "measure_costs": False}
+    settings: dict[str, Any] = {**SETTINGS, "graphs": "off", "dtype": "bfloat16", "max_model_len": 400}
+    settings |= {"kv_memory": "64MB", "batch_size": 48, "max_draft": 4, "controller": "fixed", "measure_costs": False}
     with LLM(str(verifier), draft=str(draft), arch="auto", **settings) as llm, torch.inference_mode():
+        rehearse(llm.engine)  # as where graphs are captured at start
         runner, most = llm.engine.verify.runner, max(logit_rows(llm.engine))
         hidden = torch.zeros(most, 512, dtype=torch.bfloat16, device="cuda")
         for first in range(1, most + 1, 62):  # fewer launches than a queue holds
