@@ -21,7 +21,7 @@ import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -128,51 +128,6 @@ def run_map(
     }
 
 
-# -- worlds in which each architecture wins ----------------------------------------------------------------------------
-
-WORLDS = {
-    "unified": (SETTINGS, {}),
-    "pdv": (replace(SETTINGS, devices=2), {"steep": 40e-6, "knee": 25.0}),  # a second device that drafts
-}
-WORLD_ARMS = ("plain", "baseline:4", "unified:2", "unified:4", "pd:2", "pdv:2", "pdv:4", "table", "auto")
-WORLD_ALPHA = 0.85
-WORLD_REQUESTS = 300
-
-
-def world(job: tuple[str, str, int]) -> dict[str, Any]:
-    """One arm, never short of work, in one world."""
-    name, place, seed = job
-    settings, changes = WORLDS[place]
-    belief = replace(h200().coefficients, **changes)
-    costs = TrueCosts(belief, noise=NOISE, drift=DRIFT).off_by(ERROR, seed)
-    arrivals = poisson(math.inf, WORLD_REQUESTS, Acceptance(WORLD_ALPHA), seed=seed)
-    policy = arm(name, settings, belief)
-    report = Simulation(policy, arrivals, costs, settings, seed=seed).run()
-    decisions = [(round(d.time, 2), d.architecture, d.reason) for d in getattr(policy, "decisions", ())]
-    return {"arm": name, "world": place, "seed": seed, "decisions": decisions, **report.summary()}
-
-
-def run_worlds(seeds: tuple[int, ...], workers: int) -> list[dict[str, Any]]:
-    """All arms in all worlds."""
-    jobs = [(name, place, seed) for place in WORLDS for seed in seeds for name in WORLD_ARMS]
-    with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(world, jobs, chunksize=2))
-
-
-def world_table(runs: list[dict[str, Any]]) -> str:
-    """Markdown: tokens a second, mean over seeds."""
-    lines = ["| world | " + " | ".join(WORLD_ARMS) + " | auto / best |", "|---" * (2 + len(WORLD_ARMS)) + "|"]
-    for place in WORLDS:
-        rate = {
-            name: statistics.fmean(r["throughput"] for r in runs if (r["arm"], r["world"]) == (name, place))
-            for name in WORLD_ARMS
-        }
-        best = max(value for name, value in rate.items() if name not in ("auto", "table"))
-        cells = " | ".join(f"**{v:.0f}**" if v == best else f"{v:.0f}" for v in rate.values())
-        lines.append(f"| {place} | {cells} | {rate['auto'] / best:.3f} |")
-    return "\n".join(lines)
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -237,14 +192,9 @@ def tail_table(runs: list[dict[str, Any]]) -> str:
 
 def as_text(result: dict[str, Any]) -> str:
     """JSON with a line for each run, figures to five digits."""
-    lists = {key: result[key] for key in ("runs", "worlds") if key in result}
-    head = json.dumps({key: value for key, value in result.items() if key not in lists}, indent=1)[:-2]
-    for key, runs in lists.items():
-        lines = (
-            json.dumps({k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in run.items()}) for run in runs
-        )
-        head += f',\n "{key}": [\n  ' + ",\n  ".join(lines) + "\n ]"
-    return head + "\n}\n"
+    head = json.dumps({key: value for key, value in result.items() if key != "runs"}, indent=1)[:-2]
+    rounded = ({k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in run.items()} for run in result["runs"])
+    return head + ',\n "runs": [\n  ' + ",\n  ".join(map(json.dumps, rounded)) + "\n ]\n}\n"
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -329,7 +279,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two α, three loads, one seed")
     parser.add_argument("--plot-only", action="store_true", help="draw and print from the JSON of an earlier run")
     parser.add_argument("--arms", help="run these again, comma-separated, and keep the others of an earlier run")
-    parser.add_argument("--part", choices=("all", "map", "worlds", "tails"), default="all")
+    parser.add_argument("--part", choices=("map", "tails"), default="map")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     if args.part == "tails":
@@ -348,22 +298,15 @@ def main() -> None:
         grid = ((0.5, 0.9), (0.3, 0.7, 1.2), (1,)) if args.quick else (ALPHAS, LOADS, SEEDS)
         names = args.arms.split(",") if args.arms else arms()
         result = json.loads(args.out.read_text()) if args.out.exists() else {}
-        if args.part != "worlds":
-            kept = [run for run in result.get("runs", ()) if run["arm"] not in names]  # the others as they stand
-            if args.arms and {run["seed"] for run in kept} != set(grid[2]):
-                parser.error("--arms keeps the runs of an earlier map, and that one has other seeds: run all of it")
-            result |= run_map(*grid, names, workers=args.workers)
-            result["runs"] += kept if args.arms else []
-        if args.part != "map":
-            result["worlds"] = run_worlds(grid[2], args.workers)
+        kept = [run for run in result.get("runs", ()) if run["arm"] not in names]  # the others as they stand
+        if args.arms and {run["seed"] for run in kept} != set(grid[2]):
+            parser.error("--arms keeps the runs of an earlier map, and that one has other seeds: run all of it")
+        result |= run_map(*grid, names, workers=args.workers)
+        result["runs"] += kept if args.arms else []
         result["minutes"] = (time.perf_counter() - began) / 60
         result |= made
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(as_text(result))
-    if "worlds" in result:
-        print(world_table(result["worlds"]), end="\n\n")
-    if "runs" not in result:
-        return
     rows = points(result["runs"])
     draw(rows, args.images)
     print(table(rows))

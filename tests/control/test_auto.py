@@ -1,12 +1,10 @@
-"""The policy over the policies: what it runs, what it calls that, and why; in a world whose costs can be planted."""
+"""Drafting or not at run time: what it runs, what it calls that, and why; in a world whose costs can be planted."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
@@ -18,7 +16,6 @@ from verifypd.control.factory import make_architecture
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.throughput import ThroughputController
-from verifypd.control.tuning import REVIEW_EVERY
 
 GPU = Coefficients()
 
@@ -33,13 +30,11 @@ class World:
         alpha: float,
         *,
         prompts: bool = False,
-        two_devices: bool = False,
         **changes: Any,
     ) -> None:
         self.costs = CostModel(costs)
         self.alpha = alpha
-        self.two_devices = two_devices
-        self.changes: dict[str, Any] = {"overlap": two_devices, "verify_batch": max(1, requests // 2)} | changes
+        self.changes: dict[str, Any] = {"verify_batch": max(1, requests // 2)} | changes
         self.views = {i: view(i, slo_tpot=15.0) for i in range(requests)}
         if prompts:
             self.views[requests] = view(requests, prefill_left=10**7)
@@ -79,11 +74,7 @@ class World:
             verify_seconds=noise * self.costs.pass_seconds(verify),
             prefill_seconds=noise * self.costs.pass_seconds(prefill),
         )
-        verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
-        passes = timing.verify_seconds + timing.prefill_seconds
-        beside = self.two_devices and not verified & set(drafted)
-        seconds = max(timing.draft_seconds, passes) if beside else timing.draft_seconds + passes
-        self.now += seconds
+        self.now += timing.draft_seconds + timing.verify_seconds + timing.prefill_seconds
         policy.observe_step(timing)
         for span in plan.verify.spans if plan.verify else ():
             if span.start is None:
@@ -166,62 +157,31 @@ def test_a_prompt_alone_changes_no_label() -> None:
     assert policy.label == "unified" and not policy.decisions
 
 
-# -- another architecture ----------------------------------------------------------------------------------------------
-
-
 def test_prompts_are_never_read_apart_from_those_who_decode() -> None:
     """A pass over both reads the weights once. That two would be faster is an error of the fitted costs."""
     costs = replace(GPU, mixed=20e-3)
     world, policy = World(costs, 8, 0.8, prompts=True), auto(costs)
-    world.run(policy, 100)
-    assert policy.running == "unified" and set(policy.predicted) == {"unified"}
-    assert policy.state()["predicted_unified_ms"] == pytest.approx(1e3 * policy.predicted["unified"])
-
-
-def test_pdv_where_drafts_run_beside_the_verifier() -> None:
-    costs = replace(GPU, base=1e-3, row=20e-6, steep=0.0, draft_step=0.6e-3, draft_context=0.0)
-    world, policy = World(costs, 64, 0.8, two_devices=True), auto(costs)
-    world.run(policy, 60)
-    assert policy.running == "pdv" and policy.ran == "pdv (pipelined)"
-    here = world.run(policy, 100)
-    other, alone = World(costs, 64, 0.8, two_devices=True, overlap=False), auto(costs)
-    other.run(alone, 60)
-    assert alone.running == "unified"
-    assert here > 1.05 * other.run(alone, 100)
-
-
-def test_no_pdv_on_one_device() -> None:
-    world, policy = World(GPU, 32, 0.8), auto()
-    world.run(policy, 100)
-    assert policy.running == "unified" and "pdv" not in policy.predicted
-
-
-def test_another_must_be_cheaper_by_more_than_the_margin_and_is_weighed_now_and_then() -> None:
-    world, policy = World(GPU, 8, 0.8, prompts=True), auto()
-    looks = []
     for _ in range(100):
-        before = policy.predicted
-        world.run(policy, 1)
-        looks.append(policy.predicted is not before)
-    assert sum(looks) == pytest.approx(100 / REVIEW_EVERY, abs=1)
-    assert policy.decided == len(policy.decisions) <= 2, "and does not go round in circles"
+        plan = policy.plan(world.snapshot())
+        assert plan.prefill is None and plan.verify is not None
+        world.turn(policy, plan)
 
 
-def test_before_anything_was_measured_nothing_is_weighed() -> None:
-    policy = auto(costs=None)
-    for step in range(0, 100, 10):
-        policy.plan(snapshot([view(0)], step=step))
-    assert policy.predicted == {} and policy.running == "unified"
+def test_it_does_not_go_round_in_circles() -> None:
+    world, policy = World(GPU, 8, 0.8, prompts=True), auto()
+    world.run(policy, 100)
+    assert policy.decided == len(policy.decisions) <= 2
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
 
 
-def test_plans_are_those_of_the_chosen_architecture() -> None:
-    policy, twin = auto(), auto()
+def test_plans_are_those_of_unified() -> None:
+    policy, cost = auto(), CostModel(GPU)
+    twin = make_architecture("unified", ThroughputController(cost, 4), cost)
     state = World(GPU, 6, 0.5, prompts=True).snapshot()
-    assert policy.plan(state) == twin.choices["unified"].plan(state)
-    assert policy.why() == policy.choices["unified"].why() != {}
+    assert policy.plan(state) == twin.plan(state)
+    assert policy.why() == twin.why() != {}
 
 
 def test_the_record_is_bounded() -> None:
@@ -234,7 +194,7 @@ def test_the_record_is_bounded() -> None:
 def test_with_another_controller() -> None:
     world, policy = World(GPU, 4, 0.5, prompts=True), Auto(FixedController(2), CostModel(GPU))
     world.run(policy, 100)
-    assert policy.running in policy.choices and policy.label != "plain"
+    assert policy.ran == "unified"
 
 
 def test_steps_and_verdicts_are_learnt_from_once() -> None:

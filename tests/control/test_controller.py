@@ -143,7 +143,7 @@ def test_no_controller_ever_sees_a_drawn_token() -> None:
     members = [*inspect.getmembers(module, inspect.isclass), *inspect.getmembers(throughput, inspect.isclass)]
     classes = {c for _, c in members if c.__name__.endswith("Controller")}
     allowed = {
-        "draft_lengths": {"views", "snapshot", "riding", "overlap"},
+        "draft_lengths": {"views", "snapshot", "riding"},
         "temperature": {"view"},
         "observe": {"seen"},
         "observe_step": {"timing"},

@@ -415,14 +415,6 @@ def test_a_head_reads_a_prompt_before_the_next_step_and_after_the_first_token() 
     assert slow.gaps[0] - quick.gaps[0] == pytest.approx(0.1) and slow.gaps[1:] == pytest.approx(quick.gaps[1:])
 
 
-def test_two_devices_draft_beside_the_verifier() -> None:
-    arrivals = burst(16, 20, 200)
-    one, two = (run("pdv", arrivals, replace(SMALL, batch_size=16, devices=n))[0].seconds for n in (1, 2))
-    assert two < 0.9 * one
-    one, two = (run("pd", arrivals, replace(SMALL, batch_size=16, devices=n))[0].seconds for n in (1, 2))
-    assert two == pytest.approx(one), "an atomic step waits for its own drafts"
-
-
 def test_wrong_costs_are_wrong_by_what_was_asked() -> None:
     true, wrong = Coefficients(), TrueCosts().off_by(0.2, seed=1)
     ratios = [getattr(wrong.coefficients, name) / value for name, value in asdict(true).items() if value]

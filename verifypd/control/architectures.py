@@ -102,9 +102,7 @@ class Architecture:
         self.reading = next_chunks(snapshot, self.cost, beside, room, joining)
         return self.reading.spans
 
-    def draft(
-        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
-    ) -> list[DraftSpan]:
+    def draft(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> list[DraftSpan]:
         """Who drafts how much. A drafter that lags behind catches up first, within the chunk budget.
 
         What it lacks after every verdict is not counted against that budget.
@@ -113,7 +111,7 @@ class Architecture:
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
             return []
-        lengths = self.controller.draft_lengths(fresh, snapshot, riding, overlap)
+        lengths = self.controller.draft_lengths(fresh, snapshot, riding)
         budget, routine = snapshot.draft_chunk, snapshot.routine_lag
         spans = []
         for view in sorted(fresh, key=lambda v: v.draft_lag):  # one far behind must not hold up those that are level
@@ -240,7 +238,7 @@ class PDV(PD):
             return super().plan(snapshot)
         ready = decoding(snapshot)
         fresh = [view for view in ready if not view.pending][: snapshot.batch_size]
-        drafts = self.draft(fresh, snapshot, Work(), overlap=snapshot.overlap)
+        drafts = self.draft(fresh, snapshot, Work())
         writing = {span.slot for span in drafts if span.drafts}
         # who drafts nothing needs no draft to be verified: its one token queues with the drafts
         queue = [v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing]
@@ -261,15 +259,15 @@ class PDV(PD):
         return idle or len(batch) >= snapshot.verify_batch or oldest >= snapshot.verify_wait_ms
 
 
-class Chooser(Architecture):
-    """A policy over others: it answers with the plans of the one that is `running`."""
+class Table(Architecture):
+    """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
 
-    shapes: tuple[type[Architecture], ...]  # the first runs at the start
+    name = "table"
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         super().__init__(controller, cost)
-        self.choices = {shape.name: shape(controller, self.cost) for shape in self.shapes}
-        self.running = self.shapes[0].name
+        self.choices = {shape.name: shape(controller, self.cost) for shape in (PD, PDV)}
+        self.running = PD.name
 
     @property
     def ran(self) -> str:
@@ -281,21 +279,10 @@ class Chooser(Architecture):
         return self.choices[self.running].why()
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """As the chosen one plans."""
-        return self.choices[self.running].plan(snapshot)
-
-
-class Table(Chooser):
-    """The original's advice as code, kept to be compared with: `pd` or `pdv` by concurrency and size of the model."""
-
-    name = "table"
-    shapes = (PD, PDV)
-
-    def plan(self, snapshot: Snapshot) -> Plan:
         """Choose, then as the chosen one plans."""
         concurrency = len(snapshot.requests) + snapshot.away + snapshot.waiting
         self.running = select_architecture(concurrency, snapshot.verifier_bytes / 1e9)
-        return super().plan(snapshot)
+        return self.choices[self.running].plan(snapshot)
 
 
 def select_architecture(concurrency: int, verifier_size_gb: float, variant: str = "readme") -> str:

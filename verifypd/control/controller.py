@@ -30,12 +30,10 @@ class Controller:
         """Whether it drafts at present, and does not only try now and then whether it should."""
         return self.may_draft
 
-    def draft_lengths(
-        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
-    ) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
         """slot → tokens to draft, no more than each is `allowed`, for requests that would draft and verify together.
 
-        riding: the prompt chunks that their pass would carry; overlap: whether others are verified meanwhile.
+        riding: the prompt chunks that their pass would carry.
         """
         raise NotImplementedError
 
@@ -83,9 +81,7 @@ class FixedController(Controller):
         """Unless it never drafts."""
         return self.length > 0
 
-    def draft_lengths(
-        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
-    ) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
 
@@ -112,12 +108,10 @@ class ThresholdController(FixedController):
         self._steps: deque[float] = deque(maxlen=self.WINDOW)  # s, queue wait included
         self._verified: list[Observation] = []  # since the last move
 
-    def draft_lengths(
-        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
-    ) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
-        return super().draft_lengths(views, snapshot, riding, overlap)
+        return super().draft_lengths(views, snapshot, riding)
 
     def temperature(self, view: RequestView) -> float:
         """A tenth above the request's own under pressure."""

@@ -59,10 +59,8 @@ class Option(NamedTuple):
         return plain.per_token / self.per_token
 
 
-def options(
-    drafting: Sequence[Drafting], load: Load, cost: CostModel, overlap: bool = False, price: float | None = None
-) -> list[Option]:
-    """What each longest draft comes to; the first drafts nothing. `overlap`: drafts run beside the verifier.
+def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: float | None = None) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing.
 
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
@@ -81,7 +79,7 @@ def options(
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = _pass(before, sum(lengths.values()), cost, riding) - alone
-            seconds = (max(draft, verify) if overlap else draft + verify) + cost.overhead
+            seconds = draft + verify + cost.overhead
             found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
             price = price if given else min(price, found[-1].per_token)
     return found

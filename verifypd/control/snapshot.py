@@ -85,7 +85,6 @@ class Snapshot:
     slo_gap: float = 30.0  # ms, target for the time between two outputs of a request
     offline: bool = False  # whether nobody reads an answer before all are written
     verifier_bytes: int = 0  # weights of the verifier
-    overlap: bool = False  # whether drafts run on a device of their own, beside the verifier
     routine_lag: int = 2  # tokens a draft's cache lacks, at most, after a verdict that followed a draft; more is a debt
 
 

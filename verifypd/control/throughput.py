@@ -58,9 +58,7 @@ class ThroughputController(Controller):
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def draft_lengths(
-        self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work, overlap: bool = False
-    ) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
         """slot → tokens to draft for each request, beside the prompt chunks that ride in the pass."""
         self._overhear(views, snapshot)
         able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
@@ -69,7 +67,7 @@ class ThroughputController(Controller):
         self._unweighed = 0
         joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
         load = Load(len(views), decode_work(views))
-        found = options(joining, load, self.cost, overlap)
+        found = options(joining, load, self.cost)
         plain, drafts = found[0], found[1:]
         best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.gain = best.gain(plain)
@@ -79,7 +77,7 @@ class ThroughputController(Controller):
         if self.mode is Mode.DRAFTING:
             self._alone, price = best, best.per_token
             if riding.rows:
-                beside = options(joining, replace(load, riding=riding), self.cost, overlap, price)
+                beside = options(joining, replace(load, riding=riding), self.cost, price)
                 best, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
             self.chosen = best
             return best.lengths

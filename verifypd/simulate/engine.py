@@ -216,7 +216,6 @@ class Simulation:
             mean_output=(PRIOR_TRIALS * MEAN_OUTPUT + self.ended_tokens) / (PRIOR_TRIALS + self.ended),
             slo_gap=settings.slo_gap,
             routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
-            overlap=settings.devices > 1,
             verify_batch=settings.verify_batch,
             verify_wait_ms=settings.verify_wait_ms,
             workers=settings.workers,
@@ -259,7 +258,7 @@ class Simulation:
         where verdicts are late."""
         begun, timing = self.now, self.timing(plan)
         self.now += self.settings.host_seconds + self.settings.host_request * len(self.running)
-        self.device_free = max(self.now, self.device_free) + self._reading + self._duration(plan, timing)
+        self.device_free = max(self.now, self.device_free) + self._reading + timing.device_seconds
         self._reading = self.settings.head_token * timing.chunk_rows if self.settings.head else 0.0
         if plan.draft:
             self._draft(plan.draft)
@@ -271,16 +270,6 @@ class Simulation:
             self.now = self.device_free
             timing = replace(timing, step_seconds=self.now - begun)
         self.timed.append((self.device_free, timing))
-
-    def _duration(self, plan: Plan, timing: StepTiming) -> float:
-        """Lanes run one after the other; with two devices drafts run beside a pass that does not need them."""
-        passes = timing.verify_seconds + timing.prefill_seconds
-        if self.settings.devices > 1 and plan.draft:
-            drafted = {span.slot for span in plan.draft.spans if span.drafts}
-            verified = {span.slot for span in plan.verify.spans} if plan.verify else set()
-            if not drafted & verified:
-                return max(timing.draft_seconds, passes)
-        return timing.device_seconds
 
     def timing(self, plan: Plan) -> StepTiming:
         """The plan's work as the host counts it, and how long it takes this time by what the device really holds."""

@@ -57,7 +57,6 @@ class Settings:
     drafter_has_cache: bool = True
     late: bool = False  # the host plans while the device runs: verdicts reach it one step late
     padded: bool = False  # passes have the sizes that are captured
-    devices: int = 1  # 2: drafting runs on a device of its own, beside the verifier
     host_seconds: float = 0.0  # s of each step on the host; beside the device where verdicts are late
     host_request: float = 0.0  # s more for each request that runs
     verifier_bytes: int = 13_500_000_000
