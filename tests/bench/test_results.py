@@ -20,8 +20,6 @@ OLDER = {
     "allocator", "beside-vllm-closed",
     "draft_pair_crowd", "gpu-sample-h200",
     "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
-    "server_clients",
-    "server_schemathesis",
 }  # fmt: skip
 
 
