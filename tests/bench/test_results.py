@@ -18,7 +18,7 @@ HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
     "allocator", "beside-vllm-closed",
-    "draft_pair_crowd", "gpu-sample-h200",
+    "gpu-sample-h200",
     "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
 }  # fmt: skip
 
