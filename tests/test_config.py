@@ -28,6 +28,7 @@ from verifypd.errors import ConfigError
         ({"placement": "kitchen=fused"}, "lanes are"),
         ({"workers": 3}, "baseline"),
         ({"arch": "unified", "verify_batch": 3}, "pdv"),
+        ({"arch": "auto", "lane_weights": "prefill=2"}, "pdv"),
         ({"arch": "pdv", "verify_batch": 33}, "1..32"),
         ({"arch": "pdv", "verify_wait_ms": -1.0}, "--verify-wait-ms"),
         ({"arch": "baseline", "workers": 0}, "--workers"),

@@ -23,9 +23,9 @@ DRAFT_TEMPERATURES = (0.1, 10.0)  # of the drafter, relative to the request's
 # settings that only these architectures read; giving one to another architecture is an error, not a no-op
 _BELONGS = {
     "workers": ("baseline",),
-    "verify_batch": ("pdv", "table", "auto"),
-    "verify_wait_ms": ("pdv", "table", "auto"),
-    "lane_weights": ("pdv", "table", "auto"),
+    "verify_batch": ("pdv", "table"),
+    "verify_wait_ms": ("pdv", "table"),
+    "lane_weights": ("pdv", "table"),
 }
 VERIFY_WAIT_MS = 5.0
 

@@ -103,7 +103,7 @@ def test_who_accepts_less_drafts_less() -> None:
 def test_nothing_is_drafted_where_no_draft_pays() -> None:
     cost = CostModel(Coefficients())
     option = chosen(everyone(16, 0.1), load(16), cost)
-    assert (option.longest, option.lengths, option.draft_seconds) == (0, {}, 0.0)
+    assert (option.longest, option.lengths) == (0, {})
     assert option.tokens == 16 and option.gain(option) == 1.0
     assert options([], load(4), cost) == [chosen([], load(4), cost)]
 
@@ -123,7 +123,7 @@ def test_look_ups_take_no_loop() -> None:
     dear = CostModel(Coefficients(draft_step=1.0, draft_start=1.0))
     option = chosen(everyone(4, 0.7, looked_up=True), load(4), dear)
     assert set(option.lengths) == {0, 1, 2, 3} and min(option.lengths.values()) == 8
-    assert option.longest == 0 and option.draft_seconds == 0.0
+    assert option.longest == 0
     assert option.seconds == pytest.approx(dear.pass_seconds(Work(4 + 32, 4 * 512)))
 
 
@@ -133,7 +133,9 @@ def test_a_look_up_beside_a_model_is_as_long_as_pays_for_its_rows() -> None:
     drafting = [Drafting(0, curve(0.97, 8), 512, 0.0, True), Drafting(1, curve(0.5, 8), 512, 2.0)]
     option = chosen(drafting, load(2), cost)
     assert option.lengths[0] == 8 and option.lengths.get(1, 0) == option.longest <= 2
-    assert option.draft_seconds == (cost.draft_seconds(option.longest, 2.0, 512) if option.longest else 0.0)
+    loop = cost.draft_seconds(option.longest, 2.0, 512) if option.longest else 0.0
+    rows = 2 + sum(option.lengths.values())
+    assert option.seconds == pytest.approx(loop + cost.pass_seconds(Work(rows, 2 * 512)))
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -167,12 +169,14 @@ def test_beside_a_chunk_decoding_pays_only_what_it_adds(alpha: float) -> None:
     """The chunk reads the weights anyway: the base is not charged to tokens, rows beyond the knee are."""
     cost = CostModel(Coefficients())
     riding = Work(2048, 2048, 2048, 2048 * 2048)
-    plain, *drafts = options(everyone(16, alpha), load(16, riding=riding), cost)
+    everybody = everyone(16, alpha)
+    plain, *drafts = options(everybody, load(16, riding=riding), cost)
     slope, context = cost.slope(2048, chunks=True), 16 * 512 * cost.coefficients.context
     assert plain.seconds == pytest.approx(16 * slope + context)
     for option in drafts:
-        rows = 16 + sum(option.lengths.values())
-        assert option.seconds == pytest.approx(rows * slope + context + option.draft_seconds)
+        rows, some = 16 + sum(option.lengths.values()), [each for each in everybody if each.slot in option.lengths]
+        loop = cost.draft_seconds(option.longest, sum(each.lag for each in some), sum(each.context for each in some))
+        assert option.seconds == pytest.approx(rows * slope + context + loop)
 
 
 def test_beside_a_small_chunk_drafts_do_not_vanish() -> None:

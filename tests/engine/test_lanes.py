@@ -31,6 +31,28 @@ def test_texts_are_plain_texts(pair: tuple[Path, Path], plain: Any, arch: str, d
         assert llm.engine.stats.drafted and llm.engine.stats.accepted and llm.engine.stats.preemptions
 
 
+@pytest.mark.parametrize("arch", ["unified", "pd", "pdv", "auto"])
+def test_the_first_token_leaves_before_a_draft_model_reads_the_prompt(pair: tuple[Path, Path], arch: str) -> None:
+    with make(pair, arch, "model", late_tickets=True) as llm:
+        engine, drafted = llm.engine, []
+        launch = engine.decode.launch
+
+        def noted(batch: Any) -> None:
+            drafted.append(request.output_len)
+            launch(batch)
+
+        engine.decode.launch = noted  # type: ignore[method-assign]
+        llm._submit([list(range(3, 63))], [SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)])
+        [request] = engine.waiting
+        while request.state in (State.WAITING, State.PREFILL):
+            engine.step()
+        passes = engine.stats.passes
+        assert not drafted, "the pass of its first token is launched, and the draft has read nothing"
+        while engine.busy:
+            engine.step()
+        assert drafted and engine.stats.passes > passes
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("arch", ["pd", "pdv"])
 def test_prompts_beside_the_rest_change_no_text(

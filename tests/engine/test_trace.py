@@ -156,6 +156,11 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = trace.explain_step(tmp_path, 1)
     assert "6.8 tokens for 0.62 ms: at 0.300 ms a token worth +1.42 ms; next best: none" in said
+    lines[0]["why"] = {"mode": "plain", "weighed": 0, "longest": 0, "tokens": 2.0, "ms": 0.5}
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = trace.explain_step(tmp_path, 1)
+    assert "drafts (plain, as weighed at step 0): none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
+    assert "nothing else was possible" in said
     with pytest.raises(RequestError, match="step 9 is not in this record; it has steps 1 to"):
         trace.explain_step(tmp_path, 9)
     assert "nothing was weighed" in trace.explain_step(tmp_path, 2)

@@ -83,3 +83,23 @@ def test_64_clients_get_the_offline_texts(server: Server, folders: tuple[Path, P
     assert after["vllm:spec_decode_num_accepted_tokens_total"] > before["vllm:spec_decode_num_accepted_tokens_total"]
     aborted = 'vllm:request_success_total{finished_reason="abort"}'
     assert after[aborted] > before.get(aborted, 0.0)
+
+
+@pytest.mark.slow
+def test_a_short_prompt_does_not_wait_for_long_ones(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Twenty long prompts came first, and eight tokens are read a step: it is answered before most of them."""
+    flags = {"arch": "plain", "prefill-chunk": 8, "no-prefix-cache": True, "max-draft": 0, "max-queue": 64}
+
+    async def all_at_once(server: Server) -> int:
+        """Long prompts that are not answered when the short one is."""
+        async with openai.AsyncOpenAI(base_url=server.base, api_key="none", max_retries=0, timeout=120) as client:
+            params: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0}
+            long = [asyncio.create_task(ask(client, [3 + i] * 390, params, False)) for i in range(20)]
+            await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+            await ask(client, [5, 6, 7, 8], params, False)
+            left = sum(not each.done() for each in long)
+            await asyncio.gather(*long)
+        return left
+
+    with Server(folders[0], "none", tmp_path / "log", **flags) as server:
+        assert asyncio.run(all_at_once(server)) >= 10

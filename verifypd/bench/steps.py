@@ -51,7 +51,7 @@ class Step:
 
 
 class Steps:
-    """The latest steps of a run, and those behind its longest gap."""
+    """The latest steps of a run, and those behind its longest gap, the one before it included."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -91,7 +91,9 @@ class Steps:
         """Two outputs of a request came at these times, s."""
         if later - earlier > self.longest:
             self.longest = later - earlier
-            self._behind = [step for step in self._latest if step.ended > earlier and step.began < later]
+            within = [step for step in self._latest if step.ended > earlier and step.began < later]
+            before = [step for step in self._latest if step.ended <= earlier]
+            self._behind = before[-1:] + within  # what was launched last may have run in it
             self._ends_here = self._began is not None
             self._pauses = WATCH.between(earlier, later)
 

@@ -47,7 +47,6 @@ class Option(NamedTuple):
     lengths: dict[int, int]  # slot → tokens
     tokens: float  # expected, one a request included
     seconds: float  # that decoding adds to the step
-    draft_seconds: float
 
     @property
     def per_token(self) -> float:
@@ -65,7 +64,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: fl
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
     alone, before, riding = cost.pass_seconds(load.riding, void=False), load.decode + load.riding, load.riding.rows > 0
-    plain = Option(0, {}, float(load.requests), _pass(before, 0, cost, riding) - alone + cost.overhead, 0.0)
+    plain = Option(0, {}, float(load.requests), _pass(before, 0, cost, riding) - alone + cost.overhead)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
     price, given = (plain.per_token, False) if price is None else (price, True)
@@ -80,7 +79,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: fl
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = _pass(before, sum(lengths.values()), cost, riding) - alone
             seconds = draft + verify + cost.overhead
-            found.append(Option(longest, lengths, load.requests + gained, seconds, draft))
+            found.append(Option(longest, lengths, load.requests + gained, seconds))
             price = price if given else min(price, found[-1].per_token)
     return found
 

@@ -42,6 +42,7 @@ class ThroughputController(Controller):
         self._probe_price = 0.0  # s, when the choice was last weighed
         self._alone: Option | None = None  # what was best, or would have been, without prompts beside it
         self._unweighed = 0  # steps since the choice was last weighed
+        self._weighed = 0  # step for which it was
         self._lookups: dict[int, tuple[int, int]] = {}  # request → look-ups that would have stood, of all, as last seen
 
     @property
@@ -64,7 +65,7 @@ class ThroughputController(Controller):
         able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
         if not able or not self.may_draft:
             return {}
-        self._unweighed = 0
+        self._unweighed, self._weighed = 0, snapshot.step + 1
         joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
         load = Load(len(views), decode_work(views))
         found = options(joining, load, self.cost)
@@ -157,11 +158,14 @@ class ThroughputController(Controller):
         self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
-        """Longest draft, tokens and ms of the choice and of its runner-up; beside prompts the price of a token, too."""
+        """The step for which drafts were last weighed; longest draft, tokens and ms of the choice and of its runner-up,
+        if there was one; beside prompts the price of a token, too."""
         if self.chosen is None or self.runner_up is None or self._alone is None:
             return {}
-        said: dict[str, Any] = {"mode": self.mode.value}
+        said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed}
         for prefix, each in (("", self.chosen), ("next_", self.runner_up)):
+            if prefix and each is self.chosen:
+                break
             ms = 1e3 * each.seconds
             said |= {f"{prefix}longest": each.longest, f"{prefix}tokens": each.tokens, f"{prefix}ms": ms}
         return said if self.chosen is self._alone else {**said, "price_ms": 1e3 * self._alone.per_token}

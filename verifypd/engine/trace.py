@@ -271,7 +271,10 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         f"draft {sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
     )
     if "longest" in why:
-        yield f"drafts ({why['mode']}): {_weighed(why)}; next best: {_weighed(why, 'next_')}"
+        weighed = why.get("weighed", line["step"])
+        when = "" if weighed == line["step"] else f", as weighed at step {weighed}"
+        second = f"next best: {_weighed(why, 'next_')}" if "next_longest" in why else "nothing else was possible"
+        yield f"drafts ({why['mode']}{when}): {_weighed(why)}; {second}"
     if "worth" in why:
         yield (
             f"prompts: {why['prompt_tokens']} tokens, a step of {why['step_ms']:.1f} ms, are worth {why['worth']:+.2f}"
