@@ -17,9 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
 # Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
 OLDER = {
-    "allocator", "beside-vllm-closed",
-    "gpu-sample-h200",
-    "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "kernels-neoverse-n1",
+    "beside-vllm-closed", "gpu-sample-h200", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5",
 }  # fmt: skip
 
 

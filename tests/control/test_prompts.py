@@ -94,11 +94,18 @@ def test_one_that_is_late_counts_double() -> None:
     assert order(prompt(0, 90), prompt(1, 200, **late)) == [0, 1]
 
 
-def test_one_that_is_overdue_goes_first_and_of_several_the_first_to_arrive() -> None:
+def test_one_that_is_overdue_goes_first() -> None:
     overdue = {"since_output": OVERDUE * 0.5 + 0.01, "slo_ttft": 500.0}
-    assert order(prompt(0, 1), prompt(2, 4000, **overdue), prompt(1, 8000, **overdue)) == [1, 2, 0]
+    assert order(prompt(0, 1), prompt(2, 4000, **overdue), prompt(1, 4000, **overdue)) == [1, 2, 0]
     almost = {"since_output": OVERDUE * 0.5 - 0.01, "slo_ttft": 500.0}
     assert order(prompt(0, 1), prompt(1, 4000, **almost)) == [0, 1]
+
+
+def test_of_several_that_are_overdue_a_short_one_does_not_wait_for_all_the_long_ones() -> None:
+    """Nor a long one for all the short ones that come after it."""
+    long, short = {"since_output": 60.0, "slo_ttft": 500.0}, {"since_output": OVERDUE * 0.5 + 0.01, "slo_ttft": 500.0}
+    assert order(*(prompt(i, 3500, **long) for i in range(5)), prompt(9, 4, **short)) == [9, 0, 1, 2, 3, 4]
+    assert order(prompt(0, 3500, **long), *(prompt(i, 200, **short) for i in range(1, 4))) == [0, 1, 2, 3]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4000), st.floats(0, 3)), min_size=2, max_size=6))

@@ -49,11 +49,16 @@ class Chunk:
 
 
 def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
-    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft: ms."""
+    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft: ms.
+
+    Of those that are overdue the one with the fewest tokens for the time it has waited: a short one soon, a long one in
+    the end.
+    """
     priority, arrival = rank
+    if waited * MS > OVERDUE * slo_ttft:
+        return priority, False, left / waited, arrival
     late = waited * MS > slo_ttft
-    overdue = waited * MS > OVERDUE * slo_ttft
-    return priority, not overdue, 0.0 if overdue else left * slo_ttft / (2.0 if late else 1.0), arrival
+    return priority, True, left * slo_ttft / (2.0 if late else 1.0), arrival
 
 
 def in_order(snapshot: Snapshot) -> list[RequestView]:
