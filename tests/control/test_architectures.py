@@ -429,3 +429,25 @@ def test_a_pass_takes_chunks_of_as_many_prompts_as_it_may() -> None:
     settings = {"prefill_chunk": 100, "batch_size": 8}
     assert slots(PLAIN.plan(snapshot(*views, **settings)), "verify") == list(range(6))
     assert slots(PLAIN.plan(snapshot(*views, **settings, most_chunks=4)), "verify") == list(range(4))
+
+
+@pytest.mark.parametrize("name", ["unified", "pd", "pdv", "table", "auto", "plain"])
+@pytest.mark.parametrize("verify_batch", [4, 16])
+def test_prompts_displace_nobody_who_decodes(name: str, verify_batch: int) -> None:
+    """The prefill lane comes last: eight who decode all draft or are verified, and long prompts fill up the step."""
+    cost = CostModel(Coefficients())
+    policy = make_architecture(name, FixedController(2), cost)
+    prompts = [view(10 + i, prefill_left=4000, length_bound=4000, max_length=5000) for i in range(4)]
+    state = snapshot(
+        *(view(slot) for slot in range(8)),
+        *prompts,
+        batch_size=16,
+        prefill_chunk=4096,
+        verify_batch=verify_batch,
+        slo_gap=30.0,
+        verifier_bytes=14_000_000_000,
+    )
+    plan = policy.plan(state)
+    assert {*slots(plan, "draft"), *slots(plan, "verify")} >= set(range(8))
+    chunks = [s.rows for b in (plan.verify, plan.prefill) if b for s in b.spans if s.start is not None]
+    assert 0 < sum(chunks) < 4000 and cost.step_seconds(plan.work()) <= 30e-3

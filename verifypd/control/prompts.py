@@ -101,7 +101,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, 
     if not waiting:
         return Reading()
     count = max(1, min(room, snapshot.most_chunks))
-    if snapshot.offline or not (cost.fitted and beside.decode.rows):
+    if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.draft_seconds):
         return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
     best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
     return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
