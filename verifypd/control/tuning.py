@@ -1,5 +1,5 @@
-"""Every number of the policies that was chosen, with its unit. `benchmarks/tuning.py` shows what half and double of each
-do. The thresholds of the original's controller are its own and stand with it.
+"""Every number of the policies that was chosen, with its unit. `benchmarks/tuning.py` shows what half and double of
+each do. The thresholds of the original's controller are its own and stand with it.
 """
 
 from __future__ import annotations
