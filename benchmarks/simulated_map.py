@@ -6,7 +6,7 @@ between requests and along each of them. Arms see the same requests at the same 
 serves in the middle of a run that never lacks work. Rules were looked at on seeds below 400; the map is made with
 others, once.
 
-    python benchmarks/simulated_map.py                       # everything, some minutes on two cores
+    python benchmarks/simulated_map.py                       # the map, some minutes on two cores
     python benchmarks/simulated_map.py --quick --out /tmp/map.json
     python benchmarks/simulated_map.py --part tails          # `auto` against `plain` where drafts gain least
     python benchmarks/simulated_map.py --plot-only           # draw again from the JSON

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import verifypd
 from tests.control.views import VIEW
+from verifypd.batch import VerifyBatch
 from verifypd.control import architectures
 from verifypd.control.architectures import PD, PDV, Baseline, Unified, select_architecture
 from verifypd.control.controller import FixedController, allowed
-from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.cost import Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import Beside, Reading, next_chunks
@@ -433,13 +434,14 @@ def test_a_pass_takes_chunks_of_as_many_prompts_as_it_may() -> None:
 
 @pytest.mark.parametrize("name", ["unified", "pd", "pdv", "table", "auto", "plain"])
 @pytest.mark.parametrize("verify_batch", [4, 16])
-def test_prompts_displace_nobody_who_decodes(name: str, verify_batch: int) -> None:
+@pytest.mark.parametrize("proposer", [None, "ngram"])
+def test_prompts_displace_nobody_who_decodes(name: str, verify_batch: int, proposer: str | None) -> None:
     """The prefill lane comes last: eight who decode all draft or are verified, and long prompts fill up the step."""
     cost = CostModel(Coefficients())
     policy = make_architecture(name, FixedController(2), cost)
     prompts = [view(10 + i, prefill_left=4000, length_bound=4000, max_length=5000) for i in range(4)]
     state = snapshot(
-        *(view(slot) for slot in range(8)),
+        *(view(slot, proposer=proposer) for slot in range(8)),
         *prompts,
         batch_size=16,
         prefill_chunk=4096,
@@ -450,4 +452,12 @@ def test_prompts_displace_nobody_who_decodes(name: str, verify_batch: int) -> No
     plan = policy.plan(state)
     assert {*slots(plan, "draft"), *slots(plan, "verify")} >= set(range(8))
     chunks = [s.rows for b in (plan.verify, plan.prefill) if b for s in b.spans if s.start is not None]
-    assert 0 < sum(chunks) < 4000 and cost.step_seconds(plan.work()) <= 30e-3
+    assert 0 < sum(chunks) < 4000
+    passes = [Work(b.rows, sum(s.context for s in b.spans), *_chunks(b)) for b in (plan.verify, plan.prefill) if b]
+    assert sum(map(cost.pass_seconds, passes)) <= 30e-3
+
+
+def _chunks(batch: VerifyBatch) -> tuple[int, int]:
+    """Rows of prompt chunks, and those times their contexts."""
+    spans = [span for span in batch.spans if span.start is not None]
+    return sum(span.rows for span in spans), sum(span.rows * span.context for span in spans)

@@ -73,4 +73,6 @@ def test_the_longest_gap_is_explained(late: bool, pair: tuple[Path, Path], monke
     step = max(gap["longest_steps"], key=lambda step: step["host_ms"])
     assert step["host_ms"] > 1e3 * SLOW and step["pauses"]["compiled"] == 1
     assert step["requests"] == 2 and step["rows"] >= 2 and step["device_ms"] > 1e3 * SLOW
+    before, *within = gap["longest_steps"]
+    assert before["at_ms"] < 0.0 <= within[0]["at_ms"] and gap["steps"] >= len(within)
     assert found["pauses"]["compiled"] == 1 and found["pauses"]["compiled_ms"] > 1e3 * SLOW

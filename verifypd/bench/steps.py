@@ -51,13 +51,14 @@ class Step:
 
 
 class Steps:
-    """The latest steps of a run, and those behind its longest gap, the one before it included."""
+    """The latest steps of a run, and those behind its longest gap."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.longest = 0.0  # s
         self._latest: deque[Step] = deque(maxlen=KEPT)
         self._behind: list[Step] = []
+        self._before: list[Step] = []  # the one before them, whose pass may have run into the gap
         self._ends_here = False  # whether the longest gap ended in the turn that is under way
         self._pauses: list[Pause] = []
         self._began: float | None = None  # s, when verdicts were last collected for the step to come
@@ -91,14 +92,14 @@ class Steps:
         """Two outputs of a request came at these times, s."""
         if later - earlier > self.longest:
             self.longest = later - earlier
-            within = [step for step in self._latest if step.ended > earlier and step.began < later]
-            before = [step for step in self._latest if step.ended <= earlier]
-            self._behind = before[-1:] + within  # what was launched last may have run in it
+            self._behind = [step for step in self._latest if step.ended > earlier and step.began < later]
+            self._before = [step for step in self._latest if step.ended <= earlier][-1:]
             self._ends_here = self._began is not None
             self._pauses = WATCH.between(earlier, later)
 
     def summary(self) -> dict[str, Any]:
-        """The longest gap: the longest of the steps in it, by host time and waiting, and what paused them."""
+        """The longest gap: the step before it, the longest of those in it, by host time and waiting, and what paused
+        them."""
         if not self._behind:
             return {}
         origin = self._behind[0].began
@@ -107,7 +108,8 @@ class Steps:
             "ms": _ms(self.longest),
             "steps": len(self._behind),
             "longest_steps": [
-                step.summary(origin, self.engine.cost, self._pauses) for step in sorted(shown, key=_began)
+                step.summary(origin, self.engine.cost, self._pauses)
+                for step in [*self._before, *sorted(shown, key=_began)]
             ],
             "pauses": [{"kind": each.kind, "name": each.name, "ms": _ms(each.seconds)} for each in self._pauses],
         }

@@ -29,7 +29,10 @@ COMMANDS = {
     "models": "protocol C: three pairs of models, n requests at a rate, batch 4",
     "comprehensive": "protocol D: 10 requests at C/s, batch 6, 100 new tokens: baseline, pd and pdv",
 }
-NOT_ARM = ("arch", "controller", "batch_size", "max_draft", "verify_batch", "workers", "queue_factor")
+NOT_ARM = (
+    "arch", "controller", "batch_size", "max_draft", "verify_batch", "verify_wait_ms", "lane_weights", "workers",
+    "queue_factor",
+)  # fmt: skip
 Sub = Callable[[str, str, Callable[[argparse.Namespace], int], str], Parser]
 
 

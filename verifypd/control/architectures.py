@@ -42,7 +42,7 @@ class Architecture:
 
     @property
     def ran(self) -> str:
-        """Whose plan its last one was, for records and metrics: a policy over others names the one it has chosen."""
+        """What its last plan was, for records and metrics: one that chooses names its choice."""
         return self.name
 
     def observe(self, observation: Observation) -> None:
@@ -136,7 +136,8 @@ class Architecture:
         if not any(view.prefill_left for view in snapshot.requests):
             return Beside(decode, loop, 0.0, apart)
         least = MS * (loop + self.cost.pass_seconds(decode) + self.cost.overhead) / self.tokens_each
-        return Beside(decode, loop, decode_worth(views, self.tokens_each, snapshot.mean_output, least), apart)
+        worth, drafting = decode_worth(views, self.tokens_each, snapshot.mean_output, least), bool(drafts)
+        return Beside(decode, loop, worth, apart, drafting)
 
     def _listen(self, snapshot: Snapshot) -> None:
         """Note how many tokens verdicts have brought since the last plan."""

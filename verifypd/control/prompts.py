@@ -37,6 +37,7 @@ class Beside:
     draft_seconds: float = 0.0
     worth: float = 0.0  # of what the step brings those who decode
     apart: bool = False  # whether prompts get a pass of their own
+    drafting: bool = False  # whether drafts are written, which may be verified later
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, 
     if not waiting:
         return Reading()
     count = max(1, min(room, snapshot.most_chunks))
-    if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.draft_seconds):
+    if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
         return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
     best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
     return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
@@ -116,7 +117,7 @@ def candidates(
     def chunk(tokens: int) -> Chunk:
         work, worth = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
-        return Chunk(tokens, seconds, worth - (seconds / alone - 1.0) * beside.worth)
+        return Chunk(tokens, seconds, worth - (seconds / alone - 1.0) * beside.worth if beside.worth else worth)
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""

@@ -70,7 +70,8 @@ class ThroughputController(Controller):
         load = Load(len(views), decode_work(views))
         found = options(joining, load, self.cost)
         plain, drafts = found[0], found[1:]
-        best, self.runner_up = first_two(drafts or [plain], key=lambda option: option.per_token)
+        best, second = first_two(drafts or [plain], key=lambda option: option.per_token)
+        self.runner_up = plain if second is best else second
         self.gain = best.gain(plain)
         self._probe_price, probed = self._probe([view for view, _ in able], snapshot)
         affordable = self.budget.affords(self._probe_price)
