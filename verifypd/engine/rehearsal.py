@@ -26,7 +26,7 @@ TILE = 8  # rows by which libraries choose the kernel of a product: those of a w
 
 def rehearse(engine: Engine, whole: bool = True) -> None:
     """Steps without drafts, with drafts, and with some who draft and some who do not, of requests that are drawn or
-    not; beside a prompt; and logits of rows that bring every kernel. Not `whole`: greedy steps alone, for a quick start."""
+    not; beside a prompt; and logits that bring every kernel. Not `whole`: greedy steps alone, for a quick start."""
     probe, most = Probe(), engine.config.max_draft if engine.drafter else 0
     context = min(SHORT, engine.max_model_len // 2)
     with aside(engine, probe):
