@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control.test_architectures import snapshot, view
+from tests.control.test_architectures import slots, snapshot, view
+from verifypd.batch import VerifyBatch
 from verifypd.config import LANES
+from verifypd.control.controller import FixedController
+from verifypd.control.cost import Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture
 from verifypd.control.lanes import prompt_tokens
 from verifypd.inflight import Draft
 from verifypd.metrics.stats import LaneStats
@@ -59,6 +63,39 @@ def test_no_lane_starves(depths: tuple[int, int, int], weights: list[tuple[str, 
     assert 1 <= found <= 180
     assert found < 200 or not verify + decode
     assert found >= min(180, 200 - 10 * verify - decode), "nothing is left lying that prompts could have"
+
+
+@pytest.mark.parametrize("name", ["unified", "pd", "pdv", "table", "auto", "plain"])
+@pytest.mark.parametrize("verify_batch", [4, 16])
+@pytest.mark.parametrize("proposer", [None, "ngram"])
+def test_prompts_displace_nobody_who_decodes(name: str, verify_batch: int, proposer: str | None) -> None:
+    """The prefill lane comes last: eight who decode all draft or are verified, and long prompts fill up the step."""
+    cost = CostModel(Coefficients())
+    policy = make_architecture(name, FixedController(2), cost)
+    prompts = [view(10 + i, prefill_left=4000, length_bound=4000, max_length=5000) for i in range(4)]
+    state = snapshot(
+        *(view(slot, proposer=proposer) for slot in range(8)),
+        *prompts,
+        batch_size=16,
+        prefill_chunk=4096,
+        verify_batch=verify_batch,
+        slo_gap=30.0,
+        verifier_bytes=14_000_000_000,
+    )
+    plan = policy.plan(state)
+    assert {*slots(plan, "draft"), *slots(plan, "verify")} >= set(range(8))
+    chunks = [s.rows for b in (plan.verify, plan.prefill) if b for s in b.spans if s.start is not None]
+    assert 0 < sum(chunks) < 4000
+    passes = [Work(b.rows, sum(s.context for s in b.spans), *_chunks(b)) for b in (plan.verify, plan.prefill) if b]
+    work = plan.work()
+    loop = cost.draft_seconds(work.draft_steps, work.draft_rows, work.draft_context)
+    assert loop + sum(map(cost.pass_seconds, passes)) <= 30e-3
+
+
+def _chunks(batch: VerifyBatch) -> tuple[int, int]:
+    """Rows of prompt chunks, and those times their contexts."""
+    spans = [span for span in batch.spans if span.start is not None]
+    return sum(span.rows for span in spans), sum(span.rows * span.context for span in spans)
 
 
 # -- the path ----------------------------------------------------------------------------------------------------------

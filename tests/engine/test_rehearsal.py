@@ -11,6 +11,7 @@ import pytest
 from tests.engine.arms import make, texts
 from verifypd.bench.drive import Drive
 from verifypd.bench.workload import Arrival
+from verifypd.buckets import CHUNKS
 from verifypd.engine.rehearsal import CHUNK, rehearse
 from verifypd.metrics.pauses import COMPILED, WATCH
 from verifypd.sampling.state import Mode
@@ -38,6 +39,19 @@ def test_a_rehearsal_leaves_nothing_behind(drafter: str, pair: tuple[Path, Path]
         assert chunks == {CHUNK}
         assert not engine.busy and engine.stats.steps == 0 and not engine.sampling.alive.any()
         assert texts(llm, 10) == plain
+
+
+def test_logits_of_every_tile_are_run_and_of_one_row_more(pair: tuple[Path, Path]) -> None:
+    """Libraries change the kernel of a product there; the most come first."""
+    with make(pair, "unified", "model", batch_size=5) as llm:
+        runner, seen = llm.engine.verify.runner, []
+        logits = runner.logits
+        runner.logits = lambda hidden: (seen.append(len(hidden)), logits(hidden))[1]  # type: ignore[method-assign]
+        rehearse(llm.engine)
+        most = 5 * 4 + CHUNKS
+        counts = seen[seen.index(most) :]
+        assert counts == sorted(set(counts), reverse=True)
+        assert set(counts) >= {1, 2, 4, 8, 9, 12, 16, 17, 24, 25, most}
 
 
 def test_what_was_made_before_the_first_request_does_not_count(pair: tuple[Path, Path]) -> None:
