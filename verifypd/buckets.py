@@ -11,6 +11,12 @@ def bucket(n: int) -> int:
     return power // 4 * 3 if power >= 16 and n <= power // 4 * 3 else power
 
 
+def row_bucket(n: int) -> int:
+    """Rows of a pass without chunks: the buckets, and from 128 on, where rows cost, steps of an eighth of the next power
+    of two."""
+    return bucket(n) if n <= 128 else -(-n // (step := (1 << (n - 1).bit_length()) // 8)) * step
+
+
 def chunk_bucket(n: int) -> int:
     """Rows of a pass with chunks: steps of 64 up to 1,024, then of a sixteenth of the next power of two."""
     step = max(64, (1 << max(n - 1, 0).bit_length()) // 16)

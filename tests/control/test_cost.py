@@ -108,7 +108,7 @@ def test_a_padded_pass_costs_the_rows_it_is_padded_to() -> None:
     model.padded = True
     chunks = [model.pass_seconds(Work(rows, 0, rows - 8)) for rows in (1024, 1025, 1152, 1153)]
     assert chunks[0] < chunks[1] == chunks[2] < chunks[3]
-    decode = [model.pass_seconds(Work(rows)) for rows in (256, 257.5, 384)]
+    decode = [model.pass_seconds(Work(rows)) for rows in (256, 257.5, 320)]
     assert decode[0] < decode[1] == decode[2]
 
 
@@ -157,7 +157,7 @@ def test_a_fit_to_padded_passes_knows_what_they_are_padded_to() -> None:
     truth.padded = model.padded = True
     other = CostModel().fit(samples(truth, 300))
     assert miss(model.fit(samples(truth, 300)), samples(truth, 100, seed=1)) < 0.001
-    assert miss(other, samples(truth, 100, seed=1)) > 0.01
+    assert miss(other, samples(truth, 100, seed=1)) > 0.005
 
 
 def test_a_fit_of_noisy_measurements_is_close() -> None:

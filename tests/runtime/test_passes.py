@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verifypd.attention.base import PassLayout
 from verifypd.batch import DraftSpan
-from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket, row_bucket, span_bucket
 from verifypd.runtime.inputs import BlockTables, Slots, draft_layouts
 from verifypd.runtime.passes import PassInputs, padding, pass_key, reachable
 from verifypd.runtime.streams import keep_busy
@@ -24,10 +24,14 @@ def test_buckets() -> None:
     assert [chunk_bucket(n) for n in (1, 64, 65, 500, 513, 1000, 1025, 2049)] == [
         64, 64, 128, 512, 576, 1024, 1152, 2304,
     ]  # fmt: skip
+    assert [row_bucket(n) for n in (40, 100, 128, 129, 161, 200, 257, 500, 513, 641, 1024, 1025)] == [
+        48, 128, 128, 160, 192, 224, 320, 512, 640, 768, 1024, 1280,
+    ]  # fmt: skip
     assert [span_bucket(n) for n in (0, 8, 9, 33, 129)] == [8, 8, 32, 128, 512]
-    for rounded in (bucket, chunk_bucket, span_bucket):
+    for rounded in (bucket, row_bucket, chunk_bucket, span_bucket):
         assert all(rounded(rounded(n)) == rounded(n) >= n for n in range(1, 600))
     assert len({bucket(n) for n in range(1, 1025)}) < 20  # each is a graph
+    assert len({row_bucket(n) for n in range(1, 1025)}) < 25
     assert len({chunk_bucket(n) for n in range(1, 2049)}) < 30
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from verifypd.buckets import bucket, chunk_bucket
+from verifypd.buckets import chunk_bucket, row_bucket
 from verifypd.control.fit import Sample, nonnegative
 from verifypd.control.observe import StepTiming
 from verifypd.control.tuning import LEARNING_RATE
@@ -117,7 +117,7 @@ class CostModel:
         if not self.padded:
             return work.rows
         rows = math.ceil(work.rows)
-        return chunk_bucket(rows) if work.chunk_rows else bucket(rows)
+        return chunk_bucket(rows) if work.chunk_rows else row_bucket(rows)
 
     def _loop(self, steps: int, rows: float, context: float) -> float:
         if steps <= 0 and rows <= 0:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from verifypd.batch import DraftBatch, VerifyBatch
-from verifypd.buckets import CHUNKS, bucket
+from verifypd.buckets import CHUNKS, row_bucket
 from verifypd.control.snapshot import Plan
 from verifypd.engine.engine import Engine
 from verifypd.engine.scratch import GREEDY, SHORT, Point, Probe, aside, forget, length_of, plan_of, run_step, scratch
@@ -79,5 +79,5 @@ def logit_rows(engine: Engine) -> list[int]:
     """Numbers of rows that bring every kernel of the logits, the most first: what passes are padded to, and tiles."""
     config = engine.config
     most = config.batch_size * (config.max_draft + 1 if engine.drafter else 1) + CHUNKS
-    padded = {min(bucket(n), most) for n in range(1, most + 1)}
+    padded = {min(row_bucket(n), most) for n in range(1, most + 1)}
     return sorted(padded | {n for n in range(1, most + 1) if n % TILE in (0, 1)}, reverse=True)

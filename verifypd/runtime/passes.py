@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
-from verifypd.buckets import CHUNKS, bucket, chunk_bucket, span_bucket
+from verifypd.buckets import CHUNKS, bucket, chunk_bucket, row_bucket, span_bucket
 from verifypd.runtime.inputs import Staging
 
 VOID = 1 << 30  # tokens before its slot's end that a void span begins: before any text
@@ -39,7 +39,7 @@ def pass_key(short: Sequence[int], widest: int, chunks: Sequence[int] = ()) -> P
     total = sum(short) + sum(chunks)
     if chunks:
         return PassKey(span_bucket(len(short)), chunk_bucket(total), widest, CHUNKS)
-    rows = bucket(total)
+    rows = row_bucket(total)
     return PassKey(bucket(len(short) + -(-(rows - total) // widest)), rows, widest)
 
 
@@ -73,14 +73,14 @@ def reachable(spans: int, widest: int, chunk_rows: int) -> list[PassKey]:
 
 def _plain(count: int, widest: int) -> Iterator[PassKey]:
     """Keys of passes of `count` short spans and nothing else."""
-    below, rows = count - 1, bucket(count)
+    below, rows = count - 1, row_bucket(count)
     while True:
         fewest, most = max(count, below + 1), min(count * widest, rows)
         for void in range(-(-(rows - most) // widest), -(-(rows - fewest) // widest) + 1):
             yield PassKey(bucket(count + void), rows, widest)
         if rows >= count * widest:
             return
-        below, rows = rows, bucket(rows + 1)
+        below, rows = rows, row_bucket(rows + 1)
 
 
 class PassInputs:
