@@ -36,11 +36,6 @@ def interval(found: dict[str, float]) -> str:
     return f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
-def over(cell: dict[str, Any], arm: str, reference: str, figure: str) -> str:
-    """An arm's ratio to another."""
-    return interval(cell[arm]["over"][reference][figure])
-
-
 def ratios(compared: dict[str, Any] | None, *figures: str) -> list[str]:
     """Those of an arm to the reference; nothing for the reference itself."""
     return [ratio(compared[name]).removesuffix(" no difference") if compared else "" for name in figures]

@@ -5,8 +5,11 @@
     python benchmarks/serve_beside_vllm.py --peer DIR --arms ours:plain vllm:plain --out out -- --concurrency 1,8,32
     python benchmarks/serve_beside_vllm.py --tiny --arms ours:plain ours:head --out out -- --quick   # tests this script
 
-Arms are those of benchmarks/beside_vllm.py, with settings as there; what follows `--` is for `verifypd bench serve`,
-which has the last vLLM arm as its reference. Weights are random, in the shape of --model, with a tokenizer of numbered
+Arms are ours:plain (no draft), ours:head, ours:eagle3, ours:tiny1b, ours:auto (a head), vllm:plain, vllm:eagle and
+vllm:tiny1b. Settings may follow: `ours:head:controller=fixed,max_draft=4` (any of the engine's), `vllm:eagle:k=2` (any
+argument of vLLM's engine). --peer is a folder whose `site/` holds vLLM and what it imports; without it vLLM is imported
+from this environment. What follows `--` is for `verifypd bench serve`, which has the last vLLM arm as its reference.
+Weights are random, in the shape of --model, with a tokenizer of numbered
 words, so that both servers turn tokens into text. Servers start one after the other, since ours times its passes then.
 vLLM captures the graphs it captures by default. Logs are in OUT/logs.
 """
@@ -37,7 +40,6 @@ NAME = "target"  # that both serve
 MAX_LEN, TINY_LEN = 4608, 500  # tokens
 START = 400.0  # s a server may take to stream its first answer
 STOP = 20.0  # s it may take to end
-OTHERWISE = ("skip_tokenizer_init", "compilation_config", "disable_log_stats")  # of vLLM's settings, here its defaults
 
 
 class Server:
@@ -111,8 +113,7 @@ def server(arm: Arm, setup: Setup, name: str, args: argparse.Namespace) -> Serve
             "draft": settings["draft"] or "none",
         }
         return Server(name, [sys.executable, "-m", "verifypd", "serve", *flags(settings)], ours_path(args), log, port)
-    settings = {name: value for name, value in vllm_settings(arm, setup, folder).items() if name not in OTHERWISE}
-    settings["disable_uvicorn_access_log"] = True
+    settings = vllm_settings(arm, setup, folder) | {"disable_uvicorn_access_log": True}
     caches = {name: str(folder / name) for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
     path = {"PYTHONPATH": str(args.peer / "site")} if args.peer else {}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(settings | shared)]
@@ -153,9 +154,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Start, wait, drive, stop."""
     args = arguments(given)
-    setup = Setup(
-        args.model, args.alpha, args.batch, TINY_LEN if args.tiny else MAX_LEN, args.kv_bytes, (1,), args.tiny
-    )
+    setup = Setup(args.model, args.alpha, args.batch, TINY_LEN if args.tiny else MAX_LEN, args.kv_bytes, args.tiny)
     engines = [arm.engine for arm in args.arms]
     names = [arm.engine if engines.count(arm.engine) == 1 else arm.file_name for arm in args.arms]
     reference = next((n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0])

@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, over, ratios, read, rows, source, tails
+from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, ratios, read, rows, source, tails
 
 from verifypd.bench.results import HEADER, ratio, row
 
-NAMES = {
-    "ours:head": "ours, head",
-    "vllm:eagle": "vLLM, head",
-    "ours:plain": "ours, plain",
-    "vllm:plain": "vLLM, plain",
-}
 SERVED = {
     "ours": "ours",
     "sooner": "ours, `slo_ttft: 200`",
@@ -31,21 +25,6 @@ GLANCE = {
     "ttft_ms_p95": "first token, p95",
     "ttft_ms_p99": "first token, p99",
 }
-
-
-def closed() -> str:
-    """Tokens/s of all arms in the closed loop, and ours over vLLM's."""
-    cells = read("beside-vllm-closed")["cells"]
-    levels = sorted(cells, key=lambda name: int(name.split()[1]))
-    lines = [
-        [NAMES[arm], *(f"{cells[level][arm]['figures']['tok_s']:,.0f}" for level in levels)]
-        for arm in ("ours:head", "vllm:eagle", "ours:plain", "vllm:plain")
-    ]
-    for ours, theirs in (("ours:head", "vllm:eagle"), ("ours:plain", "vllm:plain")):
-        label = f"{NAMES[ours]} over {NAMES[theirs]}"
-        lines.append([label, *(over(cells[level], ours, theirs, "tok_s") for level in levels)])
-    header = ["tokens/s at requests at once", *(level.split()[1] for level in levels)]
-    return rows(header, lines) + source("beside-vllm-closed")
 
 
 def serve_h200(name: str, load: str) -> Callable[[], str]:
@@ -104,12 +83,7 @@ def serve_cpu() -> str:
 
 
 def low_acceptance() -> str:
-    """The head's engine over one without a draft, where few drafts stand."""
-    lines, levels = [], ("closed 1", "closed 32", "closed 128")
-    for alpha, names in (("0.3", ("head-alpha-0.3", "head-alpha-0.3-128")), ("0.5", ("head-alpha-0.5",))):
-        cells = {level: cell for name in names for level, cell in read(name)["cells"].items()}
-        lines.append([alpha, *(over(cells[level], "ours:head", "ours:plain", "tok_s") for level in levels)])
-    cells = read("beside-vllm-closed")["cells"]
-    lines.append(["0.8", *(over(cells[level], "ours:head", "ours:plain", "tok_s") for level in levels)])
-    names = ("head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5", "beside-vllm-closed")
-    return rows(["α", "1 request", "32", "128"], lines) + source(*names)
+    """`auto` with a head over an engine without a draft, where few drafts stand and where many do."""
+    figures, levels = read("h200-auto")["figures"], (1, 32, 128)
+    lines = [[a, *(f"{figures[f'auto_over_plain_{a}_{n}']:.2f}" for n in levels)] for a in ("0.3", "0.5", "0.8")]
+    return rows(["α", "1 request", "32", "128"], lines) + source("h200-auto")

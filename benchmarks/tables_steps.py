@@ -6,10 +6,14 @@ from typing import Any
 
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
 
-TARGETS = ("h200-targets", "h200-schedule")
+TARGETS, SCHEDULES = "h200-targets-16", ("h200-targets", "h200-schedule")
 GAPS = ("h200-gaps-a03ccff", "h200-gaps")
 TOYS = ("toy-schedule", "toy-schedule-8-16")
-SHAPES = (("h200-qwen2-steps", "h200-qwen2-closed"), ("h200-gemma",), ("h200-34b-steps", "h200-34b-closed"))
+SHAPES = (
+    ("h200-qwen2-steps", "h200-qwen2-closed"),
+    ("h200-gemma",),
+    ("h200-34b-steps", "h200-34b-closed", "h200-34b-one"),
+)
 
 
 def planner() -> str:
@@ -25,15 +29,13 @@ def planner() -> str:
 
 
 def targets() -> str:
-    """The planner under other targets; ratios are over the first line of the same run."""
+    """The planner under other targets; ratios are over the first line."""
     lines = []
-    for name in TARGETS:
-        for cell in [cell for cell in read(name)["cells"] if cell["rate"] == 16 and "gap" not in cell["arm"]]:
-            over = cell["over"].get("ttft=500")
-            ratios = [interval(over[figure]) for figure in TAIL_FIGURES] if over else [""] * 3
-            arm = f"`--slo-{cell['arm'].replace('=', ' ')}`"
-            lines.append([read(name)["commit"][:7], arm, *tails(cell["figures"]), *ratios])
-    return rows(["run", "target, ms", *TAILS, *TAIL_RATIOS], lines) + source(*TARGETS)
+    for cell in read(TARGETS)["cells"]:
+        over = cell["over"].get("ttft=500")
+        ratios = [interval(over[figure]) for figure in TAIL_FIGURES] if over else [""] * 3
+        lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *ratios])
+    return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source(TARGETS)
 
 
 def gaps() -> str:
@@ -58,7 +60,7 @@ def toy() -> str:
             line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
         lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
     header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
-    return rows(header, lines) + source(*TARGETS, *TOYS)
+    return rows(header, lines) + source(*SCHEDULES, *TOYS)
 
 
 def toy_simulated() -> str:

@@ -60,8 +60,11 @@ def _groups(
 
 
 def heads(theme: Theme) -> None:
-    """benchmarks/results/bench-serve-h200-{closed-384,mixed}.json: ours and vLLM's, with a head, in one run."""
-    closed, mixed = (_read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed-384", "mixed"))
+    """Ours and vLLM's, with a head; 32 and 128 requests are of a run with memory for all of them."""
+    few, many, mixed = (
+        _read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed-384", "closed-45gb", "mixed")
+    )
+    closed = {**few, **many}
     figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
     axes = grid.flatten()
     colours = {"ours": theme.verify, "vllm": theme.draft}

@@ -15,10 +15,6 @@ from verifypd.bench.provenance import History, files_hash
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 HERE = shutil.which("git") is not None and (ROOT / ".git").exists()
-# Made before results carried a hash of the tree. They are measured again or leave; nothing may join them.
-OLDER = {
-    "beside-vllm-closed", "gpu-sample-h200", "head-alpha-0.3", "head-alpha-0.3-128", "head-alpha-0.5",
-}  # fmt: skip
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -49,8 +45,6 @@ def history() -> History:
 def test_results_come_from_the_commits_they_name(history: History) -> None:
     refused, unknown = {}, []
     for path in sorted(RESULTS.glob("*.json")):
-        if path.stem in OLDER:
-            continue
         found = read(path)
         if reason := refusal(found, history):
             refused[path.name] = reason
@@ -59,13 +53,6 @@ def test_results_come_from_the_commits_they_name(history: History) -> None:
     assert refused == {}
     if unknown:
         pytest.skip(f"a shallow clone: the commits of {', '.join(unknown)} are not here")
-
-
-def test_the_list_of_older_results_only_shrinks() -> None:
-    there = {path.stem for path in RESULTS.glob("*.json")}
-    assert there >= OLDER, f"no longer there: {sorted(OLDER - there)}; take them off the list"
-    checked = [name for name in sorted(OLDER) if read(RESULTS / f"{name}.json").get("files")]
-    assert checked == [], "these carry a hash now; take them off the list"
 
 
 @pytest.fixture

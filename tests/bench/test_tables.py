@@ -36,10 +36,10 @@ def test_pages_tell_no_history(tables: Any) -> None:
 
 def test_what_a_page_says_comes_from_the_json(tables: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- table head-closed -->\nold\n<!-- end -->\nafter\n")
+    page.write_text("before\n<!-- table head-low-acceptance -->\nold\n<!-- end -->\nafter\n")
     made = tables.written(page)
-    cell = tables.beside.read("beside-vllm-closed")["cells"]["closed 8"]["ours:head"]
-    assert f"{cell['figures']['tok_s']:,.0f}" in made and "old" not in made
+    ratio = tables.beside.read("h200-auto")["figures"]["auto_over_plain_0.3_32"]
+    assert f"| {ratio:.2f} |" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("after\n")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from verifypd.bench.arrivals import Process, make
 from verifypd.bench.sources import OWN_CONVERSATIONS, conversations, source
-from verifypd.bench.workload import Arrival, Workload, read
+from verifypd.bench.workload import Arrival, Workload, mixed, read
 from verifypd.errors import ConfigError
 
 SOURCES = ("prompts", "sharegpt", "fixed:40x8", "chat", "mixed", "repetition")
@@ -40,6 +40,12 @@ def test_a_seed_is_a_workload(name: str, process: Process, tmp_path: Path) -> No
     made.write(tmp_path / "workload.json")
     assert read(tmp_path / "workload.json") == made
     assert read(tmp_path / "workload.json").digest == made.digest
+
+
+def test_mixed_traffic_is_that_of_the_files() -> None:
+    folder = Path(__file__).resolve().parents[2] / "benchmarks" / "workloads"
+    assert mixed(16, 20, 0).arrivals == read(folder / "mixed-16.json").arrivals
+    assert mixed(8, 60, 2).arrivals == read(folder / "long-8-seed2.json").arrivals
 
 
 def test_prompts_do_not_depend_on_the_rate() -> None:

@@ -6,7 +6,6 @@ Knows names and settings; loads nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,6 @@ class Arm:
     engine: str  # "ours" or "vllm"
     draft: str | None  # a head, a built-in shape, or none
     settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def starts_alone(self) -> bool:
-        """Whether it times its own passes at start, and so needs the device to itself."""
-        return self.engine == "ours" and self.draft is not None
 
     @property
     def file_name(self) -> str:
@@ -87,7 +81,6 @@ class Setup:
     batch: int  # requests in a pass
     max_len: int  # prompt and output, tokens
     kv_bytes: int  # of each arm
-    levels: tuple[int, ...]  # closed-loop clients
     tiny: bool = False
 
     @property
@@ -96,25 +89,11 @@ class Setup:
         return int(self._shape["vocab_size"])
 
     @property
-    def token_bytes(self) -> int:
-        """Of one token's keys and values in the verifier."""
-        shape = self._shape
-        width = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-        return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * width * (4 if self.tiny else 2))
-
-    @property
     def _shape(self) -> dict[str, Any]:
         known = find(self.model)
         if known is None:
             raise ConfigError(f"--model {self.model} is no built-in model; `verifypd models` lists them")
         return TINY if self.tiny else dict(known.raw)
-
-
-def start_message(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
-    """What a worker needs to start an arm. Model folders are written under `folder`, which is the arm's own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = ours_settings(arm, setup, folder) if arm.engine == "ours" else vllm_settings(arm, setup, folder)
-    return {"kind": "start", "engine": arm.engine, "settings": settings}
 
 
 def ours_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
@@ -135,18 +114,16 @@ def ours_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
 
 
 def vllm_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
-    """Arguments of vLLM's engine: prefix cache off, no detokenising, graphs for the batches that come."""
+    """Arguments of vLLM's engine: prefix cache off, graphs as it has them by default."""
     given = dict(arm.settings)
     drafts = int(given.pop("k", DRAFTS)) if arm.draft is not None else 0
     alpha = float(given.pop("alpha", setup.alpha))
     settings: dict[str, Any] = {
         "model": peer_model(setup.model, folder / "llama7b", setup.tiny),
-        "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 0,
+        "load_format": "dummy", "dtype": "bfloat16", "seed": 0,
         "max_model_len": setup.max_len, "max_num_seqs": setup.batch, "max_num_batched_tokens": STEP_TOKENS,
         "kv_cache_memory_bytes": setup.kv_bytes, "gpu_memory_utilization": 0.1,  # the share is only checked, not used
-        "enable_prefix_caching": False, "tensor_parallel_size": 1, "disable_log_stats": False,
-        "generation_config": "vllm",
-        "compilation_config": {"cudagraph_capture_sizes": graph_sizes(setup.levels, setup.batch, drafts)},
+        "enable_prefix_caching": False, "tensor_parallel_size": 1, "generation_config": "vllm",
     }  # fmt: skip
     if arm.draft is not None:
         head = arm.draft in HEADS
@@ -163,22 +140,6 @@ def vllm_settings(arm: Arm, setup: Setup, folder: Path) -> dict[str, Any]:
             "synthetic_acceptance_rates": [alpha ** (i + 1) for i in range(drafts)],  # each position's, unconditional
         }
     return {**settings, **given}
-
-
-def graph_sizes(levels: Sequence[int], batch: int, drafts: int) -> list[int]:
-    """Rows that vLLM captures passes for: batches of the levels and of powers of two, their halves and three quarters.
-
-    With drafts a target pass has C * (drafts + 1) rows, and the drafter's C * (drafts + 2) and C; vLLM takes multiples
-    of drafts + 1.
-    """
-    counts = {*levels, *(1 << i for i in range(batch.bit_length()) if 1 << i <= batch)}
-    unit = drafts + 1
-    rows = {unit, 2 * unit, 4 * unit}
-    for count in counts:
-        rows |= {count * unit, -(-count * unit // 2), -(-3 * count * unit // 4)}
-        if drafts:
-            rows |= {count, count * (drafts + 2)}
-    return sorted({-(-each // unit) * unit for each in rows})
 
 
 def peer_model(name: str, path: Path, tiny: bool, **changes: Any) -> str:

@@ -182,25 +182,7 @@ def figures(outcomes: Sequence[Outcome], targets: Targets = TARGETS) -> dict[str
     return Pool(outcomes, targets).figures()
 
 
-# -- ratios --------------------------------------------------------------------------------------------------------
-
-CLOSED = ("tok_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "gap_ms_p50", "gap_ms_p99")
-OPEN = ("good_share", *CLOSED[1:])  # tokens/s are set by the arrivals
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A figure of one arm over that of another, and where it lies in 95 of 100 draws of the same requests."""
-
-    value: float
-    low: float
-    high: float
-
-    def reading(self, noise: float = 0.0) -> str:
-        """Whether it differs from 1. noise: what the control, an arm beside itself, differs by, as a logarithm."""
-        if self.low * math.exp(-noise) <= 1.0 <= self.high * math.exp(noise):
-            return "no difference"
-        return "higher" if self.value > 1.0 else "lower"
+# -- draws --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +245,3 @@ def _gap_ranks(gaps: list[Floats], drawn: NDArray[np.int64]) -> dict[str, Floats
         places = (counts < SHARES[share] * counts[:, -1:]).sum(axis=1)
         found[f"gap_ms_{share}"] = np.exp(edges[np.minimum(places, len(edges) - 1)])
     return found
-
-
-def ratios(names: Sequence[str], arm: Sample, other: Sample) -> dict[str, Ratio]:
-    """The ratio of each figure that both have."""
-    result = {}
-    for name in names:
-        one, two = arm.figures[name], other.figures[name]
-        if one > 0 and two > 0 and name in arm.draws and name in other.draws:
-            spread = arm.draws[name] / other.draws[name]
-            ordered = np.sort(spread[1:]) * (one / two / spread[0])
-            low, high = (ranked(ordered, share) for share in ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2))
-            result[name] = Ratio(one / two, min(one / two, low), max(one / two, high))
-    return result

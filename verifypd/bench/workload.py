@@ -6,7 +6,6 @@ Where prompts come from stands in `sources`, when they arrive in `arrivals`.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import random
@@ -94,12 +93,6 @@ class Workload:
     arrivals: tuple[Arrival, ...]
     clients: int | None = None  # closed loop: each sends its next request when its last one has ended
     seed: int = 0  # of random tokens
-
-    def most_tokens(self, tpot: float) -> int:
-        """Tokens that are there at once at most where each request takes `tpot` s a token and none waits."""
-        comes = [(a.at, a.prompt_tokens + a.output_tokens) for a in self.arrivals]
-        goes = [(a.at + tpot * a.output_tokens, -a.prompt_tokens - a.output_tokens) for a in self.arrivals]
-        return max(itertools.accumulate(tokens for _, tokens in sorted(comes + goes)), default=0)
 
     def scaled(self, divisor: int, keep: int | None = None) -> Workload:
         """The first `keep` requests, every length divided: for small models and slow machines."""
