@@ -7,9 +7,9 @@ Prompt tokens that make a step of T seconds one of T + t are worth
 
 what they bring those who wait, less what decoding would bring in the same time. Prompts are read in the order of w /
 tokens left, as many tokens as are worth most, within bounds: prompts are sure of `PROMPT_SHARE` of a step; a step lasts
-no longer than `slo_gap` where a shorter one is possible, unless more prompts wait than can be read within twice their
-target; one that has waited `OVERDUE` times its target goes first; at most one prompt is partly read. Offline, where
-answers are read when all are written, prompts go first: batches are fullest so.
+no longer than `slo_gap` where a shorter one is possible, unless more prompts wait than can be read so by their target,
+and then as long as makes both least late; one that has waited `OVERDUE` times its target goes first; at most one prompt
+is partly read. Offline, where answers are read when all are written, prompts go first: batches are fullest so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from math import sqrt
 
 from verifypd.batch import VerifySpan
 from verifypd.control.cost import NOTHING, CostModel, Work
@@ -131,7 +132,7 @@ def candidates(
 
     alone, ends = _seconds(NOTHING, beside, cost), list(accumulate(view.prefill_left for view in waiting[:count]))
     share = chunk(1).seconds / (1.0 - PROMPT_SHARE)  # what a step with any prompt takes anyway is not their share
-    sure, most = largest(share), largest(_bound(share, waiting, snapshot, cost))
+    sure, most = largest(share), largest(max(share, _bound(alone, waiting, snapshot, cost)))
     return [chunk(tokens) for tokens in sorted({sure, most, *(end for end in ends if sure < end < most)})]
 
 
@@ -184,9 +185,13 @@ def _seconds(chunks: Work, beside: Beside, cost: CostModel) -> float:
     return beside.draft_seconds + cost.pass_seconds(beside.decode + chunks) + cost.overhead
 
 
-def _bound(share: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
-    """Seconds a step may last: the gap target, or more where prompts wait that it would make late."""
+def _bound(alone: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
+    """Seconds a step may last: the gap target, or more where prompts that wait would be late.
+
+    Steps of T s, `alone` without prompts, read all in backlog · T / (T − alone). What is returned, where it is over the
+    gap target, makes T / gap + that / ttft least: how late gaps and first tokens are, together.
+    """
     tokens = sum(view.prefill_left for view in waiting) + snapshot.waiting_tokens
     backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
-    gives_way = backlog * MS / (2.0 * max(snapshot.slo_ttft, snapshot.slo_gap))
-    return max(share, snapshot.slo_gap / MS) * max(1.0, gives_way)
+    gap, ttft = snapshot.slo_gap / MS, max(snapshot.slo_ttft, 2.0 * snapshot.slo_gap) / MS  # a step may be under way
+    return max(gap, alone + sqrt(alone * gap * backlog / ttft))
