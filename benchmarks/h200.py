@@ -12,7 +12,7 @@ one configuration: `plain` is that engine told to speculate no more. `--set NAME
 e.g. `--set graphs=off`.
 
 Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
-named as in docs/gpu.md.
+named as in docs/gpu-measured.md.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-closed-45gb": beside.serve_h200("bench-serve-h200-closed-45gb", "at once"),
     "serve-closed-384": beside.serve_h200("bench-serve-h200-closed-384", "at once"),
     "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
+    "serve-mixed-ratios": beside.mixed_ratios,
     "serve-32": beside.serve_h200("bench-serve-h200-32", "requests/s"),
     "serve-plain": beside.serve_h200("bench-serve-h200-plain", "requests/s"),
     "serve-plain-closed": beside.serve_h200("bench-serve-h200-plain-closed", "at once"),

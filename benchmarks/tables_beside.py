@@ -68,6 +68,23 @@ def at_a_glance() -> str:
     return rows(header, lines) + source("bench-serve-h200-mixed")
 
 
+def mixed_ratios() -> str:
+    """Ours over each of vLLM's two runs, of figures pooled over seeds."""
+    found = read("bench-serve-h200-mixed")
+    rates = {int(re.findall(r"\d+", name)[-1]): own["arms"] for name, own in found["scenarios"].items()}
+    lines = [
+        [text]
+        + [
+            f"{arms['ours']['figures'][name] / arms[arm]['figures'][name]:.2f}"
+            for _, arms in sorted(rates.items())
+            for arm in ("vllm", "vllm again")
+        ]
+        for name, text in GLANCE.items()
+    ]
+    header = ["× vLLM's", *(f"{rate} requests/s{again}" for rate in sorted(rates) for again in ("", ", again"))]
+    return rows(header, lines) + source("bench-serve-h200-mixed")
+
+
 def serve_cpu() -> str:
     """Two servers over HTTP on a CPU."""
     found = read("bench-serve-cpu")

@@ -49,7 +49,7 @@ def add_run_flags(parser: Parser) -> None:
     )  # fmt: skip
     group.add_argument("--vocab", type=int, metavar="N", help="send random prompts as token ids below N, not as words")
     group.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the first)")
-    group.add_argument("--no-control", action="store_true", help="do not run the first arm twice")
+    group.add_argument("--no-control", action="store_true", help="do not run the reference twice")
     group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
     group.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
 
