@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
 from verifypd.buckets import chunk_bucket
-from verifypd.control.architectures import PD, Architecture, Unified
+from verifypd.control.architectures import Architecture, Unified
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
@@ -44,7 +44,7 @@ def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes:
 
 
 def read(
-    waiting: list[RequestView],
+    prompts: list[RequestView],
     beside: Beside | None = None,
     *,
     cost: CostModel | None = None,
@@ -52,7 +52,7 @@ def read(
     joining: int | None = None,
     **changes: Any,
 ) -> Reading:
-    state = snapshot(waiting, **{"prefill_chunk": 2048, **changes})
+    state = snapshot(prompts, **{"prefill_chunk": 2048, **changes})
     return next_chunks(state, cost or CostModel(GPU), beside or Beside(), room, joining)
 
 
@@ -101,6 +101,14 @@ def test_one_that_is_overdue_goes_first() -> None:
     assert order(prompt(0, 1), prompt(1, 4000, **almost)) == [0, 1]
 
 
+def test_a_target_that_no_step_can_keep_makes_nobody_overdue_sooner() -> None:
+    """First tokens within 1 ms are asked for: long prompts do not go first because all are late."""
+    waited = {"since_output": OVERDUE * 60e-3 - 0.01, "slo_ttft": 30.0}
+    assert order(prompt(0, 1, **waited), prompt(1, 4000, **waited)) == [0, 1]
+    later = {"since_output": OVERDUE * 60e-3 + 0.01, "slo_ttft": 30.0}
+    assert order(prompt(0, 10, slo_ttft=30.0), prompt(1, 4000, **later)) == [1, 0]
+
+
 def test_of_several_that_are_overdue_a_short_one_does_not_wait_for_all_the_long_ones() -> None:
     """Nor a long one for all the short ones that come after it."""
     long, short = {"since_output": 60.0, "slo_ttft": 500.0}, {"since_output": OVERDUE * 0.5 + 0.01, "slo_ttft": 500.0}
@@ -111,8 +119,8 @@ def test_of_several_that_are_overdue_a_short_one_does_not_wait_for_all_the_long_
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4000), st.floats(0, 3)), min_size=2, max_size=6))
 def test_who_waits_longer_never_falls_behind_its_equal(made: list[tuple[int, int, float]]) -> None:
     for number, (priority, left, waited) in enumerate(made):
-        younger = prompt_key((priority, number), left, waited, 500.0)
-        assert prompt_key((priority, number), left, waited + 1.0, 500.0) <= younger
+        younger = prompt_key((priority, number), left, waited, 500.0, 30.0)
+        assert prompt_key((priority, number), left, waited + 1.0, 500.0, 30.0) <= younger
 
 
 # -- worth -------------------------------------------------------------------------------------------------------------
@@ -305,15 +313,23 @@ def test_a_step_keeps_within_the_gap_target_where_it_can(
 ) -> None:
     """Unless prompts' sure share takes longer, or more of them wait than can be read by their target so."""
     cost, views = CostModel(coefficients), made(waiting)
-    tokens = sum(each.prefill_left for each in views)
-    alone = beside.draft_seconds + cost.pass_seconds(beside.decode)
-    backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
-    small = alone * 1e3 + (alone * gap * backlog / 0.5 * 1e3) ** 0.5 <= gap
     chosen = read(views, beside, cost=cost, slo_gap=gap).chosen
     least = read([views[0]._replace(prefill_left=1)], beside, cost=cost).chosen
     assert chosen is not None and least is not None
+    step = gap / 1e3
+    longer_pays = step <= least.seconds or late(1.01 * step, least.seconds, views, cost, gap) < late(
+        step, least.seconds, views, cost, gap
+    )
     share = least.seconds / (1.0 - PROMPT_SHARE)
-    assert not small or chosen.seconds <= max(gap / 1e3, share) * 1.001
+    assert longer_pays or chosen.seconds <= max(step, share) * 1.02
+
+
+def late(step: float, least: float, waiting: list[RequestView], cost: CostModel, gap: float) -> float:
+    """How late gaps and first tokens are, together, where steps last so many seconds, `least` without prompts."""
+    tokens = sum(view.prefill_left for view in waiting)
+    each = cost.pass_seconds(Work(tokens, tokens, tokens)) / tokens
+    read_in = [each * view.prefill_left * step / (step - least) / max(view.slo_ttft, 2 * gap) for view in waiting]
+    return step * 1e3 / gap + sum(read_in) * 1e3
 
 
 def test_a_chunk_fills_the_pass_that_is_run() -> None:
@@ -326,28 +342,51 @@ def test_a_chunk_fills_the_pass_that_is_run() -> None:
     assert chosen.seconds <= 30e-3 < cost.pass_seconds(Work(chosen.tokens + 54, 45 * 512, chosen.tokens + 9))
 
 
-def test_the_bound_gives_way_with_the_backlog() -> None:
-    """Prompts that hold no slot yet count too."""
+@pytest.mark.parametrize(("gap", "target"), [(20.0, 200.0), (20.0, 1.0), (5.0, 200.0)])
+def test_the_bound_gives_way_with_the_backlog(gap: float, target: float) -> None:
+    """To where gaps and first tokens are least late together; with a gap target that decoding alone exceeds, too."""
+    cost = CostModel(GPU)
+    cost.overhead = 1e-3
+    beside = replace(decoding(64), draft_seconds=5e-3)
+    least = cost.pass_seconds(beside.decode + Work(1, 1, 1, 1)) + 6e-3
 
-    def seconds(waiting_tokens: int) -> float:
-        chosen = read(
-            [prompt(0, 4000, slo_ttft=1.0)], decoding(64), waiting_tokens=waiting_tokens, slo_ttft=200.0, slo_gap=20.0
-        ).chosen
+    def seconds(prompts: int) -> float:
+        waiting = [prompt(slot, 4000, slo_ttft=target) for slot in range(prompts)]
+        chosen = read(waiting, replace(beside, worth=1e-9), cost=cost, slo_gap=gap, prefill_chunk=20_000).chosen
         assert chosen is not None
         return chosen.seconds
 
-    beside = decoding(64)
-    alone = CostModel(GPU).pass_seconds(beside.decode) + beside.draft_seconds
-    assert seconds(0) <= 20e-3 < seconds(20_000) < seconds(30_000)
-    for waiting in (20_000, 30_000):
-        tokens = 4000 + waiting
-        backlog, long = CostModel(GPU).pass_seconds(Work(tokens, tokens, tokens)), seconds(waiting)
+    for prompts in (5, 8):
+        waiting, long = [prompt(slot, 4000, slo_ttft=target) for slot in range(prompts)], seconds(prompts)
+        assert long > max(gap / 1e3, least)
+        best = late(long, least, waiting, cost, gap)
+        assert best < min(late(factor * long, least, waiting, cost, gap) for factor in (0.9, 1.1))
+    assert seconds(8) > seconds(5)
 
-        def late(step: float, backlog: float = backlog) -> float:
-            """How late gaps and first tokens are, together, where steps last so long."""
-            return step / 20e-3 + backlog * step / (step - alone) / 200e-3
 
-        assert late(long) < min(late(0.9 * long), late(1.1 * long))
+def test_the_queue_counts_as_far_as_slots_are_free() -> None:
+    """Longer steps do nothing for requests that wait for others to end."""
+
+    def seconds(**queue: int) -> float:
+        state = {"slo_ttft": 200.0, "slo_gap": 20.0, "prefill_chunk": 20_000, **queue}
+        chosen = read([prompt(0, 4000, slo_ttft=200.0)], replace(decoding(64), worth=1e-9), **state).chosen
+        assert chosen is not None
+        return chosen.seconds
+
+    queue = {"waiting": 10, "waiting_tokens": 30_000}
+    nobody, all_fit = seconds(), seconds(batch_size=11, **queue)
+    assert seconds(batch_size=1, **queue) == nobody < seconds(batch_size=6, **queue) < all_fit
+    assert seconds(batch_size=100, **queue) == all_fit
+
+
+def test_a_requests_own_target_moves_the_bound() -> None:
+    def seconds(target: float) -> float:
+        waiting = [prompt(slot, 4000, slo_ttft=target) for slot in range(6)]
+        chosen = read(waiting, replace(decoding(64), worth=1e-9), slo_gap=20.0, prefill_chunk=20_000).chosen
+        assert chosen is not None
+        return chosen.seconds
+
+    assert seconds(100.0) > 1.1 * seconds(500.0)
 
 
 def test_with_nobody_decoding_costs_unknown_or_offline_a_step_reads_all_it_may() -> None:
@@ -381,18 +420,17 @@ def test_prompts_have_chunks_in_one_pass_as_far_as_there_is_room() -> None:
     assert list(rows(read(waiting, most_chunks=2).spans)) == [0, 1]
 
 
-@pytest.mark.parametrize("shape", [Unified, PD])
-def test_the_plan_and_its_forecast_take_the_same_chunk(shape: Any) -> None:
+@pytest.mark.parametrize("lengths", [(3000, 200), (4000,) * 8])  # in the second the bound gives way
+def test_the_plan_and_its_forecast_take_the_same_chunk(lengths: tuple[int, ...]) -> None:
     """What rides when drafts are priced is what the step reads, where nothing is drafted."""
-    architecture = shape(FixedController(0), CostModel(GPU))
-    views = [*(view(slot, slo_tpot=15.0) for slot in range(32)), prompt(40, 3000), prompt(41, 200)]
-    state = snapshot(views, prefill_chunk=2048)
+    architecture = Unified(FixedController(0), CostModel(GPU))
+    prompts = [prompt(40 + i, left) for i, left in enumerate(lengths)]
+    views = [*(view(slot, slo_tpot=15.0) for slot in range(32)), *prompts]
+    state = snapshot(views, prefill_chunk=2048, batch_size=64)
     plan = architecture.plan(state)
-    parts = [part for part in (plan.verify, plan.prefill) if part]
-    spans = tuple(span for part in parts for span in part.spans if span.start is not None)
-    forecast = architecture.riding(views[:32], state)
-    if shape is Unified:
-        assert forecast == Reading(spans).work
+    assert plan.verify is not None and plan.prefill is None
+    spans = tuple(span for span in plan.verify.spans if span.start is not None)
+    assert architecture.riding(views[:32], state) == Reading(spans).work
     assert Reading(spans).work.rows >= 200
 
 

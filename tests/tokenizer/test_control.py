@@ -155,9 +155,9 @@ def test_thousands_of_added_tokens_cost_a_moment() -> None:
     core.add_special_tokens([token for token in many if token.special])
     core.add_tokens([token for token in many if not token.special])
     words = Tokenizer(core, bos_id=0, eos_ids=(1,), chat_templates={"default": "<|tok8|>{{ messages[0].content }}"})
-    begun = time.perf_counter()
+    begun = time.thread_time()  # what other programs take meanwhile is not the tokenizer's
     ids = words.encode_chat(words.chat_text([{"role": "user", "content": "<|tok4998|> <|tok77|>"}]))
-    assert time.perf_counter() - begun < 2
+    assert time.thread_time() - begun < 2
     of = {token: core.token_to_id(token) for token in ("<|tok8|>", "<|tok77|>", "<|tok4998|>")}
     assert ids[0] == of["<|tok8|>"] and ids[-1] == of["<|tok77|>"] and of["<|tok4998|>"] not in ids
     assert words.decode(ids, False) == "<|tok8|><|tok4998|> <|tok77|>"

@@ -187,7 +187,7 @@ class Replica:
             self.unread += stream.unread
 
     def _key(self, stream: Stream, now: float) -> tuple[int, bool, float, int]:
-        return prompt_key((0, stream.order), stream.unread, now - stream.asked.at, self.world.slo_ttft)
+        return prompt_key((0, stream.order), stream.unread, now - stream.asked.at, self.world.slo_ttft, slo_gap=0.0)
 
     def _read(self, now: float, tokens: int) -> None:
         """Prompts in the engine's own order; who is read whole has its first token when the step ends."""

@@ -7,9 +7,9 @@ Prompt tokens that make a step of T seconds one of T + t are worth
 
 what they bring those who wait, less what decoding would bring in the same time. Prompts are read in the order of w /
 tokens left, as many tokens as are worth most, within bounds: prompts are sure of `PROMPT_SHARE` of a step; a step lasts
-no longer than `slo_gap` where a shorter one is possible, unless more prompts wait than can be read so by their target,
-and then as long as makes both least late; one that has waited `OVERDUE` times its target goes first; at most one prompt
-is partly read. Offline, where answers are read when all are written, prompts go first: batches are fullest so.
+no longer than `slo_gap` where a shorter one is possible, unless so many prompts wait that gaps and first tokens are
+less late together in longer ones (`_bound`); one that has waited `OVERDUE` times its target goes first; at most one
+prompt is partly read. Offline, where answers are read when all are written, prompts go first: batches are fullest so.
 """
 
 from __future__ import annotations
@@ -50,23 +50,32 @@ class Chunk:
     worth: float
 
 
-def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float) -> tuple[int, bool, float, int]:
-    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft: ms.
+def prompt_key(
+    rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float
+) -> tuple[int, bool, float, int]:
+    """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft, slo_gap: ms.
 
     Of those that are overdue the one with the fewest tokens for the time it has waited: a short one soon, a long one in
     the end.
     """
     priority, arrival = rank
-    if waited * MS > OVERDUE * slo_ttft:
+    if waited * MS > OVERDUE * _reachable(slo_ttft, slo_gap):
         return priority, False, left / waited, arrival
     late = waited * MS > slo_ttft
     return priority, True, left * slo_ttft / (2.0 if late else 1.0), arrival
 
 
+def _reachable(slo_ttft: float, slo_gap: float) -> float:
+    """A target for the first token that can be kept: two steps at least, since one may be under way."""
+    return max(slo_ttft, 2.0 * slo_gap)
+
+
 def in_order(snapshot: Snapshot) -> list[RequestView]:
     """The prompts that wait for the verifier, the next to be read first."""
-    waiting = [view for view in snapshot.requests if view.prefill_left]
-    return sorted(waiting, key=lambda view: prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft))
+    waiting, gap = [view for view in snapshot.requests if view.prefill_left], snapshot.slo_gap
+    return sorted(
+        waiting, key=lambda view: prompt_key(view.rank, view.prefill_left, view.since_output, view.slo_ttft, gap)
+    )
 
 
 def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float, least: float = 0.0) -> float:
@@ -131,8 +140,9 @@ def candidates(
         return max(1, low)
 
     alone, ends = _seconds(NOTHING, beside, cost), list(accumulate(view.prefill_left for view in waiting[:count]))
-    share = chunk(1).seconds / (1.0 - PROMPT_SHARE)  # what a step with any prompt takes anyway is not their share
-    sure, most = largest(share), largest(max(share, _bound(alone, waiting, snapshot, cost)))
+    least = chunk(1).seconds  # what a step with any prompt takes
+    share = least / (1.0 - PROMPT_SHARE)
+    sure, most = largest(share), largest(max(share, _bound(least, waiting, snapshot, cost)))
     return [chunk(tokens) for tokens in sorted({sure, most, *(end for end in ends if sure < end < most)})]
 
 
@@ -185,13 +195,18 @@ def _seconds(chunks: Work, beside: Beside, cost: CostModel) -> float:
     return beside.draft_seconds + cost.pass_seconds(beside.decode + chunks) + cost.overhead
 
 
-def _bound(alone: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
-    """Seconds a step may last: the gap target, or more where prompts that wait would be late.
+def _bound(least: float, waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel) -> float:
+    """Seconds a step may last: the gap target, or more where many prompts wait.
 
-    Steps of T s, `alone` without prompts, read all in backlog · T / (T − alone). What is returned, where it is over the
-    gap target, makes T / gap + that / ttft least: how late gaps and first tokens are, together.
+    Steps of T s, `least` with next to no prompt, read what waits, B s, in B · T / (T − least). T / gap + that / ttft,
+    how late gaps and first tokens are, is least at what is returned, if that is over the gap target. Each prompt counts
+    with its own target. Requests in the queue count as far as slots are free: the others wait for who decodes.
     """
-    tokens = sum(view.prefill_left for view in waiting) + snapshot.waiting_tokens
-    backlog = cost.pass_seconds(Work(tokens, tokens, tokens))
-    gap, ttft = snapshot.slo_gap / MS, max(snapshot.slo_ttft, 2.0 * snapshot.slo_gap) / MS  # a step may be under way
-    return max(gap, alone + sqrt(alone * gap * backlog / ttft))
+    free = max(0, snapshot.batch_size - len(snapshot.requests) - snapshot.away)
+    queued = snapshot.waiting_tokens * min(1.0, free / max(1, snapshot.waiting))
+    tokens = sum(view.prefill_left for view in waiting) + queued
+    shares = sum(view.prefill_left / _reachable(view.slo_ttft, snapshot.slo_gap) for view in waiting)
+    shares += queued / _reachable(snapshot.slo_ttft, snapshot.slo_gap)
+    lateness = cost.pass_seconds(Work(tokens, tokens, tokens)) / tokens * shares * MS  # B / ttft
+    gap = snapshot.slo_gap / MS
+    return max(gap, least + sqrt(least * gap * lateness))

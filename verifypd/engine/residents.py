@@ -117,7 +117,8 @@ class Residents:
 
     def _prompt_key(self, request: Request, now: float) -> tuple[int, bool, float, int]:
         first, _ = targets(request, self.config)
-        return prompt_key(request.rank(), len(request.tokens) - request.computed, now - request.last_output, first)
+        left, waited = len(request.tokens) - request.computed, now - request.last_output
+        return prompt_key(request.rank(), left, waited, first, self.config.slo_gap)
 
     def enter(self, request: Request, state: State, now: float | None = None) -> None:
         """Move a request along its path, and count it in the lanes."""

@@ -194,7 +194,9 @@ class Simulation:
 
     def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
         waited = self.now - request.arrival.time
-        return prompt_key(request.rank, request.confirmed - request.computed, waited, self.settings.first_token)
+        return prompt_key(
+            request.rank, request.confirmed - request.computed, waited, self.settings.first_token, self.settings.slo_gap
+        )
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
