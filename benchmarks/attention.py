@@ -43,7 +43,7 @@ from verifypd.attention import backend, tiling
 from verifypd.attention import triton as triton_backend
 from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
 from verifypd.bench.provenance import provenance
-from verifypd.kernels.base import FP8
+from verifypd.kernels.weights import FP8
 from verifypd.kv.pool import KVCache
 
 SWEEPS = {  # block_m: of chunks

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verifypd.attention import PassLayout, tiling
 from verifypd.attention.base import AttentionBackend
-from verifypd.kernels.base import FP8
+from verifypd.kernels.weights import FP8
 from verifypd.kv.fp8 import fitting
 from verifypd.kv.pool import KVCache
 from verifypd.runtime.passes import PassInputs, pass_key

@@ -39,9 +39,10 @@ from verifypd.bench.provenance import provenance
 from verifypd.config import EngineConfig
 from verifypd.distil.prompts import evaluation_prompts, spread
 from verifypd.engine.build import read_tokenizer
-from verifypd.kernels.base import Fp8Weight, Rows, Weight, fp8_rows, whole
+from verifypd.kernels.base import Rows, whole
 from verifypd.kernels.choose import select
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.weights import Fp8Weight, Weight, fp8_rows
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.hub import resolve

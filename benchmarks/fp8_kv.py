@@ -24,8 +24,8 @@ from verifypd.bench.provenance import provenance
 from verifypd.distil.prompts import evaluation_prompts, spread
 from verifypd.engine.build import read_tokenizer
 from verifypd.engine.calibration import sample
-from verifypd.kernels.base import FP8
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.weights import FP8
 from verifypd.kv.pool import KVCache
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model

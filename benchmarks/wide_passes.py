@@ -108,6 +108,7 @@ def main() -> None:
         "torch": torch.__version__,
         "float16": kernels.halves,
         "amx": kernels.tiles,
+        "panels": kernels.panels,
         "error": check(kernels),
     }
     print(json.dumps(report), flush=True)
@@ -123,7 +124,7 @@ def main() -> None:
             if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
                 continue
             assert isinstance(own, NativeKernels)
-            own._torch_rows, own.halves = {torch.bfloat16: 1}, False
+            own._torch_rows, own.halves, own.panels = {torch.bfloat16: 1}, False, False
         models[name] = load_model(
             resolve("smollm2"),
             dtype=dtype,

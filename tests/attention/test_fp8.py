@@ -20,9 +20,10 @@ from verifypd.attention import triton as module
 from verifypd.attention.triton import TritonAttention, rotate_and_write_rows, write_rows
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import FP8, Normed
+from verifypd.kernels.base import Normed
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton import TritonKernels
+from verifypd.kernels.weights import FP8
 from verifypd.kv.fp8 import narrowed, widened
 from verifypd.kv.pool import LayerCache
 

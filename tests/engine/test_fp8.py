@@ -16,7 +16,7 @@ from tests.engine.pairs import assert_greedy, noisy_copy
 from tests.models.checkpoints import tiny
 from verifypd import LLM, SamplingParams
 from verifypd.bench.exact import same_in_any_company, write_pair
-from verifypd.kernels.base import Fp8Weight
+from verifypd.kernels.weights import Fp8Weight
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "kv_memory": "32MB", "max_model_len": 128, "controller": "fixed", "max_draft": 4,

@@ -14,6 +14,19 @@ from verifypd.kernels import build
 FEATURES = ("AVX", "AVX512F", "AVX512BF16", "AMX_BF16", "AMX_INT8")
 
 
+def narrow(folder: Path) -> ctypes.CDLL:
+    """The library, compiled into `folder` as for an x86 processor without AVX-512, or skip."""
+    compiler = build.find_compiler()
+    if compiler is None or not ("avx2" in build.processor() and "fma" in build.processor()):
+        pytest.skip("no C compiler, or no AVX2")
+    target = folder / "native-narrow.so"
+    flags = ["-O1", "-std=gnu11", "-fPIC", "-shared", "-mavx2", "-mfma", "-mf16c"]
+    subprocess.run([*compiler, *flags, str(build.SOURCE), "-lm", "-o", str(target)], check=True)
+    loaded = ctypes.CDLL(str(target))
+    build.declare(loaded)
+    return loaded
+
+
 def emulated(folder: Path) -> ctypes.CDLL:
     """The library, compiled into `folder` with operations that are functions of plain C. Slow."""
     compiler = build.find_compiler()

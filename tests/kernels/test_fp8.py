@@ -8,11 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from verifypd.kernels.base import FP8, FP8_MAX, Fp8Weight, Normed, fp8_rows
+from verifypd.kernels.base import Normed
 from verifypd.kernels.launch import fp8_products, shared_memory
 from verifypd.kernels.tiles import SKINNY_MEMORY, SKINNY_ROWS
 from verifypd.kernels.torch import TorchKernels, multiplies_fp8
 from verifypd.kernels.triton import TritonKernels, _given
+from verifypd.kernels.weights import FP8, FP8_MAX, Fp8Weight, fp8_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter gets bfloat16 wrong

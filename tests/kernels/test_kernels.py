@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.kernels.emulation import emulated
+from tests.kernels.emulation import emulated, narrow
 from verifypd.errors import ConfigError
 from verifypd.kernels import Int8Weight, Kernels, build, select
-from verifypd.kernels.base import HalfWeight
 from verifypd.kernels.native import NativeKernels
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.weights import HalfWeight, PanelWeight, Weight
 
 needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -199,6 +199,78 @@ def test_half_weight() -> None:
     assert not HalfWeight.fits(weight[0])
 
 
+@pytest.fixture(scope="module")
+def library_without_avx512(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return narrow(tmp_path_factory.mktemp("narrow"))
+
+
+@pytest.fixture(params=["native", "without AVX-512"])
+def paneling(request: pytest.FixtureRequest, native: Kernels, monkeypatch: pytest.MonkeyPatch) -> NativeKernels:
+    """With vectors as wide as the processor has them, and with those of most x86 processors."""
+    if request.param != "native":
+        library = request.getfixturevalue("library_without_avx512")
+        assert library.vpd_takes_panels()
+        monkeypatch.setattr(build, "library", lambda: library)
+        native = NativeKernels(batch_invariant=True)
+    assert isinstance(native, NativeKernels)
+    return native
+
+
+@pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1040, 112), (2064, 64), (16, 16)])
+def test_panel_linear(paneling: NativeKernels, width: int, outputs: int) -> None:
+    x, weight, bias = random(130, width), random(outputs, width, dtype=torch.bfloat16), random(outputs)
+    packed, expected = PanelWeight.pack(weight), x.double() @ weight.double().T
+    error = (paneling.linear(x, packed) - expected).norm() / expected.norm()
+    assert error < 2e-6
+    assert torch.equal(paneling.linear(x, packed, bias), paneling.linear(x, packed) + bias)
+    assert_close(reference.linear(x[:3], packed), reference.linear(x[:3], weight.float()))
+    part = random(5, 3 * width)[:, width : 2 * width]
+    assert torch.equal(paneling.linear(part, packed), paneling.linear(part.clone(), packed))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_panel_linear_is_batch_invariant(paneling: NativeKernels, threads: int) -> None:
+    x, packed = random(130, 1056), PanelWeight.pack(random(208, 1056, dtype=torch.bfloat16))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = torch.cat([paneling.linear(x[i : i + 1], packed) for i in range(130)])
+    torch.set_num_threads(threads)
+    try:
+        for rows in (*range(1, 27), 95, 130):
+            assert torch.equal(paneling.linear(x[:rows], packed), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_panels_keep_nan_and_infinity_where_they_are(paneling: NativeKernels) -> None:
+    x, weight = random(14, 64), random(32, 64, dtype=torch.bfloat16)
+    x[1, 5], weight[3, 7], weight[4, 8] = torch.nan, torch.nan, torch.inf
+    y = paneling.linear(x, PanelWeight.pack(weight))
+    assert y[1].isnan().all() and y[:, 3].isnan().all() and y[0, 4].isinf()
+    y[1], y[:, 3:5] = 0.0, 0.0
+    assert y.isfinite().all()
+
+
+def test_panel_weight() -> None:
+    weight = random(48, 80, dtype=torch.bfloat16)
+    packed = PanelWeight.pack(weight)
+    assert packed.shape == (48, 80) and packed.dtype is torch.bfloat16
+    assert packed.nbytes == 48 * 80 * 2
+    assert torch.equal(packed.dequantize(torch.bfloat16), weight)
+    ids = torch.tensor([[3, 4], [47, 0]])
+    assert torch.equal(packed.rows(ids), weight.float()[ids])
+    for other in (weight.float(), weight.half(), weight[:40], weight[:, :72], weight[0]):
+        assert not PanelWeight.fits(other)
+
+
+def test_matrices_are_packed_for_the_processor(native: Kernels) -> None:
+    assert isinstance(native, NativeKernels)
+    packed = native.pack(random(48, 80, dtype=torch.bfloat16))
+    wanted = HalfWeight if native.halves else PanelWeight if native.panels else Tensor
+    assert type(packed) is wanted and not (native.halves and native.panels) and not (native.tiles and native.panels)
+    assert isinstance(native.pack(random(40, 80, dtype=torch.bfloat16)), HalfWeight if native.halves else Tensor)
+
+
 def test_int8_weight() -> None:
     weight = random(50, 70, dtype=torch.bfloat16)
     weight[3] = 0
@@ -268,17 +340,19 @@ def test_unknown_kernels_are_refused() -> None:
     assert select("meta").name == "torch"
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.int8, "half"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.int8, "half", "panels"])
 def test_embed(native: Kernels, kind: torch.dtype | str) -> None:
     """Rows of every kind of table as torch reads them, to the bit."""
-    table: Tensor | Int8Weight | HalfWeight = random(20, 48)
+    table: Weight = random(32, 48)
     if kind == "half":
-        table = HalfWeight.pack(random(20, 48, dtype=torch.bfloat16))
+        table = HalfWeight.pack(random(32, 48, dtype=torch.bfloat16))
+    elif kind == "panels":
+        table = PanelWeight.pack(random(32, 48, dtype=torch.bfloat16))
     elif kind is torch.int8:
-        table = Int8Weight.quantize(random(20, 48))
+        table = Int8Weight.quantize(random(32, 48))
     elif isinstance(kind, torch.dtype):
-        table = random(20, 48, dtype=kind)
-    ids = torch.tensor([0, 19, 7, 7, 1])
+        table = random(32, 48, dtype=kind)
+    ids = torch.tensor([0, 31, 7, 7, 1])
     assert torch.equal(native.embed(ids, table), reference.embed(ids, table).float())
     with pytest.raises(IndexError, match="token id"):
-        native.embed(torch.tensor([3, 20]), table)
+        native.embed(torch.tensor([3, 32]), table)

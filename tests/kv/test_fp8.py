@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verifypd.kernels.base import FP8, FP8_MAX
+from verifypd.kernels.weights import FP8, FP8_MAX
 from verifypd.kv.fp8 import fitting, narrowed, widened
 from verifypd.kv.pool import KVCache, block_bytes
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from verifypd.attention import AttentionBackend, PassLayout
 from verifypd.attention.torch import TorchAttention
 from verifypd.kernels import Kernels
-from verifypd.kernels.base import Fp8Weight, Weight
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.weights import Fp8Weight, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig, ModelSource

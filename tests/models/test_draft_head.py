@@ -15,7 +15,7 @@ from verifypd.distil.dense import read_features
 from verifypd.distil.head import shape_for
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import select
-from verifypd.kernels.base import Int8Weight, Quantization
+from verifypd.kernels.weights import Int8Weight, Quantization
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head_loader import load_head

@@ -20,7 +20,7 @@ from verifypd.attention.choose import available_backends, backend
 from verifypd.distil.dense import read_features
 from verifypd.errors import ConfigError, HubError, ModelError
 from verifypd.kernels import select
-from verifypd.kernels.base import Int8Weight
+from verifypd.kernels.weights import Int8Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models import hub
 from verifypd.models.base import Model

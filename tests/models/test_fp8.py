@@ -18,8 +18,8 @@ from tests.models.checkpoints import PagedRun, Unpacked, load, random_ids
 from verifypd.config import EngineConfig
 from verifypd.engine.quantized import check_verifier, kept_in
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import FP8, FP8_MAX, Fp8Weight, Weight
 from verifypd.kernels.choose import select
+from verifypd.kernels.weights import FP8, FP8_MAX, Fp8Weight, Weight
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.fp8_config import Fp8Format
 from verifypd.models.shards import Shard

@@ -17,8 +17,8 @@ from tests.models.checkpoints import FAMILIES, PagedRun, Unpacked, load, random_
 from verifypd import kernels
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import Int8Weight
-from verifypd.kernels.base import Quantization
 from verifypd.kernels.torch import TorchKernels
+from verifypd.kernels.weights import Quantization
 from verifypd.models.checkpoint import SafetensorsFolder
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.loader import load_model, weight_bytes

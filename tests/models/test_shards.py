@@ -16,8 +16,8 @@ from tests.models.sharded import Divided, in_process, in_threads, job_of, serve_
 from tests.models.test_gguf import load_gguf, write_gguf
 from verifypd.attention.choose import available_backends
 from verifypd.errors import ConfigError
-from verifypd.kernels.base import Int8Weight
 from verifypd.kernels.choose import select
+from verifypd.kernels.weights import Int8Weight
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.gguf import gguf_config
 from verifypd.models.shards import Shard

@@ -11,7 +11,7 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
-from verifypd.kernels.base import FP8
+from verifypd.kernels.weights import FP8
 from verifypd.kv.pool import LayerCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 5}  # enum in native_vectors.h; dtype of the cache

@@ -22,9 +22,10 @@ from verifypd.engine.rehearsal import rehearse
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
 from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
-from verifypd.kernels.base import FP8, Kernels, Quantization
+from verifypd.kernels.base import Kernels
 from verifypd.kernels.choose import select
 from verifypd.kernels.watch import watch_compiles
+from verifypd.kernels.weights import FP8, Quantization
 from verifypd.kv.budget import Budget, plan_budget, show
 from verifypd.kv.pool import block_bytes
 from verifypd.metrics.pauses import watch_collections

@@ -22,7 +22,8 @@ import torch
 
 from verifypd.engine.costs import device_name, keep
 from verifypd.kernels import build
-from verifypd.kernels.base import Kernels, Weight
+from verifypd.kernels.base import Kernels
+from verifypd.kernels.weights import Weight
 from verifypd.models.config import ModelConfig
 from verifypd.models.smollm2 import cache_root
 

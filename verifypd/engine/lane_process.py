@@ -15,8 +15,9 @@ from verifypd.config import EngineConfig
 from verifypd.engine.build import DEFAULT_CPU_KV, pick_device
 from verifypd.engine.sizes import GPU_SHARE, available_bytes
 from verifypd.errors import MemoryBudgetError, VerifyPDError
-from verifypd.kernels.base import FP8, Kernels, Quantization
+from verifypd.kernels.base import Kernels
 from verifypd.kernels.choose import select
+from verifypd.kernels.weights import FP8, Quantization
 from verifypd.kv.blocks import BlockPool
 from verifypd.kv.budget import show
 from verifypd.kv.pool import block_bytes

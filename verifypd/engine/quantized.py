@@ -9,7 +9,8 @@ import torch
 
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError
-from verifypd.kernels.base import Kernels, Quantization
+from verifypd.kernels.base import Kernels
+from verifypd.kernels.weights import Quantization
 from verifypd.models.config import ModelConfig, ModelSource
 
 log = logging.getLogger(__name__)

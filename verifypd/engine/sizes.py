@@ -13,7 +13,7 @@ import torch
 from verifypd.config import EngineConfig, parse_bytes
 from verifypd.engine.quantized import kept_in, verifier_quantization
 from verifypd.errors import MemoryBudgetError
-from verifypd.kernels.base import FP8, Quantization
+from verifypd.kernels.weights import FP8, Quantization
 from verifypd.kv.budget import show
 from verifypd.kv.pool import block_bytes
 from verifypd.models.config import ModelConfig, ModelSource

@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verifypd.kernels.base import Int8Weight, Kernels
+    from verifypd.kernels.base import Kernels
     from verifypd.kernels.choose import select
     from verifypd.kernels.registry import triton_runs_on
+    from verifypd.kernels.weights import Int8Weight
 
 __all__ = ["Int8Weight", "Kernels", "select", "triton_runs_on"]
 
-_HOMES = {"Int8Weight": "base", "Kernels": "base", "select": "choose", "triton_runs_on": "registry"}
+_HOMES = {"Int8Weight": "weights", "Kernels": "base", "select": "choose", "triton_runs_on": "registry"}
 
 
 def __getattr__(name: str) -> object:

@@ -177,6 +177,7 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_linear": "pnnpippipnni",
         "vpd_takes_half": "",
         "vpd_takes_tiles": "",
+        "vpd_takes_panels": "",
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
@@ -196,8 +197,8 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_draft": "p",
     }
     told = (
-        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_attend", "vpd_layers", "vpd_place", "vpd_embed",
-        "vpd_project", "vpd_read", "vpd_draft", "vpd_place_last", "vpd_ids",
+        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_takes_panels", "vpd_attend", "vpd_layers", "vpd_place",
+        "vpd_embed", "vpd_project", "vpd_read", "vpd_draft", "vpd_place_last", "vpd_ids",
     )  # fmt: skip
     results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t

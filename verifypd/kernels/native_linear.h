@@ -1,5 +1,5 @@
 /* Linear layers: register tiles, products of every type of weights, int8 by dot products of int8 where there are any.
- * native_half.h and native_amx.h hold the products of other instructions. Included by native.c.
+ * native_half.h, native_amx.h and native_panels.h hold products with weights in another order. Included by native.c.
  */
 
 /* ---- register tiles: M rows of x times O rows of w ------------------------------------------------------------ */
@@ -263,6 +263,7 @@ static void linear_dots(const linear_args *a, const split_rows *x, ptrdiff_t fro
 #define TILES
 #include "native_amx.h"
 #endif
+#include "native_panels.h"
 
 /* Whether weights may come as HALF. */
 EXPORT int vpd_takes_half(void) {
@@ -277,6 +278,15 @@ EXPORT int vpd_takes_half(void) {
 EXPORT int vpd_takes_tiles(void) {
 #ifdef TILES
     return amx_allowed();
+#else
+    return 0;
+#endif
+}
+
+/* Whether weights should come as PANELS: where nothing multiplies bfloat16 faster. */
+EXPORT int vpd_takes_panels(void) {
+#if defined(__AVX2__) && defined(__FMA__)
+    return !vpd_takes_tiles();
 #else
     return 0;
 #endif
@@ -317,6 +327,10 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
     if (type == HALF) return product_half(&a, chunk, threads);
 #endif
+    if (type == PANELS) {
+        product_panels(&a, threads);
+        return 0;
+    }
 #ifdef __ARM_FEATURE_DOTPROD
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif

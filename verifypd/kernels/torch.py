@@ -6,19 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.kernels.base import (
-    Activation,
-    Composed,
-    Fp8Weight,
-    HalfWeight,
-    Int8Weight,
-    PagedRows,
-    Rows,
-    Weight,
-    fp8_rows,
-    whole,
-)
+from verifypd.kernels.base import Activation, Composed, PagedRows, Rows, whole
 from verifypd.kernels.launch import fp8_products
+from verifypd.kernels.weights import Fp8Weight, Int8Weight, PackedWeight, Weight, fp8_rows
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -43,7 +33,7 @@ class TorchKernels(Composed):
         x = whole(x)
         if isinstance(weight, Fp8Weight) and multiplies_fp8(x, weight):
             return scaled_product(*self.fp8_rows(x), weight, bias)
-        if isinstance(weight, HalfWeight | Fp8Weight):
+        if isinstance(weight, PackedWeight | Fp8Weight):
             weight = weight.dequantize(x.dtype)
         if isinstance(weight, Int8Weight):
             # the packed product is wrong for rows that are no multiple of 16 long

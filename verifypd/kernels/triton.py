@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from verifypd.kernels import skinny
-from verifypd.kernels.base import FP8, Activation, Fp8Weight, HalfWeight, Int8Weight, Normed, PagedRows, Rows, Weight
+from verifypd.kernels.base import Activation, Normed, PagedRows, Rows
 from verifypd.kernels.launch import dependent, fp8_products, shared_memory
 from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, skinny_tile
 from verifypd.kernels.torch import TorchKernels
@@ -30,6 +30,7 @@ from verifypd.kernels.triton_kernels import (
     product_tile,
 )
 from verifypd.kernels.triton_products import skinny_product, skinny_qkv, split_rows
+from verifypd.kernels.weights import FP8, Fp8Weight, Int8Weight, PackedWeight, Weight
 
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
@@ -55,7 +56,7 @@ class TritonKernels(TorchKernels):
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
-        if isinstance(weight, HalfWeight):
+        if isinstance(weight, PackedWeight):
             weight = weight.dequantize(weight.dtype)
         elif (matrix := self._streamed(x, weight)) is not None:  # that are older than the kernel before
             return skinny.linear(x, matrix, bias)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import FP8, FP8_MAX
+from verifypd.kernels.weights import FP8, FP8_MAX
 
 SEEN = 7  # the largest entry that was seen lies in [2^(SEEN - 1), 2^SEEN)
 

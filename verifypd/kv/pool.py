@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import FP8, Kernels, PagedRows
+from verifypd.kernels.base import Kernels, PagedRows
+from verifypd.kernels.weights import FP8
 from verifypd.kv.fp8 import fitting, narrowed, widened
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import Kernels, Rows, Weight
+from verifypd.kernels.base import Kernels, Rows
 from verifypd.kernels.native import NativeKernels
+from verifypd.kernels.weights import Weight
 from verifypd.kv.pool import KVCache, LayerCache
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import DecoderLayer, WeightSpec, layer_specs, rope_tables

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Kernels, Quantization, Rows, Weight
+from verifypd.kernels.base import Kernels, Rows
+from verifypd.kernels.weights import Quantization, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig

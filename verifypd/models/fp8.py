@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ModelError
-from verifypd.kernels.base import FP8
+from verifypd.kernels.weights import FP8
 from verifypd.models.checkpoint import SafetensorsFolder, TensorSource, copy_chunks
 from verifypd.models.fp8_config import Fp8Format
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import QUANTIZED, Fp8Weight, HalfWeight, Int8Weight, Kernels, Quantization, Weight
+from verifypd.kernels.base import Kernels
 from verifypd.kernels.native import NativeKernels
+from verifypd.kernels.weights import QUANTIZED, Fp8Weight, Int8Weight, PackedWeight, Quantization, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
@@ -169,7 +170,7 @@ def rows_of(weight: Weight, ids: Tensor | None, kernels: Kernels, quantization: 
         return weight if ids is None else replace(weight, values=weight.values[ids], scale=weight.scale[ids])
     if ids is None and quantization is None:
         return weight
-    if isinstance(weight, HalfWeight):
+    if isinstance(weight, PackedWeight):
         rows = weight.dequantize(weight.dtype) if ids is None else weight.rows(ids.long()).to(weight.dtype)
     else:
         rows = weight if ids is None else weight[ids].contiguous()

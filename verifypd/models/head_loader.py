@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import HalfWeight, Quantization, Weight
+from verifypd.kernels.weights import PackedWeight, Quantization, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import D2T, VOCAB_MAP, SafetensorsFolder, TensorSource, canonical, open_folder
 from verifypd.models.config import ModelConfig, ModelSource
@@ -341,7 +341,7 @@ def _weights(
         fill(weights, specs, tensors, config)
         ids = _ids(tensors, rows, config.vocab_size)
     own, shared = weights.get("embedding"), verifier.embedding
-    if isinstance(shared, HalfWeight):
+    if isinstance(shared, PackedWeight):
         shared = shared.dequantize(shared.dtype)
     if isinstance(own, Tensor) and isinstance(shared, Tensor) and torch.equal(own, shared):
         del weights["embedding"]  # a copy of the verifier's

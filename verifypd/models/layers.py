@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifypd.kernels.base import Weight
+from verifypd.kernels.weights import Weight
 from verifypd.models.config import ModelConfig, Rope
 
 # Rows of a span may reach past the longest context by the draft length: their output is dropped, their lookup holds.

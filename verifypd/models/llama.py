@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout
-from verifypd.kernels.base import Rows, Weight
+from verifypd.kernels.base import Rows
+from verifypd.kernels.weights import Weight
 from verifypd.kv.pool import LayerCache
 from verifypd.models.base import Model
 from verifypd.models.layers import DecoderLayer

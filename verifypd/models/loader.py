@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from verifypd.errors import ConfigError, ModelError
-from verifypd.kernels.base import FP8, Fp8Weight, Int8Weight, Kernels, Quantization, Weight
+from verifypd.kernels.base import Kernels
+from verifypd.kernels.weights import FP8, Fp8Weight, Int8Weight, Quantization, Weight
 from verifypd.models.base import Model
 from verifypd.models.checkpoint import MAPS, SafetensorsFolder, TensorSource, copy_chunks
 from verifypd.models.config import ModelConfig, ModelSource

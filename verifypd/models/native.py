@@ -16,8 +16,8 @@ from torch import Tensor
 from verifypd.attention.base import PassLayout
 from verifypd.attention.native import TYPES as CACHE_TYPES
 from verifypd.kernels import build
-from verifypd.kernels.base import Weight
 from verifypd.kernels.native import TYPES, NativeKernels, operand
+from verifypd.kernels.weights import Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.config import ModelConfig
 from verifypd.models.layers import DecoderLayer

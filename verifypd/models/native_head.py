@@ -14,8 +14,8 @@ from torch import Tensor
 
 from verifypd.attention.base import PassLayout
 from verifypd.kernels import build
-from verifypd.kernels.base import Weight
 from verifypd.kernels.native import TYPES, NativeKernels
+from verifypd.kernels.weights import Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.native import Matrix, NativeLayers, Vector, matrix, values_of, vector
 

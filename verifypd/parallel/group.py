@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from verifypd.attention.base import PassLayout
-from verifypd.kernels.base import Quantization
+from verifypd.kernels.weights import Quantization
 from verifypd.models.config import ModelSource
 from verifypd.models.shards import Shard
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verifypd.attention.base import AttentionBackend, PassLayout, Reader
 from verifypd.attention.native import NativeAttention
-from verifypd.kernels.base import FP8
+from verifypd.kernels.weights import FP8
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
