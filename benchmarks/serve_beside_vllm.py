@@ -9,9 +9,9 @@ Arms are ours:plain (no draft), ours:head, ours:eagle3, ours:tiny1b, ours:auto (
 vllm:tiny1b. Settings may follow: `ours:head:controller=fixed,max_draft=4` (any of the engine's), `vllm:eagle:k=2` (any
 argument of vLLM's engine). --peer is a folder whose `site/` holds vLLM and what it imports; without it vLLM is imported
 from this environment. What follows `--` is for `verifypd bench serve`, which has the last vLLM arm as its reference.
-Weights are random, in the shape of --model, with a tokenizer of numbered
-words, so that both servers turn tokens into text. Servers start one after the other, since ours times its passes then.
-vLLM captures the graphs it captures by default. Logs are in OUT/logs.
+Weights are random, in the shape of --model, with a tokenizer of numbered words, so that both servers turn tokens into
+text. Servers start one after the other, since ours times its passes then. vLLM captures the graphs it captures by
+default. Logs are in OUT/logs.
 """
 
 from __future__ import annotations

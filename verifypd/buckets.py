@@ -13,7 +13,10 @@ def bucket(n: int) -> int:
 
 def row_bucket(n: int) -> int:
     """Rows of a pass without chunks: the buckets, and from 128 on, where each costs, steps of an eighth of a power."""
-    return bucket(n) if n <= 128 else -(-n // (step := (1 << (n - 1).bit_length()) // 8)) * step
+    if n <= 128:
+        return bucket(n)
+    step = (1 << (n - 1).bit_length()) // 8
+    return -(-n // step) * step
 
 
 def chunk_bucket(n: int) -> int:

@@ -13,10 +13,10 @@ def record(due: float, outputs: list[float], tokens: int, finished: bool = True,
     return Record(due, due, tuple(outputs), tokens, first, finished)
 
 
-def steady(count: int, step: float, tokens: int = 9, seconds: float | None = None) -> Outcome:
-    """Requests that all arrive at 0 and get a token every `step` s, a little later each."""
-    records = [record(0.0, [step * (1 + i / 50) * (n + 1) for n in range(tokens)], tokens) for i in range(count)]
-    return Outcome(tuple(records), count, seconds or max(r.outputs[-1] for r in records))
+def steady(step: float) -> Outcome:
+    """Ten requests that all arrive at 0 and get nine tokens, one every `step` s, a little later each."""
+    records = [record(0.0, [step * (1 + i / 50) * (n + 1) for n in range(9)], 9) for i in range(10)]
+    return Outcome(tuple(records), 10, max(r.outputs[-1] for r in records))
 
 
 def test_figures_by_hand() -> None:
@@ -41,7 +41,7 @@ def test_a_late_sender_counts_from_when_a_request_was_due() -> None:
 
 
 def test_runs_are_pooled() -> None:
-    fast, slow = steady(10, 0.01), steady(10, 0.03)
+    fast, slow = steady(0.01), steady(0.03)
     found = figures([fast, slow])
     assert found["requests"] == 20
     assert found["tok_s"] == pytest.approx(180 / (fast.seconds + slow.seconds))

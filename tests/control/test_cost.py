@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -27,11 +28,13 @@ TRUE = Coefficients(
     draft_context=12e-9,
     draft_row=5e-6,
 )
+COUNTS = (1, 4, 16, 32, 64, 128)  # of requests
+UNEVEN = (32, 33, 64, 65, 128, 129)  # whose rows fill a bucket, or are just too many for it
 
 
-def step(truth: CostModel, rng: random.Random, noise: float = 0.0) -> StepTiming:
-    """A made-up step with the seconds the truth gives it."""
-    count, drafts = rng.choice((1, 4, 16, 32, 64, 128)), rng.randint(0, 6)
+def step(truth: CostModel, rng: random.Random, noise: float, counts: Sequence[int]) -> StepTiming:
+    """A made-up step with the seconds the truth gives it. counts: of requests, one of which it has."""
+    count, drafts = rng.choice(counts), rng.randint(0, 6)
     chunk = rng.choice((0, 0, 128, 512))
     apart = bool(chunk) and rng.random() < 0.5
     each, start = rng.randint(100, 3000), rng.randint(0, 2000)
@@ -57,9 +60,11 @@ def step(truth: CostModel, rng: random.Random, noise: float = 0.0) -> StepTiming
     )
 
 
-def samples(truth: CostModel, count: int, seed: int = 0, noise: float = 0.0) -> list[StepTiming]:
+def samples(
+    truth: CostModel, count: int, seed: int = 0, noise: float = 0.0, counts: Sequence[int] = COUNTS
+) -> list[StepTiming]:
     rng = random.Random(seed)
-    return [step(truth, rng, noise) for _ in range(count)]
+    return [step(truth, rng, noise, counts) for _ in range(count)]
 
 
 def miss(model: CostModel, timings: list[StepTiming]) -> float:
@@ -155,9 +160,9 @@ def test_a_fit_recovers_what_was_planted_the_knee_included() -> None:
 def test_a_fit_to_padded_passes_knows_what_they_are_padded_to() -> None:
     truth, model = CostModel(TRUE), CostModel()
     truth.padded = model.padded = True
-    other = CostModel().fit(samples(truth, 300))
-    assert miss(model.fit(samples(truth, 300)), samples(truth, 100, seed=1)) < 0.001
-    assert miss(other, samples(truth, 100, seed=1)) > 0.005
+    measured, unseen = samples(truth, 300, counts=UNEVEN), samples(truth, 100, seed=1, counts=UNEVEN)
+    assert miss(model.fit(measured), unseen) < 1e-6
+    assert miss(CostModel().fit(measured), unseen) > 0.01
 
 
 def test_a_fit_of_noisy_measurements_is_close() -> None:

@@ -77,6 +77,22 @@ def test_a_view_of_a_prompt(request_: Request) -> None:
     assert (view.prefill_left, view.draft_limit, view.expected, view.proposer) == (1, 0, 0, None)
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({"slo_ttft": 300.0, "slo_tpot": 7.0}, (300.0, 7.0)),
+        ({"deadline_ms": 1000.0}, (500.0, 500.0 / 40)),  # answers have 40 tokens on average
+    ],
+)
+def test_a_view_shows_the_requests_own_targets(
+    request_: Request, own: dict[str, Any], wanted: tuple[float, float]
+) -> None:
+    request_.params = SamplingParams(**own)
+    engine: Any = SimpleNamespace(config=EngineConfig(slo_ttft=700.0, slo_gap=20.0), drafter=None, choice=None)
+    view = _view(engine, request_, 110.0, True, 40.0)
+    assert (view.slo_ttft, view.slo_tpot) == pytest.approx(wanted)
+
+
 def test_an_observation_names_what_it_saw(request_: Request) -> None:
     span = VerifySpan(slot=5, rows=5, drafts=4, start=None, emits=True, context=27, drafter="ngram")
     verdict = Verdict(slot=5, accepted=2, drafted=4, tokens=(7, 8, 9), finish=None)

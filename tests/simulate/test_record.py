@@ -1,4 +1,8 @@
-"""The simulator against reality: runs recorded on a GPU, and the same arrivals simulated with the costs they show."""
+"""The simulator against reality: runs recorded on a GPU, and the same arrivals simulated with the costs they show.
+
+Recorded steps are planned and padded as 7212482 did, simulated ones as today: a difference may be the simulator's or
+the policy's.
+"""
 
 from __future__ import annotations
 

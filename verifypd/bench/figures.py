@@ -1,4 +1,4 @@
-"""From the times of requests to figures: one function for every engine, runs pooled, ratios with an interval.
+"""From the times of requests to figures: one function for every engine, runs pooled, requests drawn again.
 
 Knows times and counts; nothing of engines. Definitions: TTFT is the first output less the time the request was due;
 TPOT is (last - first) / (tokens - 1); a gap is the time between two outputs of one request; throughput counts all
@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SLO_TTFT, SLO_TPOT = 0.5, 0.015  # s
 ROUNDS = 200  # of the bootstrap
-COVERAGE = 0.95  # of an interval
 BIN = 0.01  # width of a gap's bin in an interval, as a share
 LEAST, MOST = 1e-5, 1e2  # s; gaps outside are counted with these
 TICK = 1e-6  # s; times travel as whole numbers of it

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from verifypd.bench.figures import COVERAGE, ROUNDS, TARGETS, Floats, Outcome, Sample, Targets, ranked, sample
+from verifypd.bench.figures import ROUNDS, TARGETS, Floats, Outcome, Sample, Targets, ranked, sample
 
 FASTER, SLOWER, NONE = "faster", "slower", "no difference"
 UNKNOWN = "one seed"  # an interval over seeds needs two
@@ -28,6 +28,7 @@ COMPARED = (
     "gap_ms_p50", "gap_ms_p99",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("tok_s", "good_share")
+COVERAGE = 0.95  # of an interval
 NORMAL = 1.959964  # two-sided, 95 %
 STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)  # by degrees of freedom
 BINS = 40  # of a histogram
