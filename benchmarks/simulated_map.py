@@ -221,6 +221,7 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FormatStrFormatter
 
+    folder.mkdir(parents=True, exist_ok=True)
     alphas = sorted({row["alpha"] for row in rows})
     figures = (("goodput", "goodput, requests/s"), ("tpot_p95", "TPOT p95, ms"), ("e2e_p95", "E2E p95, s"))
     for suffix, theme in THEMES.items():

@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", "at once"),
     "head-low-acceptance": beside.low_acceptance,
     "x86-passes": cpu.x86_passes,
+    "panel-passes": cpu.panel_passes,
     "x86-tiles": cpu.x86_tiles,
     "busy-machine": cpu.busy_machine,
     "cpu-map": cpu.cpu_map,

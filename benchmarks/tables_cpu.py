@@ -23,6 +23,8 @@ OVER = {
 }
 ARM_READ = 269e6 / 36.6e9 * 1e3  # ms to read smollm2's weights in bfloat16
 ARM_ROW = 134.5e6 / 80e9 * 1e3  # ms of a row's multiply-adds in float16, on two cores
+X86_READ = 269e6 / 20.3e9 * 1e3  # of the x86 CPU without tiles; two cores together
+X86_ROW = 134.5e6 / 143e9 * 1e3  # in float32
 MAPPED = ("plain", "baseline:4", "pd:4", "pdv:4", "unified:2", "unified:4", "unified:8", "table", "auto")
 FIRST = {"0": "no rows", "2": "two rows and more", "1": "all rows"}
 
@@ -35,6 +37,25 @@ def x86_passes() -> str:
         for arm, name in ARMS.items()
     ]
     return rows(["ms a pass of", *map(str, SHOWN), "five / one"], lines) + source("wide_passes-xeon")
+
+
+def panel_passes() -> str:
+    """Time of a pass by its rows on an x86 CPU without tiles, before and since weights lie in panels, and the floor."""
+    name, older = "wide_passes-cascade-lake", "wide_passes-cascade-lake-acc7fc5"
+    found, before = ({each["rows"]: each for each in read(file)["passes"]} for file in (name, older))
+    counts = (*SHOWN, 64, 128)
+    kinds = {"bfloat16, in panels": (found, "bfloat16"), "bfloat16, before": (before, "bfloat16")}
+    kinds |= {
+        "int8": (found, "int8"),
+        "float32": (found, "float32"),
+        "bfloat16 as torch multiplies it": (found, "torch"),
+    }
+    lines = [[called, *(f"{own[n][arm]['ms']:.1f}" for n in counts)] for called, (own, arm) in kinds.items()]
+    floors = [max(X86_READ, n * X86_ROW) for n in counts]
+    lines.append(["floor of bfloat16: memory, then multiply-adds", *(f"{floor:.1f}" for floor in floors)])
+    reached = [floor / found[n]["bfloat16"]["ms"] for n, floor in zip(counts, floors, strict=True)]
+    lines.append(["reached in panels", *(f"{share:.0%}" for share in reached)])
+    return rows(["ms a pass of", *map(str, counts)], lines) + source(name, older)
 
 
 def x86_tiles() -> str:
