@@ -45,7 +45,7 @@ def check(kernels: NativeKernels) -> dict[str, float]:
     x, weight = torch.randn(40, 576), torch.randn(200, 576) / 24
     found = {}
     for name, given in (
-        ("float32", weight),
+        ("float32", kernels.pack(weight)),
         ("bfloat16", kernels.pack(weight.bfloat16())),
         ("int8", Int8Weight.quantize(weight)),
     ):
@@ -108,7 +108,7 @@ def main() -> None:
         "torch": torch.__version__,
         "float16": kernels.halves,
         "amx": kernels.tiles,
-        "panels": kernels.panels,
+        "panels": sorted(str(dtype) for dtype in kernels.panels),
         "error": check(kernels),
     }
     print(json.dumps(report), flush=True)
@@ -124,7 +124,7 @@ def main() -> None:
             if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
                 continue
             assert isinstance(own, NativeKernels)
-            own._torch_rows, own.halves, own.panels = {torch.bfloat16: 1}, False, False
+            own._torch_rows, own.halves, own.panels = {torch.bfloat16: 1}, False, set()
         models[name] = load_model(
             resolve("smollm2"),
             dtype=dtype,

@@ -209,16 +209,20 @@ def paneling(request: pytest.FixtureRequest, native: Kernels, monkeypatch: pytes
     """With vectors as wide as the processor has them, and with those of most x86 processors."""
     if request.param != "native":
         library = request.getfixturevalue("library_without_avx512")
-        assert library.vpd_takes_panels()
+        assert library.vpd_takes_panels(0) and library.vpd_takes_panels(1)
         monkeypatch.setattr(build, "library", lambda: library)
         native = NativeKernels(batch_invariant=True)
     assert isinstance(native, NativeKernels)
     return native
 
 
+PANELED = [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", PANELED)
 @pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1040, 112), (2064, 64), (16, 16)])
-def test_panel_linear(paneling: NativeKernels, width: int, outputs: int) -> None:
-    x, weight, bias = random(130, width), random(outputs, width, dtype=torch.bfloat16), random(outputs)
+def test_panel_linear(paneling: NativeKernels, width: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight, bias = random(130, width), random(outputs, width, dtype=dtype), random(outputs)
     packed, expected = PanelWeight.pack(weight), x.double() @ weight.double().T
     error = (paneling.linear(x, packed) - expected).norm() / expected.norm()
     assert error < 2e-6
@@ -228,9 +232,10 @@ def test_panel_linear(paneling: NativeKernels, width: int, outputs: int) -> None
     assert torch.equal(paneling.linear(part, packed), paneling.linear(part.clone(), packed))
 
 
+@pytest.mark.parametrize("dtype", PANELED)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_panel_linear_is_batch_invariant(paneling: NativeKernels, threads: int) -> None:
-    x, packed = random(130, 1056), PanelWeight.pack(random(208, 1056, dtype=torch.bfloat16))
+def test_panel_linear_is_batch_invariant(paneling: NativeKernels, threads: int, dtype: torch.dtype) -> None:
+    x, packed = random(130, 1056), PanelWeight.pack(random(208, 1056, dtype=dtype))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = torch.cat([paneling.linear(x[i : i + 1], packed) for i in range(130)])
@@ -242,8 +247,9 @@ def test_panel_linear_is_batch_invariant(paneling: NativeKernels, threads: int) 
         torch.set_num_threads(before)
 
 
-def test_panels_keep_nan_and_infinity_where_they_are(paneling: NativeKernels) -> None:
-    x, weight = random(14, 64), random(32, 64, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", PANELED)
+def test_panels_keep_nan_and_infinity_where_they_are(paneling: NativeKernels, dtype: torch.dtype) -> None:
+    x, weight = random(14, 64), random(32, 64, dtype=dtype)
     x[1, 5], weight[3, 7], weight[4, 8] = torch.nan, torch.nan, torch.inf
     y = paneling.linear(x, PanelWeight.pack(weight))
     assert y[1].isnan().all() and y[:, 3].isnan().all() and y[0, 4].isinf()
@@ -251,24 +257,27 @@ def test_panels_keep_nan_and_infinity_where_they_are(paneling: NativeKernels) ->
     assert y.isfinite().all()
 
 
-def test_panel_weight() -> None:
-    weight = random(48, 80, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", PANELED)
+def test_panel_weight(dtype: torch.dtype) -> None:
+    weight = random(48, 80, dtype=dtype)
     packed = PanelWeight.pack(weight)
-    assert packed.shape == (48, 80) and packed.dtype is torch.bfloat16
-    assert packed.nbytes == 48 * 80 * 2
-    assert torch.equal(packed.dequantize(torch.bfloat16), weight)
+    assert packed.shape == (48, 80) and packed.dtype is dtype
+    assert packed.nbytes == weight.nbytes
+    assert torch.equal(packed.dequantize(dtype), weight)
     ids = torch.tensor([[3, 4], [47, 0]])
     assert torch.equal(packed.rows(ids), weight.float()[ids])
-    for other in (weight.float(), weight.half(), weight[:40], weight[:, :72], weight[0]):
+    for other in (weight.half(), weight[:40], weight[:, :72], weight[0]):
         assert not PanelWeight.fits(other)
 
 
 def test_matrices_are_packed_for_the_processor(native: Kernels) -> None:
     assert isinstance(native, NativeKernels)
-    packed = native.pack(random(48, 80, dtype=torch.bfloat16))
-    wanted = HalfWeight if native.halves else PanelWeight if native.panels else Tensor
-    assert type(packed) is wanted and not (native.halves and native.panels) and not (native.tiles and native.panels)
-    assert isinstance(native.pack(random(40, 80, dtype=torch.bfloat16)), HalfWeight if native.halves else Tensor)
+    assert not (native.halves and native.panels) and not (native.tiles and torch.bfloat16 in native.panels)
+    for dtype in PANELED:
+        half = native.halves and dtype is torch.bfloat16
+        wanted = HalfWeight if half else PanelWeight if dtype in native.panels else Tensor
+        assert type(native.pack(random(48, 80, dtype=dtype))) is wanted
+        assert type(native.pack(random(40, 80, dtype=dtype))) is (HalfWeight if half else Tensor)
 
 
 def test_int8_weight() -> None:
@@ -340,7 +349,9 @@ def test_unknown_kernels_are_refused() -> None:
     assert select("meta").name == "torch"
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.int8, "half", "panels"])
+@pytest.mark.parametrize(
+    "kind", [torch.float32, torch.bfloat16, torch.float16, torch.int8, "half", "panels", "wide panels"]
+)
 def test_embed(native: Kernels, kind: torch.dtype | str) -> None:
     """Rows of every kind of table as torch reads them, to the bit."""
     table: Weight = random(32, 48)
@@ -348,6 +359,8 @@ def test_embed(native: Kernels, kind: torch.dtype | str) -> None:
         table = HalfWeight.pack(random(32, 48, dtype=torch.bfloat16))
     elif kind == "panels":
         table = PanelWeight.pack(random(32, 48, dtype=torch.bfloat16))
+    elif kind == "wide panels":
+        table = PanelWeight.pack(random(32, 48))
     elif kind is torch.int8:
         table = Int8Weight.quantize(random(32, 48))
     elif isinstance(kind, torch.dtype):

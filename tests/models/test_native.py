@@ -151,7 +151,7 @@ def test_a_family_with_a_layer_of_its_own_runs_its_own(checkpoint: Checkpoint, m
 
 
 def test_takes_no_pass_that_the_kernels_leave_to_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on x86, where torch multiplies many rows faster."""
+    """As with AMX tiles, where torch multiplies many rows faster."""
     model = native(checkpoint("llama"))
     assert isinstance(model.kernels, NativeKernels)
     assert isinstance(model.native, NativeLayers)

@@ -177,7 +177,7 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_linear": "pnnpippipnni",
         "vpd_takes_half": "",
         "vpd_takes_tiles": "",
-        "vpd_takes_panels": "",
+        "vpd_takes_panels": "i",
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",

@@ -1,7 +1,7 @@
 """Kernels in C, through ctypes. Knows which calls C takes and which go to torch; nothing of models.
 
-Activations are float32; weights float32, bfloat16, float16 or int8 with a scale per row, and those of 16 bits in the
-order in which the processor multiplies them best.
+Activations are float32; weights float32, bfloat16, float16 or int8 with a scale per row, and floats in the order in
+which the processor multiplies them best.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from verifypd.kernels.torch import keep_rows_, rows_before
 from verifypd.kernels.weights import Fp8Weight, HalfWeight, PanelWeight, Weight
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native_vectors.h
-HALF, PANELS = 4, 6
-# Rows from which torch's own product is faster; measured on a Xeon with AMX, SmolLM2-135M shapes: float32 64 rows level
-# at 100 ms, 256 rows 322 against 451.
-TORCH_ROWS = 65
+HALF = 4
+PANELS = {torch.bfloat16: 6, torch.float32: 7}
+TORCH_ROWS = 65  # from which torch's own product of bfloat16 is faster than ours, both by AMX tiles
 
 
 def operand(weight: Weight) -> tuple[int, int | None, int]:
@@ -28,14 +27,14 @@ def operand(weight: Weight) -> tuple[int, int | None, int]:
     if isinstance(weight, Tensor):
         return weight.data_ptr(), None, TYPES[weight.dtype]
     if isinstance(weight, PanelWeight):
-        return weight.values.data_ptr(), None, PANELS
+        return weight.values.data_ptr(), None, PANELS[weight.dtype]
     kind = HALF if isinstance(weight, HalfWeight) else TYPES[weight.values.dtype]
     return weight.values.data_ptr(), weight.scale.data_ptr(), kind
 
 
 class NativeKernels(Composed):
     """CPU only. A row's result is the same to the bit whatever rows come with it, unless torch takes over for many rows
-    (x86 only: float32, and bfloat16 where there are AMX tiles); with `batch_invariant` it never does."""
+    (bfloat16 where there are AMX tiles); with `batch_invariant` it never does."""
 
     name = "native"
 
@@ -46,12 +45,8 @@ class NativeKernels(Composed):
         self.batch_invariant = batch_invariant
         self.halves = bool(loaded.vpd_takes_half())  # whether matrices are packed as float16
         self.tiles = bool(loaded.vpd_takes_tiles())  # whether bfloat16 and int8 are multiplied by AMX tiles
-        self.panels = bool(loaded.vpd_takes_panels())  # whether matrices of bfloat16 are packed in panels
-        self._torch_rows: dict[torch.dtype, int] = {}
-        if build.processor().startswith("x86") and not batch_invariant:
-            self._torch_rows[torch.float32] = TORCH_ROWS
-            if self.tiles:
-                self._torch_rows[torch.bfloat16] = TORCH_ROWS
+        self.panels = {dtype for dtype in PANELS if loaded.vpd_takes_panels(TYPES[dtype])}  # that are packed so
+        self._torch_rows = {torch.bfloat16: TORCH_ROWS} if self.tiles and not batch_invariant else {}
         self._linear = loaded.vpd_linear
         self._norm = loaded.vpd_norm
         self._gated = loaded.vpd_gated
@@ -68,11 +63,11 @@ class NativeKernels(Composed):
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
     def pack(self, weight: Tensor | Fp8Weight) -> Weight:
-        """16-bit floats as float16 where the processor multiplies it (native_half.h says what that costs), bfloat16 in
-        panels where it multiplies float32 (native_panels.h). fp8 is widened before."""
+        """16-bit floats as float16 where the processor multiplies it (native_half.h says what that costs), others in
+        panels where that is fastest (native_panels.h). fp8 is widened before."""
         if isinstance(weight, Fp8Weight):
             weight = weight.dequantize(weight.dtype)
-        if self.panels and PanelWeight.fits(weight):
+        if weight.dtype in self.panels and PanelWeight.fits(weight):
             return PanelWeight.pack(weight)
         return HalfWeight.pack(weight) if self.halves and HalfWeight.fits(weight) else weight
 

@@ -283,11 +283,12 @@ EXPORT int vpd_takes_tiles(void) {
 #endif
 }
 
-/* Whether weights should come as PANELS: where nothing multiplies bfloat16 faster. */
-EXPORT int vpd_takes_panels(void) {
+/* Whether weights of this type should come in panels: where nothing multiplies them faster. */
+EXPORT int vpd_takes_panels(int type) {
 #if defined(__AVX2__) && defined(__FMA__)
-    return !vpd_takes_tiles();
+    return type == F32 || (type == BF16 && !vpd_takes_tiles());
 #else
+    (void)type;
     return 0;
 #endif
 }
@@ -327,8 +328,8 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
     if (type == HALF) return product_half(&a, chunk, threads);
 #endif
-    if (type == PANELS) {
-        product_panels(&a, threads);
+    if (type == PANELS || type == WIDE_PANELS) {
+        product_panels(&a, type == PANELS ? 2 : 4, threads);
         return 0;
     }
 #ifdef __ARM_FEATURE_DOTPROD

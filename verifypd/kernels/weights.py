@@ -157,21 +157,24 @@ class HalfWeight(_Scaled):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelWeight:
-    """A weight matrix in bfloat16 for processors that multiply float32: 16 rows side by side, two entries of each."""
+    """A weight matrix for processors that multiply float32 in vectors: 16 rows side by side, entry by entry.
 
-    values: Tensor  # [out / 16, in / 2, 16, 2] bfloat16: entries 2 j and 2 j + 1 of rows 16 i to 16 i + 15
+    In bfloat16 two entries of a row lie together.
+    """
+
+    values: Tensor  # [out / 16, in / e, 16, e], e entries: e j to e j + e - 1 of rows 16 i to 16 i + 15
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
-        """Whether a tensor can be packed: a matrix of bfloat16 whose sides divide."""
+        """Whether a tensor can be packed: a matrix of bfloat16 or float32 whose sides divide."""
         whole = weight.dim() == 2 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
-        return whole and weight.dtype is torch.bfloat16
+        return whole and weight.dtype in (torch.bfloat16, torch.float32)
 
     @classmethod
     def pack(cls, weight: Tensor) -> PanelWeight:
         """weight [out, in], a matrix that `fits`."""
-        outputs, width = weight.shape
-        return cls(weight.view(outputs // 16, 16, width // 2, 2).transpose(1, 2).contiguous())
+        (outputs, width), entries = weight.shape, 4 // weight.element_size()
+        return cls(weight.view(outputs // 16, 16, width // entries, entries).transpose(1, 2).contiguous())
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids` [...] in float32: a tied embedding is read this way."""
@@ -199,8 +202,8 @@ class PanelWeight:
     @property
     def shape(self) -> torch.Size:
         """[out, in]."""
-        panels, pairs, _, _ = self.values.shape
-        return torch.Size((16 * panels, 2 * pairs))
+        panels, steps, _, entries = self.values.shape
+        return torch.Size((16 * panels, steps * entries))
 
 
 PackedWeight = HalfWeight | PanelWeight
