@@ -68,6 +68,9 @@ LONG_HEAD = refusal(
     CallError(431, f"the request line and headers are longer than {MAX_HEAD} bytes", code="headers_too_large")
 )
 NO_HTTP = refusal(CallError(400, "that is not a valid HTTP request", code="invalid_http"))
+NO_LENGTH = refusal(
+    CallError(411, "the body has no length: send Content-Length or Transfer-Encoding: chunked", code="invalid_http")
+)
 
 
 class LongHeadError(Exception):
@@ -185,9 +188,10 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or one that follows the body."""
+        """A header; one that follows the body is passed over, or it would count as part of the head."""
         self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_message_complete(self) -> None:
         """The request is whole; another may follow."""
@@ -284,9 +288,11 @@ class Protocol(HttpToolsProtocol):
     def _give_up(self, answer: bytes) -> None:
         """What came cannot be read. That is said where no other answer is under way, or owed before this one."""
         wrong = None if self._in_head else self.cycle
-        owed = any(cycle is not wrong and not cycle.response_complete for cycle in self._cycles)
+        owed = [cycle for cycle in self._owed() if cycle is not wrong]
         self._leave()
-        if owed or (wrong is not None and wrong.response_started):
+        if len(owed) == 1 and self._in_head and _lengthless(owed[0]):
+            self._turn_away(NO_LENGTH)  # what came is its body
+        elif owed or (wrong is not None and wrong.response_started):
             self._deaf = True
             self.transport.close()
         else:
@@ -313,6 +319,12 @@ class Protocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._head = self.loop.call_later(LAST_WORDS, self.transport.close)
+
+
+def _lengthless(cycle: RequestResponseCycle) -> bool:
+    """Whether a request that should have a body says nothing of its length, and is not answered yet."""
+    framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in cycle.scope["headers"])
+    return cycle.scope["method"] in ("POST", "PUT", "PATCH") and not framed and not cycle.response_started
 
 
 class Server(uvicorn.Server):
