@@ -139,8 +139,8 @@ class Protocol(HttpToolsProtocol):
     _ended = False  # the client will send no more
     _asked = False  # and was sent something to see whether it is there
     _in_head = True  # what comes next belongs to the head of a request
-    _begun = False  # a request began or ended in the data at hand
-    _head_read = 0  # bytes of a head that were read, but for those that came with what was before it
+    _moved = False  # the data at hand brought the begin, the end or a part of the body of a request
+    _head_read = 0  # bytes that were read since anything did: of a head, a chunk's size, headers behind the body
     _head_size = 0  # bytes of its lines that are whole
     _rest = memoryview(b"")  # comes after a head that was read again
 
@@ -167,19 +167,19 @@ class Protocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:
             self._await_head()
-        self._begun = False
+        self._moved = False
         super().data_received(data)
         while len(self._rest) and not self._deaf:
             rest, self._rest = self._rest, memoryview(b"")
             super().data_received(rest)  # type: ignore[arg-type]  # a parser takes any buffer
-        if self._in_head and not self._begun and not self._deaf:
+        if not self._moved and not self._deaf:
             self._head_read += len(data)
             if self._head_read > MAX_HEAD:
                 self._give_up(LONG_HEAD)
 
     def on_message_begin(self) -> None:
         """A request begins: count its head anew."""
-        self._begun, self._head_read, self._head_size = True, 0, 0
+        self._moved, self._head_read, self._head_size = True, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -197,8 +197,13 @@ class Protocol(HttpToolsProtocol):
         """The request is whole; another may follow."""
         if self.parser.offered:
             return
-        self._in_head, self._begun, self._head_read = True, True, 0
+        self._in_head, self._moved, self._head_read = True, True, 0
         super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._moved, self._head_read = True, 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request; one whose head is too long is told so."""
@@ -210,7 +215,7 @@ class Protocol(HttpToolsProtocol):
             return  # it comes again
         self._stop_clock()
         super().on_headers_complete()
-        self._in_head = False
+        self._in_head, self._moved, self._head_read = False, True, 0
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
             if self.scope["http_version"] == "1.0":
