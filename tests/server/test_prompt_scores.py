@@ -156,11 +156,16 @@ def test_an_output_of_any_length_is_as_long_as_its_logprobs_have_room(
 
 
 def test_the_limit_is_a_setting(tokenizer: Tokenizer) -> None:
-    body = {"prompt": [70] * 10, "prompt_logprobs": 1, "n": 2}
+    scored = {"prompt": [70] * 10, "prompt_logprobs": 1, "n": 2}
+    response = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 3, "max_output_tokens": 10}
     with api(tokenizer, max_scores=39) as client:
-        answer = client.post("/v1/completions", json=body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == "prompt_logprobs" and "the limit is 39" in error["message"]
+        for path, body, param in (
+            ("/v1/completions", scored, "prompt_logprobs"),
+            ("/v1/responses", response, "top_logprobs"),
+        ):
+            answer = client.post(path, json=body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["param"] == param and "the limit is 39" in error["message"]
 
 
 @pytest.mark.parametrize("echo", [None, ["text"]])
