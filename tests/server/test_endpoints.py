@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import urllib.error
 import urllib.request
 
 import openai
@@ -9,6 +12,7 @@ import pytest
 
 from tests.server.samples import IDS, PROMPT
 from tests.server.serving import events
+from verifypd.server.dashboard import VIEWERS
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -67,11 +71,47 @@ def test_state(server):
     assert "curl" in server.curl and str(server.port) in server.curl
 
 
-def test_metrics_head(server):
-    """What aiperf asks first: the headers of GET, and no body."""
-    with urllib.request.urlopen(urllib.request.Request(server.address + "/metrics", method="HEAD"), timeout=10) as got:
-        assert got.status == 200 and got.headers["content-type"].startswith("text/plain") and got.read() == b""
-        assert int(got.headers["content-length"]) > 1000
+PAGES = ["/", "/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny", "/v1/models/no"]
+PAGES += ["/v1/responses/x", "/tokenizer_info", "/docs", "/openapi.json", "/dashboard", "/dashboard/dashboard.js"]
+
+
+@pytest.fixture
+def connection(server):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_head_is_get_without_its_body(connection, path):
+    """As load balancers ask, and aiperf of /metrics first. The next request on the connection has its own answer."""
+    told = []
+    for method in ("GET", "HEAD", "GET"):
+        connection.request(method, path)
+        answer = connection.getresponse()
+        body, headers = answer.read(), dict(answer.getheaders())
+        assert headers.pop("x-request-id") and headers.pop("date")
+        size = int(headers.pop("content-length"))
+        assert size > 10 and len(body) == (0 if method == "HEAD" else size)
+        told.append((answer.status, headers))
+    assert told[0] == told[1] == told[2]
+
+
+def test_head_of_a_stream_ends(connection):
+    for _ in range(VIEWERS + 1):
+        connection.request("HEAD", "/dashboard/events")
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.getheader("content-type").startswith("text/event-stream")
+        assert answer.read() == b""
+    connection.request("GET", "/health")
+    assert connection.getresponse().read() == b'{"status":"ok"}'
+
+
+def test_what_has_no_get_has_no_head(server):
+    for method, path, allowed in (("HEAD", "/v1/completions", "POST"), ("DELETE", "/health", "GET, HEAD")):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(server.address + path, method=method), timeout=10)
+        with refused.value as answer:
+            assert answer.code == 405 and answer.headers["allow"] == allowed
 
 
 def test_metrics_count(server):

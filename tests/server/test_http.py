@@ -122,6 +122,51 @@ def test_bodies_that_are_no_plain_json(server: Server, path: str) -> None:
         assert status == 415 and answer["error"]["code"].startswith("unsupported_")
 
 
+HELLO = b'{"prompt": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("coding", "status", "code"),
+    [
+        (b"gzip, chunked", b" 501 ", "unsupported_encoding"),
+        (b"gzip\r\nTransfer-Encoding: chunked", b" 501 ", "unsupported_encoding"),
+        (b"identity, chunked", b" 501 ", "unsupported_encoding"),
+        (b"gzip", b" 400 ", "invalid_http"),
+        (b"chunked, gzip", b" 400 ", "invalid_http"),
+        (b"chunked, chunked", b" 400 ", "invalid_http"),
+        (b"chunked\r\nContent-Length: 5", b" 400 ", "invalid_http"),
+        (b"CHUNKED", b" 200 ", ""),
+        (b", chunked", b" 200 ", ""),
+    ],
+)
+def test_a_body_coded_on_its_way(server: Server, coding: bytes, status: bytes, code: str) -> None:
+    """Only chunks are known: what is packed as well was read as if it were not."""
+    data = gzip.compress(HELLO) if b"gzip" in coding else HELLO
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    with connect(server, timeout=10) as made:
+        made.sendall(head + b"Transfer-Encoding: " + coding + b"\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+        answer, body = parts(read_all(made))
+    assert status in answer
+    assert json.loads(body)["count"] if status == b" 200 " else json.loads(body)["error"]["code"] == code
+
+
+def test_headers_that_follow_a_body_count_for_nothing(server: Server) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    late = b"Host: y\r\nContent-Encoding: gzip\r\nContent-Type: text/plain\r\nX-Request-Id: late\r\n"
+    with connect(server, timeout=10) as made:
+        made.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n%b\r\n" % (len(HELLO), HELLO, late))
+        answer, body = parts(read_all(made))
+    assert b" 200 " in answer and b"late" not in answer and json.loads(body)["count"]
+
+
+def test_a_body_without_a_length(server: Server) -> None:
+    """It cannot be told from garbage behind the request; who sends it is told what is missing."""
+    with connect(server, timeout=10) as made:
+        made.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\r\n" + HELLO)
+        answer, body = parts(read_all(made))
+    assert b" 411 " in answer and "Content-Length" in json.loads(body)["error"]["message"]
+
+
 def test_json_by_any_of_its_names(server: Server) -> None:
     for kind in ("application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"):
         assert server.post("/tokenize", {"prompt": "x"}, **{"Content-Type": kind})[0] == 200

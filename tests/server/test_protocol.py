@@ -134,6 +134,41 @@ def test_a_head_too_long_is_told_so(pieces: tuple[bytes, ...]) -> None:
     run(work)
 
 
+@pytest.mark.parametrize(
+    "start",
+    [b"2\r\nhi\r\n0\r\nX: ", b"2\r\nhi\r\n0\r\nX", b"2;", b"2\r\nhi\r\n2;a="],
+    ids=["trailer", "name of a trailer", "extension", "extension of the next"],
+)
+@pytest.mark.parametrize("size", [1000, MAX_HEAD * 3 // 4])
+def test_a_line_of_a_body_without_end_is_told_so(start: bytes, size: int) -> None:
+    """The parser gathers it: a hundred megabytes behind a body kept everybody waiting for half a minute."""
+
+    async def work() -> None:
+        made = Connection()
+        pieces = MAX_HEAD // size
+        await made.feed(CHUNKED + start, *[b"a" * size] * pieces)
+        assert not made.transport.data and not made.transport.ended
+        await made.feed(b"a" * size)
+        assert made.transport.codes() == [431] and made.transport.ended and made.seen == ["http.disconnect"]
+        made.go.set()
+        await made.feed(b"a" * size, b"\r\n\r\n" + GET + b"\r\n")
+        assert made.transport.codes() == [431] and len(made.seen) == 1
+
+    run(work)
+
+
+def test_many_chunks_and_what_is_about_them() -> None:
+    async def work() -> None:
+        made = Connection()
+        made.go.set()
+        chunk = b"1;" + b"a" * 1000 + b"\r\nx\r\n"
+        data = CHUNKED + chunk * 1000 + b"0\r\nX: " + b"a" * 1000 + b"\r\n\r\n" + GET + b"\r\n"
+        await made.feed(*(data[at : at + 700] for at in range(0, len(data), 700)))
+        assert made.bodies == [b"x" * 1000, b""] and made.transport.codes() == [200, 200]
+
+    run(work)
+
+
 def test_what_is_no_head_does_not_count_as_one() -> None:
     """Neither bodies, whole or in pieces, nor the heads of requests before it."""
 

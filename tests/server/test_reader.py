@@ -23,7 +23,7 @@ from verifypd.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.xdist_group("server")
 
-LIMITS = Limits(max_model_len=30_000, vocab=384, max_output_tokens=None, max_choices=4)
+LIMITS = Limits(max_model_len=30_000, vocab=384, max_output_tokens=None, max_choices=4, max_scores=1 << 20)
 TEXT = "hello wörld 日 </s> " * 1000
 SAID = {"role": "user", "content": TEXT}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

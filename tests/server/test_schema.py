@@ -31,6 +31,7 @@ def test_every_operation_declares_its_errors(server: Server) -> None:
         )
         assert "422" not in document["paths"][path]["post"]["responses"]
     assert set(document["paths"]["/metrics"]) == {"get", "head"}
+    assert all("head" in methods for methods in document["paths"].values() if "get" in methods)
     assert "text/plain" in document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
 
 

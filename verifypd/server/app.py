@@ -45,6 +45,7 @@ REASONS = {
     429: "too much is waiting; Retry-After says when to try again",
     431: "the request line and headers are too long",
     500: "the engine failed on this request",
+    501: "the body has a transfer coding besides chunked",
     503: "the engine is starting, restarting or shutting down",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -74,7 +75,10 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """Routes that read bodies so. Large ones are left to `app.state.large`, which has the other way by path."""
+    """Routes that read bodies so. Large ones are left to `app.state.large`, which has the other way by path.
+
+    A HEAD has the headers of its GET. Its body is not even begun: a stream has no end.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler with our kind of request."""
@@ -87,9 +91,17 @@ class JsonRoute(APIRoute):
                 large = request.app.state.large.get(self.path)
                 if large is not None and len(await request.body()) > LARGE:
                     return await large(request)
-            return await handler(request)
+            made = await handler(request)
+            return bodiless(made) if request.method == "HEAD" else made
 
         return handle
+
+
+def bodiless(made: Response) -> Response:
+    """The head of an answer."""
+    head = Response(status_code=made.status_code)
+    head.raw_headers = made.raw_headers
+    return head
 
 
 def check_form(request: Request) -> None:
@@ -151,6 +163,7 @@ def make_app(
     add_dashboard(app, service)
     if config.admin_key:
         add_admin(app, service)
+    add_heads(app)
     add_errors(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(
@@ -310,11 +323,6 @@ def add_state(app: FastAPI, service: Service) -> None:
         200: {"description": "Prometheus's text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
 
-    @app.head("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
-    async def metrics_head() -> Response:
-        """Whether there are figures."""
-        return await metrics()
-
     @app.get("/metrics", responses={**ERRORS, **text}, response_class=Response, tags=["state"])
     async def metrics() -> Response:
         """Figures for Prometheus."""
@@ -341,6 +349,21 @@ def add_admin(app: FastAPI, service: Service) -> None:
         return state()
 
 
+def add_heads(app: FastAPI) -> None:
+    """HEAD wherever there is a GET, as load balancers ask."""
+    for route in list(app.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(
+                route.path,
+                route.endpoint,
+                methods=["HEAD"],
+                responses=route.responses,
+                response_class=Response,
+                tags=route.tags,
+                include_in_schema=route.include_in_schema,
+            )
+
+
 def add_errors(app: FastAPI) -> None:
     """Every error in OpenAI's shape."""
 
@@ -356,7 +379,10 @@ def add_errors(app: FastAPI) -> None:
     async def http(_request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         made = CallError(error.status_code, str(error.detail), code=code)
-        return refusal(made, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
+        return refusal(made, headers)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Limits:
     vocab: int
     max_output_tokens: int | None
     max_choices: int
+    max_scores: int
     special_in_content: bool = False  # special tokens written in messages act as such
 
 
@@ -135,10 +136,14 @@ def make_ask(
     """
     try:
         params = SamplingParams(**fields)
+        if len(prompts) * params.n > limits.max_choices:
+            raise bad(f"{len(prompts) * params.n} choices in one call; the limit is {limits.max_choices}", "n")
+        most = most_scored(prompts, params, limits)
+        if params.max_tokens is None and most < limits.max_model_len:
+            fields = {**fields, "max_tokens": most}
+            params = replace(params, max_tokens=most)
     except RequestError as error:
         raise bad(str(error), error.param) from None
-    if len(prompts) * params.n > limits.max_choices:
-        raise bad(f"{len(prompts) * params.n} choices in one call; the limit is {limits.max_choices}", "n")
     for prompt in prompts:
         if not prompt:
             raise bad("the prompt is empty: give at least one token", "prompt")
@@ -159,6 +164,25 @@ def make_ask(
     except RequestError as error:
         raise bad(str(error), error.param) from None
     return Ask(prompts, params, seeds, key, bad_words, grammar, fields)
+
+
+def most_scored(prompts: list[list[int]], params: SamplingParams, limits: Limits) -> int:
+    """Output tokens of a choice whose logprobs have room in an answer; 400 for one that asks for more than there is."""
+    scored = sum(map(len, prompts)) * _scores(params.prompt_logprobs)  # of the prompts; every choice repeats them
+    each = len(prompts) * _scores(params.logprobs)
+    asked = params.n * (scored + each * (params.max_tokens or 1))
+    if asked > limits.max_scores:
+        raise bad(
+            f"{asked} logprobs in one answer; the limit is {limits.max_scores}. Ask for fewer top logprobs, choices or"
+            " tokens, or send fewer or shorter prompts in one call",
+            "logprobs" if each else "prompt_logprobs",
+        )
+    return (limits.max_scores // params.n - scored) // each if each else limits.max_model_len
+
+
+def _scores(top: int | None) -> int:
+    """Logprobs of a token with so many alternatives."""
+    return 0 if top is None else 1 + top
 
 
 def check_tokens(tokens: list[int], limits: Limits, param: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from verifypd.engine.output import TextOutput
 from verifypd.request import Logprob, Request, SamplingParams, State, TokenOrigin
-from verifypd.server.messages import Begun, GrammarSpec, Output
+from verifypd.server.messages import Begun, GrammarSpec, Output, Scores
 from verifypd.server.offsets import Offsets
 from verifypd.server.tools import ToolStream
 from verifypd.server.totals import GAP_BUCKETS, Spread
@@ -123,7 +123,7 @@ class Choice:
         self.prompt = ask.prompts[index // ask.params.n]
         self.request = Request("", self.prompt, ask.params, seed=0, max_length=0, choice=index % ask.params.n)
         self.text = TextOutput(self.request, tokenizer)
-        self.prompt_logprobs: list[dict[int, Logprob]] | None = None
+        self.prompt_logprobs: list[Scores] | None = None
         self.spec: list[int] = []
         self.spec_before: list[int] = []  # of engines that died under it
         self.last_token: float | None = None  # s, when the latest came
@@ -145,11 +145,11 @@ class Choice:
         request = self.request
         request.tokens.extend(output.tokens)
         if output.logprobs is not None and request.logprobs is not None:
-            request.logprobs.extend(_table(row) for row in output.logprobs)
+            request.logprobs.extend(table(row) for row in output.logprobs)
         if output.origins is not None and request.origins is not None:
             request.origins.extend(TokenOrigin(writer, rejected) for writer, rejected in output.origins)
         if output.prompt_logprobs is not None:
-            self.prompt_logprobs = [_table(row) for row in output.prompt_logprobs]
+            self.prompt_logprobs = output.prompt_logprobs
         self.spec = added(self.spec_before, output.spec)
         if output.finish is not None:
             self.end(output.finish, output.stop_reason)
@@ -273,5 +273,6 @@ def added(before: Sequence[int], now: Sequence[int]) -> list[int]:
     return both
 
 
-def _table(row: Sequence[tuple[int, float, int]]) -> dict[int, Logprob]:
+def table(row: Scores) -> dict[int, Logprob]:
+    """Logprobs at one position by token."""
     return {token: Logprob(value, rank) for token, value, rank in row}

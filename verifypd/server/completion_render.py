@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from verifypd.request import Logprob
-from verifypd.server.calls import Choice
+from verifypd.server.calls import Choice, table
 from verifypd.server.offsets import Offsets
-from verifypd.server.render import Renderer, spelt
+from verifypd.server.render import TURN, Renderer, batched, spelt
 from verifypd.tokenizer import Tokenizer
 
 Rows = Sequence[tuple[int, dict[int, Logprob] | None]]
@@ -84,7 +84,7 @@ class CompletionRenderer(Renderer):
     def _logprobs(self, choice: Choice, start: int, *, with_prompt: bool) -> dict[str, Any] | None:
         if self.prepared.logprobs is None:
             return None
-        columns: Columns = self._once(choice, self._echoed) if with_prompt else ([], [], [], [])
+        columns: Columns = self._prompt_scores(choice) if with_prompt else ([], [], [], [])
         if not self.prepared.score_only:
             new = choice.request.output_ids[start:]
             rows = list(zip(new, (choice.request.logprobs or [])[start:], strict=False))
@@ -92,13 +92,24 @@ class CompletionRenderer(Renderer):
             columns = (columns[0] + own[0], columns[1] + own[1], columns[2] + own[2], columns[3] + own[3])
         return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), columns, strict=True))
 
-    def _echoed(self, choice: Choice) -> Columns:
-        """The prompt's part of the logprobs."""
-        rows = [(choice.prompt[0], None), *zip(choice.prompt[1:], self._prompt_rows(choice), strict=False)]
-        tokens, values, tops = self._columns(rows)
+    def scores(self, choice: Choice) -> Iterator[Any]:
+        """Where the prompt is repeated, its part of the logprobs."""
+        if self.prepared.echo is None:
+            yield from super().scores(choice)
+            return
+        columns: Columns = ([], [], [], [])
+        tokens, values, tops, offsets = columns
         begins = Offsets(self.tokenizer, (), False, 0)
-        written = [orjson.Fragment(orjson.dumps(top)) for top in tops]
-        return tokens, values, written, [begins.take(token) for token, _ in rows]
+        scored = list(zip(choice.prompt, [None, *self._prompt_rows(choice)], strict=False))
+        for part in batched(scored, TURN):
+            rows = [(token, None if row is None else table(row)) for token, row in part]
+            own = self._columns(rows)
+            tokens += own[0]
+            values += own[1]
+            tops += [orjson.Fragment(orjson.dumps(top)) for top in own[2]]
+            offsets += [begins.take(token) for token, _ in rows]
+            yield None
+        yield columns
 
     def _columns(self, rows: Rows) -> tuple[list[str], list[float | None], list[Any]]:
         """Tokens, their logprobs, and the most likely in each one's place."""

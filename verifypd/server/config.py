@@ -33,6 +33,9 @@ class ServerConfig:
     max_streams_per_key: int | None = setting(None, "calls one key may have open at once; beyond it the answer is 429")
     max_connections: int = setting(4096, "connections one API worker keeps open; beyond it the answer is 503")
     max_choices: int = setting(128, "prompts × n of one call")
+    max_scores: int = setting(
+        1 << 20, "logprobs in one answer: for each choice, tokens of output and scored prompt × (1 + top logprobs)"
+    )
     max_output_tokens: int | None = setting(None, "most output tokens a request may ask for (default: the model's)")
     max_body: str | int = setting("8MB", "largest request body; beyond it the answer is 413")
     drain_timeout: float = setting(30.0, "s that running requests get to finish after SIGTERM")
@@ -67,6 +70,7 @@ class ServerConfig:
         self._check_range("max_queue", 0, 1 << 20)
         self._check_range("max_connections", 1, 1 << 20)
         self._check_range("max_choices", 1, 1 << 14)
+        self._check_range("max_scores", 1, 1 << 30)
         for name in ("max_streams_per_key", "max_output_tokens"):
             if getattr(self, name) is not None:
                 self._check_range(name, 1, 1 << 30)

@@ -25,6 +25,7 @@ from verifypd.server.messages import (
     Output,
     Outputs,
     Quit,
+    Scores,
     Stats,
     Submit,
     Switch,
@@ -416,8 +417,8 @@ def _add(totals: Counter[int], now: list[int], before: list[int]) -> None:
         totals[position] += count - (before[position] if position < len(before) else 0)
 
 
-def _flat(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:
-    """A position's logprobs as the message has them: the token itself first."""
+def _flat(row: dict[int, Logprob]) -> Scores:
+    """A position's logprobs as the message has them."""
     return [(token, _finite(entry.logprob), entry.rank) for token, entry in row.items()]
 
 

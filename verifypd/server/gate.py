@@ -173,6 +173,9 @@ class Gate:
         hosts = sum(name == b"host" for name, _ in scope["headers"])
         if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise CallError(400, "HTTP/1.1 asks for one Host header in every request", code="invalid_http")
+        coded = b",".join(value for name, value in scope["headers"] if name == b"transfer-encoding")
+        if coded and coded.strip(b", \t").lower() != b"chunked":
+            raise CallError(501, "the only Transfer-Encoding known here is chunked", code="unsupported_encoding")
         keys = self.admin if self.admin and scope["path"].startswith(ADMIN) else self.keys
         if keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             found = keys.find(headers.get(b"authorization", b"").decode("latin-1"))

@@ -99,6 +99,9 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down"):
     final: bool = False  # it will not come back
 
 
+Scores = list[tuple[int, float, int]]  # of one position: (token id, logprob, rank), that of its own token first
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True):
     """What one choice gained in a step."""
 
@@ -108,8 +111,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     finish: str | None
     stop_reason: int | None
     spec: list[int]  # totals so far: spans, drafted, accepted, emitted by spans, cached tokens, accepted by position …
-    logprobs: list[list[tuple[int, float, int]]] | None = None  # per token: (id, logprob, rank), itself first
-    prompt_logprobs: list[list[tuple[int, float, int]]] | None = None  # from the second prompt token on
+    logprobs: list[Scores] | None = None  # per token
+    prompt_logprobs: list[Scores] | None = None  # from the second prompt token on
     error: str | None = None  # why its output format cannot be followed any further
     origins: list[tuple[str, tuple[int, ...]]] | None = None  # per token: who wrote it, and drafts that fell there
     start: int = 0  # output tokens of the choice before these

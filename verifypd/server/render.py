@@ -8,21 +8,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
 from verifypd import __version__
-from verifypd.request import Logprob
 from verifypd.server.ask import Prepared
 from verifypd.server.calls import Call, CallError, Choice
+from verifypd.server.messages import Scores
 from verifypd.server.offsets import Offsets
 from verifypd.tokenizer import Tokenizer
 
 T = TypeVar("T")
 FINGERPRINT = f"verifypd-{__version__}"
 DONE = b"data: [DONE]\n\n"
+TURN = 256  # tokens of a prompt whose scores are written down before others have their turn
 
 
 def sse(value: Any) -> bytes:
@@ -69,7 +70,7 @@ class Renderer:
         chunk_head = orjson.dumps({**self.head, "object": self.chunk_kind, "system_fingerprint": FINGERPRINT})
         self._open = b"data: " + chunk_head[:-1] + b',"choices":'
         self._shut = (b',"usage":null}' if prepared.include_usage else b"}") + b"\n\n"
-        self._written: dict[int, Any] = {}  # what all choices of a prompt repeat, by prompt
+        self._written: dict[int, Any] = {}  # scores of a prompt, which all its choices repeat, by prompt
         params = call.ask.params
         self._plain = not (
             prepared.continuous_usage
@@ -103,6 +104,7 @@ class Renderer:
 
     async def whole(self) -> bytes:
         """The answer without a stream. Others have their turns between two choices, of which each may be long."""
+        await self.write_scores()
         choices = []
         for choice in self.call.choices:
             choices.append(orjson.Fragment(orjson.dumps(self.choice(choice))))
@@ -229,7 +231,7 @@ class Renderer:
             choice.offsets = Offsets(self.tokenizer, choice.prompt, params.skip_special_tokens, begin)
         return [choice.offsets.take(token) for token in tokens]
 
-    def _prompt_rows(self, choice: Choice) -> list[dict[int, Logprob]]:
+    def _prompt_rows(self, choice: Choice) -> list[Scores]:
         """Logprobs of the prompt's tokens from the second on; the first choice of a prompt has them for all."""
         return self._first(choice).prompt_logprobs or []
 
@@ -240,25 +242,52 @@ class Renderer:
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
         if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
             return {}
-        return {"prompt_logprobs": self._once(choice, self._prompt_table)}
+        return {"prompt_logprobs": self._prompt_scores(choice)}
 
-    def _prompt_table(self, choice: Choice) -> orjson.Fragment:
-        rows = [
-            {
-                str(token): {"logprob": e.logprob, "rank": e.rank, "decoded_token": spelt(token, self.tokenizer)}
-                for token, e in row.items()
-            }
-            for row in self._prompt_rows(choice)
-        ]
-        return orjson.Fragment(orjson.dumps([None, *rows]))
+    # -- scores of prompts --------------------------------------------------------------------------------------------
 
-    def _once(self, choice: Choice, write: Callable[[Choice], T]) -> T:
-        """What choices of the same prompt say alike, written down for the first of them."""
+    @property
+    def unwritten(self) -> list[Choice]:
+        """The first choices of prompts whose scores have come and are not written down yet."""
+        if self.call.ask.params.prompt_logprobs is None:
+            return []
+        firsts = self.call.choices[:: self.call.ask.params.n]
+        return [first for prompt, first in enumerate(firsts) if first.prompt_logprobs and prompt not in self._written]
+
+    async def write_scores(self) -> None:
+        """Write down the scores of prompts that have come. Others have their turns in between: they may be many."""
+        for first in self.unwritten:
+            writing = self.scores(first)
+            while (written := next(writing)) is None:
+                await asyncio.sleep(0)
+            self._written[first.index // self.call.ask.params.n] = written
+            first.prompt_logprobs = []  # a long answer has no use for them twice
+
+    def scores(self, choice: Choice) -> Iterator[Any]:
+        """What every choice of a prompt says of its scores, as its answer has it; before that None, again and again."""
+        written = [b"[null"]
+        for rows in batched(self._prompt_rows(choice), TURN):
+            for row in rows:
+                entries = {
+                    str(token): {"logprob": value, "rank": rank, "decoded_token": spelt(token, self.tokenizer)}
+                    for token, value, rank in row
+                }
+                written.append(orjson.dumps(entries))
+            yield None
+        written[-1] += b"]"
+        yield orjson.Fragment(b",".join(written))
+
+    def _prompt_scores(self, choice: Choice) -> Any:
+        """Written down for the first choice of the prompt that needs them."""
         prompt = choice.index // self.call.ask.params.n
         if prompt not in self._written:
-            self._written[prompt] = write(choice)
-        made: T = self._written[prompt]
-        return made
+            self._written[prompt] = next(made for made in self.scores(choice) if made is not None)
+        return self._written[prompt]
+
+
+def batched(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """So many at a time."""
+    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def spelt(token: int, tokenizer: Tokenizer | None) -> str:

@@ -145,7 +145,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "return_token_ids": (False, "a response has no place for it: use /v1/chat/completions"),
 }
 # What a field of the chat call is called here.
-FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "top_logprobs",
+}
 
 
 def renamed(error: CallError) -> CallError:

@@ -54,6 +54,7 @@ class Service:
             vocab=info["vocab"],
             max_output_tokens=self.config.max_output_tokens,
             max_choices=self.config.max_choices,
+            max_scores=self.config.max_scores,
             special_in_content=self.config.special_tokens_in_content,
         )
 

@@ -152,6 +152,7 @@ class EventStream(Stream):
         try:
             while not call.done:
                 await call.news()
+                await renderer.write_scores()
                 data = renderer.news()
                 if data:
                     await self._send(send, data)
@@ -163,13 +164,14 @@ class EventStream(Stream):
             end = renderer.news() if error.code == "format_too_complex" else b""  # tells which choice, and its text
             await self._send(send, end + renderer.failure(error), last=True)
             return error.code or "error"
+        await renderer.write_scores()
         await self._send(send, renderer.news() + renderer.closing(), last=True)
         return "ok"
 
     def _push(self) -> bool:
         """Send what is new without a turn of the event loop; False when the task must do it."""
         assert self._wire is not None
-        if not self._wire.ready:
+        if not self._wire.ready or self.renderer.unwritten:
             return False
         try:
             data = self.renderer.news()

@@ -68,6 +68,9 @@ LONG_HEAD = refusal(
     CallError(431, f"the request line and headers are longer than {MAX_HEAD} bytes", code="headers_too_large")
 )
 NO_HTTP = refusal(CallError(400, "that is not a valid HTTP request", code="invalid_http"))
+NO_LENGTH = refusal(
+    CallError(411, "the body has no length: send Content-Length or Transfer-Encoding: chunked", code="invalid_http")
+)
 
 
 class LongHeadError(Exception):
@@ -136,8 +139,8 @@ class Protocol(HttpToolsProtocol):
     _ended = False  # the client will send no more
     _asked = False  # and was sent something to see whether it is there
     _in_head = True  # what comes next belongs to the head of a request
-    _begun = False  # a request began or ended in the data at hand
-    _head_read = 0  # bytes of a head that were read, but for those that came with what was before it
+    _moved = False  # the data at hand brought the begin, the end or a part of the body of a request
+    _head_read = 0  # bytes that were read since anything did: of a head, a chunk's size, headers behind the body
     _head_size = 0  # bytes of its lines that are whole
     _rest = memoryview(b"")  # comes after a head that was read again
 
@@ -164,19 +167,19 @@ class Protocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:
             self._await_head()
-        self._begun = False
+        self._moved = False
         super().data_received(data)
         while len(self._rest) and not self._deaf:
             rest, self._rest = self._rest, memoryview(b"")
             super().data_received(rest)  # type: ignore[arg-type]  # a parser takes any buffer
-        if self._in_head and not self._begun and not self._deaf:
+        if not self._moved and not self._deaf:
             self._head_read += len(data)
             if self._head_read > MAX_HEAD:
                 self._give_up(LONG_HEAD)
 
     def on_message_begin(self) -> None:
         """A request begins: count its head anew."""
-        self._begun, self._head_read, self._head_size = True, 0, 0
+        self._moved, self._head_read, self._head_size = True, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -185,16 +188,22 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or one that follows the body."""
+        """A header; one that follows the body is passed over, or it would count as part of the head."""
         self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_message_complete(self) -> None:
         """The request is whole; another may follow."""
         if self.parser.offered:
             return
-        self._in_head, self._begun, self._head_read = True, True, 0
+        self._in_head, self._moved, self._head_read = True, True, 0
         super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._moved, self._head_read = True, 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request; one whose head is too long is told so."""
@@ -206,7 +215,7 @@ class Protocol(HttpToolsProtocol):
             return  # it comes again
         self._stop_clock()
         super().on_headers_complete()
-        self._in_head = False
+        self._in_head, self._moved, self._head_read = False, True, 0
         if self.cycle is not None:
             self.cycle.scope["state"]["wire"] = Wire(self.cycle)
             if self.scope["http_version"] == "1.0":
@@ -284,9 +293,11 @@ class Protocol(HttpToolsProtocol):
     def _give_up(self, answer: bytes) -> None:
         """What came cannot be read. That is said where no other answer is under way, or owed before this one."""
         wrong = None if self._in_head else self.cycle
-        owed = any(cycle is not wrong and not cycle.response_complete for cycle in self._cycles)
+        owed = [cycle for cycle in self._owed() if cycle is not wrong]
         self._leave()
-        if owed or (wrong is not None and wrong.response_started):
+        if len(owed) == 1 and self._in_head and _lengthless(owed[0]):
+            self._turn_away(NO_LENGTH)  # what came is its body
+        elif owed or (wrong is not None and wrong.response_started):
             self._deaf = True
             self.transport.close()
         else:
@@ -313,6 +324,12 @@ class Protocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._head = self.loop.call_later(LAST_WORDS, self.transport.close)
+
+
+def _lengthless(cycle: RequestResponseCycle) -> bool:
+    """Whether a request that should have a body says nothing of its length, and is not answered yet."""
+    framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in cycle.scope["headers"])
+    return cycle.scope["method"] in ("POST", "PUT", "PATCH") and not framed and not cycle.response_started
 
 
 class Server(uvicorn.Server):
