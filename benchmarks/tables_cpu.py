@@ -41,13 +41,14 @@ def x86_passes() -> str:
 
 def panel_passes() -> str:
     """Time of a pass by its rows on an x86 CPU without tiles, before and since weights lie in panels, and the floor."""
-    name, older = "wide_passes-cascade-lake", "wide_passes-cascade-lake-acc7fc5"
-    found, before = ({each["rows"]: each for each in read(file)["passes"]} for file in (name, older))
+    files = [f"wide_passes-cascade-lake{suffix}" for suffix in ("", "-acc7fc5", "-float32")]
+    found, before, later = ({each["rows"]: each for each in read(file)["passes"]} for file in files)
     counts = (*SHOWN, 64, 128)
     kinds = {"bfloat16, in panels": (found, "bfloat16"), "bfloat16, before": (before, "bfloat16")}
     kinds |= {
+        "float32, in panels": (later, "float32"),
+        "float32, before": (found, "float32"),
         "int8": (found, "int8"),
-        "float32": (found, "float32"),
         "bfloat16 as torch multiplies it": (found, "torch"),
     }
     lines = [[called, *(f"{own[n][arm]['ms']:.1f}" for n in counts)] for called, (own, arm) in kinds.items()]
@@ -55,7 +56,7 @@ def panel_passes() -> str:
     lines.append(["floor of bfloat16: memory, then multiply-adds", *(f"{floor:.1f}" for floor in floors)])
     reached = [floor / found[n]["bfloat16"]["ms"] for n, floor in zip(counts, floors, strict=True)]
     lines.append(["reached in panels", *(f"{share:.0%}" for share in reached)])
-    return rows(["ms a pass of", *map(str, counts)], lines) + source(name, older)
+    return rows(["ms a pass of", *map(str, counts)], lines) + source(*files)
 
 
 def x86_tiles() -> str:
