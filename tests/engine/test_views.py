@@ -13,7 +13,7 @@ from verifypd.config import EngineConfig
 from verifypd.control.observe import Observation
 from verifypd.control.snapshot import RequestView
 from verifypd.engine.verdicts import observation
-from verifypd.engine.views import _view
+from verifypd.engine.views import COUNTED, _view, _waiting_tokens
 from verifypd.inflight import Draft
 from verifypd.request import Request, State
 
@@ -91,6 +91,15 @@ def test_a_view_shows_the_requests_own_targets(
     engine: Any = SimpleNamespace(config=EngineConfig(slo_ttft=700.0, slo_gap=20.0), drafter=None, choice=None)
     view = _view(engine, request_, 110.0, True, 40.0)
     assert (view.slo_ttft, view.slo_tpot) == pytest.approx(wanted)
+
+
+def test_a_long_queue_counts_whole() -> None:
+    """Though only its first requests are looked at."""
+    waiting = [
+        Request(str(i), [1] * 20, PARAMS, seed=1, max_length=90, arrival=0.0, order=i) for i in range(3 * COUNTED)
+    ]
+    assert _waiting_tokens(waiting) == 3 * COUNTED * 20
+    assert _waiting_tokens(waiting[:7]) == 140 and _waiting_tokens([]) == 0
 
 
 def test_an_observation_names_what_it_saw(request_: Request) -> None:

@@ -266,7 +266,7 @@ def test_panel_weight(dtype: torch.dtype) -> None:
     assert torch.equal(packed.dequantize(dtype), weight)
     ids = torch.tensor([[3, 4], [47, 0]])
     assert torch.equal(packed.rows(ids), weight.float()[ids])
-    for other in (weight.half(), weight[:40], weight[:, :72], weight[0]):
+    for other in (weight.half(), weight[:40], weight[:, :72], weight[0], weight[:, :0]):
         assert not PanelWeight.fits(other)
 
 

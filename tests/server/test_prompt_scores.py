@@ -95,6 +95,26 @@ def test_others_have_their_turns_while_a_long_answer_is_written(tokenizer: Token
     asyncio.run(run())
 
 
+def test_scores_that_come_while_others_are_written_are_written_in_turns_too(tokenizer: Tokenizer) -> None:
+    prompt = [70 + i % 40 for i in range(TURN * 3)]
+    rows = [[(token, -1.0, 1)] for token in prompt[1:]]
+
+    async def run() -> None:
+        bridge, heard = connected(tokenizer)
+        ask = Ask([prompt, prompt], SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=1), [0, 0])
+        call = await opened(bridge, heard, ask)
+        renderer = CompletionRenderer(call, Prepared(ask, True, False, False, 1, echo=None), "m", tokenizer, 0)
+        bridge.take(Outputs(1, [Output(call.number, 0, [72], None, None, [], [[(72, -1.0, 1)]], rows)]))
+        writing = asyncio.ensure_future(renderer.write_scores())
+        await asyncio.sleep(0)
+        bridge.take(Outputs(1, [Output(call.number, 1, [72], None, None, [], [[(72, -1.0, 1)]], rows)]))
+        assert renderer.unwritten == call.choices
+        await writing
+        assert not renderer.unwritten
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"echo": True, "logprobs": 2}])
 def test_every_choice_of_a_stream_has_the_scores(server: Server, fields: dict[str, Any]) -> None:
     body = {"prompt": [*range(10, 310)], "max_tokens": 3, "n": 12, "seed": 1, **fields}

@@ -65,7 +65,7 @@ def snapshot(engine: Seen) -> Snapshot:
         most_chunks=CHUNKS if engine.verify.padded is not None else 1 << 30,
         now=now,
         waiting=len(engine.waiting),
-        waiting_tokens=sum([len(request.tokens) for request in engine.waiting[:COUNTED]]),
+        waiting_tokens=_waiting_tokens(engine.waiting),
         emitted=engine.stats.continued,
         verdicts=engine.stats.verdicts,
         mean_output=expected,
@@ -86,6 +86,12 @@ def snapshot(engine: Seen) -> Snapshot:
         drafter_has_cache=bool(engine.drafter and engine.drafter.has_cache),
         routine_lag=engine.drafter.routine if engine.drafter is not None else 0,
     )
+
+
+def _waiting_tokens(waiting: Sequence[Request]) -> int:
+    """Of the prompts in the queue; those behind the first are taken to be as long as these on average."""
+    counted = [len(request.tokens) for request in waiting[:COUNTED]]
+    return sum(counted) * len(waiting) // max(1, len(counted))
 
 
 def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:

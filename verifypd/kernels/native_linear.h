@@ -283,7 +283,7 @@ EXPORT int vpd_takes_tiles(void) {
 #endif
 }
 
-/* Whether weights of this type should come in panels: where nothing multiplies them faster. */
+/* Whether weights of this type should come in panels: where vectors multiply them, and not tiles. */
 EXPORT int vpd_takes_panels(int type) {
 #if defined(__AVX2__) && defined(__FMA__)
     return type == F32 || (type == BF16 && !vpd_takes_tiles());

@@ -167,7 +167,7 @@ class PanelWeight:
     @staticmethod
     def fits(weight: Tensor) -> bool:
         """Whether a tensor can be packed: a matrix of bfloat16 or float32 whose sides divide."""
-        whole = weight.dim() == 2 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
+        whole = weight.dim() == 2 and weight.numel() > 0 and not any(side % 16 for side in weight.shape)
         return whole and weight.dtype in (torch.bfloat16, torch.float32)
 
     @classmethod

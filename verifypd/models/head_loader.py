@@ -341,7 +341,7 @@ def _weights(
         fill(weights, specs, tensors, config)
         ids = _ids(tensors, rows, config.vocab_size)
     own, shared = weights.get("embedding"), verifier.embedding
-    if isinstance(shared, PackedWeight):
+    if isinstance(own, Tensor) and isinstance(shared, PackedWeight):
         shared = shared.dequantize(shared.dtype)
     if isinstance(own, Tensor) and isinstance(shared, Tensor) and torch.equal(own, shared):
         del weights["embedding"]  # a copy of the verifier's

@@ -256,7 +256,8 @@ class Renderer:
 
     async def write_scores(self) -> None:
         """Write down the scores of prompts that have come. Others have their turns in between: they may be many."""
-        for first in self.unwritten:
+        while unwritten := self.unwritten:  # others may come meanwhile
+            first = unwritten[0]
             writing = self.scores(first)
             while (written := next(writing)) is None:
                 await asyncio.sleep(0)

@@ -65,7 +65,11 @@ FULL = refusal(
     unavailable("this server has as many connections open as it may have; try again later", "too_many_connections")
 )
 LONG_HEAD = refusal(
-    CallError(431, f"the request line and headers are longer than {MAX_HEAD} bytes", code="headers_too_large")
+    CallError(
+        431,
+        f"the request line and headers, or a chunk's line or trailers, are longer than {MAX_HEAD} bytes",
+        code="headers_too_large",
+    )
 )
 NO_HTTP = refusal(CallError(400, "that is not a valid HTTP request", code="invalid_http"))
 NO_LENGTH = refusal(
