@@ -14,7 +14,7 @@ from tests.models.checkpoints import load, tiny
 from verifypd import LLM, SamplingParams
 from verifypd.attention import PassLayout, backend
 from verifypd.errors import ConfigError
-from verifypd.kernels import base, build
+from verifypd.kernels import build, weights
 from verifypd.kernels.choose import select
 from verifypd.runtime.inputs import BlockTables
 from verifypd.runtime.runner import ModelRunner, cache_of
@@ -28,7 +28,7 @@ def check(pair: Pair, count: int, drafters: tuple[str, ...]) -> None:
     """Drafts, chunks, shared prefixes and preemption change nothing; e4m3 does."""
     with make(pair, "plain", "none", batch_size=1, prefix_cache=False, prefill_chunk=256, **FP8) as llm:
         alone = texts(llm, count)
-        assert llm.engine.verify.runner.cache.data.dtype == base.FP8
+        assert llm.engine.verify.runner.cache.data.dtype == weights.FP8
     for drafter in drafters:
         with make(pair, "unified", drafter, late_tickets=drafter == "both", **FP8) as llm:
             preempt_every(llm, 9)

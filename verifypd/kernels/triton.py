@@ -78,7 +78,7 @@ class TritonKernels(TorchKernels):
         return weight
 
     def fp8_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `base.fp8_rows`."""
+        """See `weights.fp8_rows`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, width = x.shape
         out = torch.empty(rows, width, dtype=FP8, device=x.device)
