@@ -191,18 +191,18 @@ async def hanging(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 def test_a_request_that_takes_too_long_is_stopped_and_counted_until_then() -> None:
-    outcome = played(hanging, some(2), Limits(20.0, 0.2))
+    outcome = played(hanging, some(2), Limits(20.0, 1.0))
     assert all(not record.finished and not record.error and len(record.outputs) == 1 for record in outcome.records)
-    assert figures([outcome])["e2e_ms_p50"] == pytest.approx(200, rel=0.5)
+    assert figures([outcome])["e2e_ms_p50"] == pytest.approx(1000, rel=0.5)
 
 
 def test_a_cut_off_leaves_requests_unfinished() -> None:
-    outcome = played(hanging, some(5, clients=2), Limits(0.3, 10.0))
+    outcome = played(hanging, some(5, clients=2), Limits(1.0, 10.0))
     found = figures([outcome])
     assert (found["requests"], found["unfinished"], found["failed"]) == (5, 5, 0)
     assert len(outcome.records) == 2  # the others were never sent
-    assert found["tok_s"] == pytest.approx(2 / 0.3, rel=0.3) and found["tok_s_original"] == 0
-    assert found["e2e_ms_p50"] == pytest.approx(300, rel=0.3)
+    assert found["tok_s"] == pytest.approx(2, rel=0.3) and found["tok_s_original"] == 0
+    assert found["e2e_ms_p50"] == pytest.approx(1000, rel=0.3)
 
 
 def test_an_arm_that_answers_nothing_is_refused_at_the_warm_up() -> None:

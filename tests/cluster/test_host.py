@@ -295,7 +295,6 @@ def test_calls_of_an_ingress_that_is_gone_end(
     folders: tuple[Path, Path], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its line breaks in mid-call: after a while the engine drops the call, and that of another ingress goes on."""
-    monkeypatch.setattr("verifypd.cluster.host.GONE", 0.2)
     engine = host(folders)
     step = engine._loop.engine.step
 
@@ -313,8 +312,9 @@ def test_calls_of_an_ingress_that_is_gone_end(
         async with ingress(tokenizer, [engine]) as bridge:
             other = await bridge.open("other", ask(max_tokens=380), time.monotonic())
             call = asyncio.ensure_future(engine.run(address, encode(message)))
-            while not inbox.poll(0):
+            while not inbox.poll(0) or not other.choices[0].tokens:  # until both lines are up
                 await asyncio.sleep(0.01)
+            monkeypatch.setattr("verifypd.cluster.host.GONE", 0.2)
             context.destroy(linger=0)
             before = other.choices[0].tokens
             await call
