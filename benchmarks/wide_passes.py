@@ -50,7 +50,8 @@ def check(kernels: NativeKernels) -> dict[str, float]:
         ("float32, uneven", kernels.pack(weight)),
         ("bfloat16", kernels.pack(even.bfloat16())),
         ("bfloat16, uneven", kernels.pack(weight.bfloat16())),
-        ("int8", Int8Weight.quantize(weight)),
+        ("int8", kernels.pack(Int8Weight.quantize(even))),
+        ("int8, uneven", kernels.pack(Int8Weight.quantize(weight))),
     ):
         exact = given.double() if isinstance(given, torch.Tensor) else given.dequantize().double()
         wanted, got = x.double() @ exact.T, kernels.linear(x, given)

@@ -18,6 +18,7 @@ from verifypd import LLM, SamplingParams
 from verifypd.batch import DraftBatch
 from verifypd.errors import ConfigError, ModelError, TokenizerError
 from verifypd.kernels import Int8Weight, build
+from verifypd.kernels.weights import Int8Panels
 from verifypd.runtime.inputs import host_tensor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -81,7 +82,7 @@ def test_what_the_draft_is_kept_in(pair: tuple[Path, Path], drafter: str, settin
         engine: Any = llm.engine
         verifier, draft = engine.verify.runner.model, engine.drafter.runner.model
         parts = dict(llm.budget.parts)
-    assert isinstance(draft.layers[0].down, Int8Weight) is int8
+    assert isinstance(draft.layers[0].down, Int8Weight | Int8Panels) is int8
     assert isinstance(verifier.layers[0].down, Int8Weight) is (settings.get("quantization") == "int8")
     assert parts["draft weights"] == draft.weight_bytes and parts["verifier weights"] == verifier.weight_bytes
 

@@ -18,7 +18,7 @@ from verifypd.attention import AttentionBackend, PassLayout
 from verifypd.attention.torch import TorchAttention
 from verifypd.kernels import Kernels
 from verifypd.kernels.torch import TorchKernels
-from verifypd.kernels.weights import Fp8Weight, Weight
+from verifypd.kernels.weights import Fp8Weight, Int8Weight, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig, ModelSource
@@ -145,7 +145,7 @@ def reference_logits(folder: Path, ids: Sequence[int]) -> Tensor:
 class Unpacked(TorchKernels):
     """Weights stay as a GPU has them: a CPU would widen fp8."""
 
-    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+    def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
         """As it is."""
         return weight
 

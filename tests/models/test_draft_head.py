@@ -15,7 +15,7 @@ from verifypd.distil.dense import read_features
 from verifypd.distil.head import shape_for
 from verifypd.errors import ConfigError, ModelError
 from verifypd.kernels import select
-from verifypd.kernels.weights import Int8Weight, Quantization
+from verifypd.kernels.weights import Int8Panels, Int8Weight, Quantization
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
 from verifypd.models.head_loader import load_head
@@ -124,9 +124,9 @@ def test_an_int8_head_beside_a_verifier_that_is_not(tmp_path: Path, kernels: str
     exact, packed = load_head(source, model), load_head(source, model, quantization="int8")
     layer = packed.layers[0]
     matrices = [packed.head, packed._features, packed._fc, layer.qkv, layer.output, layer.gate_up, layer.down]
-    assert all(isinstance(weight, Int8Weight) for weight in matrices)
+    assert all(isinstance(weight, Int8Weight | Int8Panels) for weight in matrices)
     assert packed.embedding is model.embedding and model.head is before, "the verifier is as it was"
-    assert not isinstance(before, Int8Weight)
+    assert not isinstance(before, Int8Weight | Int8Panels)
     vectors = exact.weight_bytes - 4 * sum(weight.shape.numel() for weight in matrices)  # norms
     assert packed.weight_bytes == vectors + sum(weight.nbytes for weight in matrices)
 

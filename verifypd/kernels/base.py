@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from verifypd.kernels.weights import Fp8Weight, Weight
+from verifypd.kernels.weights import Fp8Weight, Int8Weight, Weight
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -73,7 +73,7 @@ class Kernels(Protocol):
         """The dtype activations have between layers when weights are stored in `weight_dtype`."""
         ...
 
-    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+    def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
         """The form of a matrix that `linear` reads fastest, equal to it within the rounding of its dtype."""
         ...
 

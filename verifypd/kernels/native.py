@@ -14,11 +14,11 @@ from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.kernels.base import Activation, Composed, PagedRows, Rows, whole
 from verifypd.kernels.torch import keep_rows_, rows_before
-from verifypd.kernels.weights import Fp8Weight, HalfWeight, PanelWeight, Weight
+from verifypd.kernels.weights import Fp8Weight, HalfWeight, Int8Panels, Int8Weight, PanelWeight, Weight
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum in native_vectors.h
 HALF = 4
-PANELS = {torch.bfloat16: 6, torch.float32: 7}
+PANELS = {torch.bfloat16: 6, torch.float32: 7, torch.int8: 8}
 TORCH_ROWS = 65  # from which torch's own product of bfloat16 is faster than ours, both by AMX tiles
 
 
@@ -28,7 +28,8 @@ def operand(weight: Weight) -> tuple[int, int | None, int]:
         return weight.data_ptr(), None, TYPES[weight.dtype]
     if isinstance(weight, PanelWeight):
         return weight.values.data_ptr(), None, PANELS[weight.dtype]
-    kind = HALF if isinstance(weight, HalfWeight) else TYPES[weight.values.dtype]
+    kinds = PANELS if isinstance(weight, Int8Panels) else TYPES
+    kind = HALF if isinstance(weight, HalfWeight) else kinds[weight.values.dtype]
     return weight.values.data_ptr(), weight.scale.data_ptr(), kind
 
 
@@ -62,9 +63,11 @@ class NativeKernels(Composed):
         """Whether a product of so many rows with weights of this dtype is left to torch."""
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
-    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+    def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
         """16-bit floats as float16 where the processor multiplies it (native_half.h says what that costs), others in
         panels where that is fastest (native_panels.h). fp8 is widened before."""
+        if isinstance(weight, Int8Weight):
+            return Int8Panels.pack(weight) if torch.int8 in self.panels and Int8Panels.fits(weight) else weight
         if isinstance(weight, Fp8Weight):
             weight = weight.dequantize(weight.dtype)
         if weight.dtype in self.panels and PanelWeight.fits(weight):

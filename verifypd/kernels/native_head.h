@@ -22,15 +22,16 @@ typedef struct {
 
 /* Row `id` of a matrix in float32, times `factor`. */
 static void embed_row(const matrix_weight *m, int64_t id, float factor, float *y) {
-    const ptrdiff_t K = m->K;
+    const ptrdiff_t K = m->K, type = m->type;
     const float by = m->scale ? m->scale[id] : 1.0f;
     for (ptrdiff_t k = 0; k < K; k++) {
-        const ptrdiff_t at = m->type == HALF ? (id / 4 * (K / 8) + k / 8) * 32 + id % 4 * 8 + k % 8
-                           : m->type == PANELS ? (id / 16 * (K / 2) + k / 2) * 32 + id % 16 * 2 + k % 2
-                           : m->type == WIDE_PANELS ? (id / 16 * K + k) * 16 + id % 16 : id * K + k;
-        const float v = m->type == F32 || m->type == WIDE_PANELS ? ((const float *)m->w)[at]
-                      : m->type == BF16 || m->type == PANELS ? one_bf16(((const bf16 *)m->w)[at])
-                      : m->type == I8 ? one_i8(((const int8_t *)m->w)[at]) : one_f16(((const f16 *)m->w)[at]);
+        const ptrdiff_t at = type == HALF ? (id / 4 * (K / 8) + k / 8) * 32 + id % 4 * 8 + k % 8
+                           : type == PANELS || type == I8_PANELS ? (id / 16 * (K / 2) + k / 2) * 32 + id % 16 * 2 + k % 2
+                           : type == WIDE_PANELS ? (id / 16 * K + k) * 16 + id % 16 : id * K + k;
+        const float v = type == F32 || type == WIDE_PANELS ? ((const float *)m->w)[at]
+                      : type == BF16 || type == PANELS ? one_bf16(((const bf16 *)m->w)[at])
+                      : type == I8 || type == I8_PANELS ? one_i8(((const int8_t *)m->w)[at])
+                      : one_f16(((const f16 *)m->w)[at]);
         y[k] = v * by * factor;
     }
 }

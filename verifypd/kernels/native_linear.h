@@ -286,7 +286,12 @@ EXPORT int vpd_takes_tiles(void) {
 /* Whether weights of this type should come in panels: where vectors multiply them, and not tiles. */
 EXPORT int vpd_takes_panels(int type) {
 #if defined(__AVX2__) && defined(__FMA__)
-    return type == F32 || (type == BF16 && !vpd_takes_tiles());
+    if (type == F32) return 1;
+    if (vpd_takes_tiles()) return 0;
+#ifdef PANEL_INTEGERS
+    if (type == I8) return 1;
+#endif
+    return type == BF16;
 #else
     (void)type;
     return 0;
@@ -328,10 +333,7 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
     if (type == HALF) return product_half(&a, chunk, threads);
 #endif
-    if (type == PANELS || type == WIDE_PANELS) {
-        product_panels(&a, type == PANELS ? 2 : 4, threads);
-        return 0;
-    }
+    if (type == PANELS || type == WIDE_PANELS || type == I8_PANELS) return product_panels(&a, type, threads);
 #ifdef __ARM_FEATURE_DOTPROD
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif

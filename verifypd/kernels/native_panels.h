@@ -1,15 +1,19 @@
-/* Products with weights in panels, 16 outputs side by side: for x86 processors, bfloat16 where they have no tiles.
+/* Products with weights in panels, 16 outputs side by side: for x86 processors, bfloat16 and int8 where they have no
+ * tiles.
  *
- * Weights are packed as weights.py's PanelWeight has them: an entry of each of 16 outputs, then the next; of bfloat16 two
- * entries of each, then the next two. A vector of weights serves all rows of a tile, and each row brings one number of
- * x, so nothing is summed across a vector: an output's products are added in float32 from the first entry to the last,
- * in every tile alike.
+ * Weights are packed as weights.py's PanelWeight and Int8Panels have them: an entry of each of 16 outputs, then the
+ * next; of bfloat16 and int8 two entries of each, then the next two. A vector of weights serves all rows of a tile, and
+ * each row brings one number of x, or two, so nothing is summed across a vector: an output's products are added in
+ * float32 from the first entry to the last, in every tile alike.
+ * Beside int8 weights a row of x becomes 15-bit integers with one scale for 1,024 entries: |error| <= max|x| of these /
+ * 32766, far below the error of int8 weights. Their sums are exact, and are added in float32.
  * Included by native.c.
  */
 #define PANEL 16                       /* outputs of a panel */
 #define PANEL_VECTORS (PANEL / VL)
 #define PANEL_BLOCK 16                 /* entries of a row of x that lie together, before those of the tile's next row */
-#define PANEL_DEPTH 1024               /* entries that tile after tile of rows multiplies */
+#define PANEL_DEPTH 1024               /* entries that tile after tile of rows multiplies, and that share a scale */
+#define PANEL_TOP 16383.0f             /* what the largest of these becomes: 1,024 products with -128 fit 32 bits */
 #define PANEL_NEAR (256 * 1024)        /* bytes of weights that stay in the second-level cache meanwhile */
 #define PANEL_AHEAD 1024               /* bytes of weights fetched ahead of the first tile */
 #if VL == 16
@@ -21,7 +25,56 @@
 #endif
 #define PANELS_MOST 6                  /* of these */
 
+#if VL == 16 && defined(__AVX512BW__)
+#define PANEL_INTEGERS                 /* whether int8 weights are multiplied so */
+typedef __m512i panel_ints;
+#define panel_none _mm512_setzero_si512
+#define panel_splat _mm512_set1_epi32
+#define panel_wide(w) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(w)))
+#define panel_float(v) ((vf)_mm512_cvtepi32_ps(v))
+#define panel_narrow(to, v) \
+    _mm256_storeu_si256((__m256i *)(to), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)(v))))
+#ifdef __AVX512VNNI__
+#define PANEL_PAIRS "vpdpwssd %2, %1, %0"
+#else
+#define panel_pairs(sum, a, b) _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
+#endif
+#elif VL == 8 && defined(__AVX2__)
+#define PANEL_INTEGERS
+typedef __m256i panel_ints;
+#define panel_none _mm256_setzero_si256
+#define panel_splat _mm256_set1_epi32
+#define panel_wide(w) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w)))
+#define panel_float(v) ((vf)_mm256_cvtepi32_ps(v))
+INLINE void panel_narrow(int16_t *to, vf v) {
+    const __m256i q = _mm256_cvtps_epi32((__m256)v);
+    _mm_storeu_si128((__m128i *)to, _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+}
+#ifdef __AVXVNNI__
+#define PANEL_PAIRS "%{vex%} vpdpwssd %2, %1, %0"
+#else
+#define panel_pairs(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+#endif
+#endif
+#ifdef PANEL_PAIRS
+/* Compilers spill sums that an intrinsic adds to. */
+INLINE panel_ints panel_pairs(panel_ints sum, panel_ints a, panel_ints b) {
+    __asm__(PANEL_PAIRS : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+#endif
+
 typedef uint32_t panel_words __attribute__((vector_size(VL * 4), aligned(4)));
+
+/* A tile of rows times some panels. x: blocks of its rows by turns, as floats, or as integers with a scale for each row,
+ * `scales` apart. w: weights, `stride` bytes from panel to panel, so many panels left in the matrix, so many entries
+ * deep, fetched so many bytes ahead. y: sums, `ys` floats from row to row, which are added to unless these entries are
+ * the first. */
+typedef struct {
+    const void *x; const float *scale; ptrdiff_t scales;
+    const char *w; ptrdiff_t stride, left, depth, ahead;
+    float *y; ptrdiff_t ys; int first;
+} panel_tile;
 
 /* Entry `odd` of two that begin at w, of the outputs of vector v. */
 INLINE vf panel_load(const int size, const char *w, ptrdiff_t stride, const int v, const int odd) {
@@ -31,24 +84,33 @@ INLINE vf panel_load(const int size, const char *w, ptrdiff_t stride, const int 
     return (vf)(odd ? both & 0xffff0000u : both << 16);
 }
 
-/* M rows times P panels of entries of `size` bytes, `depth` of them, added to y unless they are the first; `stride`:
- * bytes from panel to panel. */
-INLINE void panel_product(const int M, const int P, const int size, const float *x, const char *w, ptrdiff_t stride,
-                          ptrdiff_t depth, int first, ptrdiff_t ahead, float *y, ptrdiff_t ys) {
+/* How far ahead weights are fetched at entry k: at the end of these panels the next P, if there are `more`. */
+INLINE ptrdiff_t panel_ahead(const panel_tile *t, const int P, const int size, ptrdiff_t k, int more) {
+    const ptrdiff_t left = (t->depth - k) * PANEL * size;
+    return t->ahead + (more && left <= t->ahead ? P * t->stride - t->depth * PANEL * size : 0);
+}
+
+/* M rows times P panels of floats of `size` bytes. */
+INLINE void panel_floats(const int M, const int P, const int size, const panel_tile *t, const char *w, float *y,
+                         int more) {
     const int V = P * PANEL_VECTORS; /* vectors of weights */
+    const float *x = t->x;
     vf acc[24];
     UNROLL for (int m = 0; m < M; m++) {
-        UNROLL for (int v = 0; v < V; v++) acc[m * V + v] = first ? splat(0.0f) : load_f32(y + m * ys + v * VL);
+        UNROLL for (int v = 0; v < V; v++) acc[m * V + v] = t->first ? splat(0.0f) : load_f32(y + m * t->ys + v * VL);
     }
-    for (ptrdiff_t k = 0; k < depth; k += PANEL_BLOCK, x += (M - 1) * PANEL_BLOCK) {
+    for (ptrdiff_t k = 0; k < t->depth; k += PANEL_BLOCK, x += (M - 1) * PANEL_BLOCK) {
+        const ptrdiff_t ahead = panel_ahead(t, P, size, k, more);
         for (int i = 0; i < PANEL_BLOCK; i += 2, x += 2, w += 2 * PANEL * size) {
-            if (ahead) {
-                UNROLL for (int p = 0; p < P; p++) __builtin_prefetch(w + p * stride + ahead, 0, 3);
-                if (size == 4) UNROLL for (int p = 0; p < P; p++) __builtin_prefetch(w + p * stride + ahead + 64, 0, 3);
+            if (t->ahead) {
+                UNROLL for (int p = 0; p < P; p++) {
+                    __builtin_prefetch(w + p * t->stride + ahead, 0, 3);
+                    if (size == 4) __builtin_prefetch(w + p * t->stride + ahead + 64, 0, 3);
+                }
             }
             UNROLL for (int odd = 0; odd < 2; odd++) {
                 vf b[PANEL_VECTORS * PANELS_MOST];
-                UNROLL for (int v = 0; v < V; v++) b[v] = panel_load(size, w, stride, v, odd);
+                UNROLL for (int v = 0; v < V; v++) b[v] = panel_load(size, w, t->stride, v, odd);
                 UNROLL for (int m = 0; m < M; m++) {
                     const vf a = splat(x[m * PANEL_BLOCK + odd]);
                     UNROLL for (int v = 0; v < V; v++) acc[m * V + v] = fused(a, b[v], acc[m * V + v]);
@@ -57,68 +119,166 @@ INLINE void panel_product(const int M, const int P, const int size, const float 
         }
     }
     UNROLL for (int m = 0; m < M; m++) {
-        UNROLL for (int v = 0; v < V; v++) store_f32(y + m * ys + v * VL, acc[m * V + v]);
+        UNROLL for (int v = 0; v < V; v++) store_f32(y + m * t->ys + v * VL, acc[m * V + v]);
     }
 }
 
-/* `count` panels times M rows. */
-typedef void (*panels_of_rows)(const float *, const char *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int, ptrdiff_t, float *,
-                               ptrdiff_t);
-#define DEFINE_PANELS(M, size)                                                                                      \
-    NOINLINE void panels_##M##_##size(const float *x, const char *w, ptrdiff_t stride, ptrdiff_t count,             \
-                                      ptrdiff_t depth, int first, ptrdiff_t ahead, float *y, ptrdiff_t ys) {        \
-        const int P = PANELS_OF(M);                                                                                 \
-        ptrdiff_t p = 0;                                                                                            \
-        for (; p + P <= count; p += P)                                                                              \
-            panel_product(M, P, size, x, w + p * stride, stride, depth, first, ahead, y + p * PANEL, ys);           \
-        for (; p < count; p++)                                                                                      \
-            panel_product(M, 1, size, x, w + p * stride, stride, depth, first, ahead, y + p * PANEL, ys);           \
+#ifdef PANEL_INTEGERS
+/* M rows times P panels of int8. */
+INLINE void panel_integers(const int M, const int P, const panel_tile *t, const char *w, float *y, int more) {
+    const int V = P * PANEL_VECTORS;
+    const int16_t *x = t->x;
+    panel_ints acc[24];
+    UNROLL for (int i = 0; i < M * V; i++) acc[i] = panel_none();
+    for (ptrdiff_t k = 0; k < t->depth; k += PANEL_BLOCK, x += (M - 1) * PANEL_BLOCK) {
+        const ptrdiff_t ahead = panel_ahead(t, P, 1, k, more);
+        for (int i = 0; i < PANEL_BLOCK; i += 2, x += 2, w += 2 * PANEL) {
+            if (t->ahead && i % 4 == 0)
+                UNROLL for (int p = 0; p < P; p++) __builtin_prefetch(w + p * t->stride + ahead, 0, 3);
+            panel_ints b[PANEL_VECTORS * PANELS_MOST];
+            UNROLL for (int v = 0; v < V; v++)
+                b[v] = panel_wide(w + v / PANEL_VECTORS * t->stride + v % PANEL_VECTORS * VL * 2);
+            UNROLL for (int m = 0; m < M; m++) {
+                int32_t two;
+                memcpy(&two, x + m * PANEL_BLOCK, 4);
+                const panel_ints a = panel_splat(two);
+                UNROLL for (int v = 0; v < V; v++) acc[m * V + v] = panel_pairs(acc[m * V + v], a, b[v]);
+            }
+        }
     }
-#if PANEL_ROWS > 6
-#define PANEL_HEIGHTS(EACH, size)                                                                                   \
-    EACH(1, size) EACH(2, size) EACH(3, size) EACH(4, size) EACH(5, size) EACH(6, size) EACH(7, size) EACH(8, size) \
-    EACH(9, size) EACH(10, size) EACH(11, size) EACH(12, size)
-#else
-#define PANEL_HEIGHTS(EACH, size) EACH(1, size) EACH(2, size) EACH(3, size) EACH(4, size) EACH(5, size) EACH(6, size)
-#endif
-#define PANEL_NAME(M, size) panels_##M##_##size,
-PANEL_HEIGHTS(DEFINE_PANELS, 2)
-PANEL_HEIGHTS(DEFINE_PANELS, 4)
-static const panels_of_rows panels_by_rows[2][PANEL_ROWS] = {
-    {PANEL_HEIGHTS(PANEL_NAME, 2)}, {PANEL_HEIGHTS(PANEL_NAME, 4)},
-};
+    UNROLL for (int m = 0; m < M; m++) {
+        const vf by = splat(t->scale[m * t->scales]);
+        UNROLL for (int v = 0; v < V; v++) {
+            float *at = y + m * t->ys + v * VL;
+            store_f32(at, fused(panel_float(acc[m * V + v]), by, t->first ? splat(0.0f) : load_f32(at)));
+        }
+    }
+}
 
-/* Panels [from, to), for all rows. */
-static void linear_panels(const linear_args *a, ptrdiff_t size, ptrdiff_t from, ptrdiff_t to) {
-    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS, stride = K * PANEL * size;
-    float room[PANEL_ROWS * PANEL_DEPTH] __attribute__((aligned(64)));
+/* A row of x as integers. A scale is not finite where one of its entries is not. */
+static void panel_split(const float *x, ptrdiff_t K, int16_t *to, float *scale) {
     for (ptrdiff_t k = 0; k < K; k += PANEL_DEPTH) {
-        const ptrdiff_t depth = K - k < PANEL_DEPTH ? K - k : PANEL_DEPTH;
-        const char *w = (const char *)a->w + from * stride + k * PANEL * size;
+        const ptrdiff_t end = K - k < PANEL_DEPTH ? K : k + PANEL_DEPTH;
+        vi top = {0}; /* sizes compare as integers do, NaN above all */
+        for (ptrdiff_t i = k; i < end; i += VL) {
+            const vi size = (vi)load_f32(x + i) & 0x7fffffff;
+            top = (vi)pick(size > top, (vf)size, (vf)top);
+        }
+        int32_t most = 0;
+        for (int i = 0; i < VL; i++) most = top[i] > most ? top[i] : most;
+        float size;
+        memcpy(&size, &most, 4);
+        scale[k / PANEL_DEPTH] = size / PANEL_TOP;
+        const vf by = splat(size > 1e-30f ? PANEL_TOP / size : 0.0f);
+        for (ptrdiff_t i = k; i < end; i += VL) panel_narrow(to + i, load_f32(x + i) * by);
+    }
+}
+#endif
+
+/* `count` panels times M rows. */
+typedef void (*panels_of_rows)(const panel_tile *, ptrdiff_t);
+#define DEFINE_PANELS(M, name, PRODUCT)                                                                             \
+    NOINLINE void panels_##M##_##name(const panel_tile *t, ptrdiff_t count) {                                       \
+        ptrdiff_t p = 0;                                                                                            \
+        for (; p + PANELS_OF(M) <= count; p += PANELS_OF(M)) PRODUCT(M, PANELS_OF(M));                              \
+        for (; p < count; p++) PRODUCT(M, 1);                                                                       \
+    }
+#define PRODUCT_BF16(M, P) panel_floats(M, P, 2, t, t->w + p * t->stride, t->y + p * PANEL, p + 2 * (P) <= t->left)
+#define PRODUCT_F32(M, P) panel_floats(M, P, 4, t, t->w + p * t->stride, t->y + p * PANEL, p + 2 * (P) <= t->left)
+#define PRODUCT_I8(M, P) panel_integers(M, P, t, t->w + p * t->stride, t->y + p * PANEL, p + 2 * (P) <= t->left)
+#if PANEL_ROWS > 6
+#define PANEL_HEIGHTS(EACH, ...)                                                                                    \
+    EACH(1, __VA_ARGS__) EACH(2, __VA_ARGS__) EACH(3, __VA_ARGS__) EACH(4, __VA_ARGS__) EACH(5, __VA_ARGS__)        \
+    EACH(6, __VA_ARGS__) EACH(7, __VA_ARGS__) EACH(8, __VA_ARGS__) EACH(9, __VA_ARGS__) EACH(10, __VA_ARGS__)       \
+    EACH(11, __VA_ARGS__) EACH(12, __VA_ARGS__)
+#else
+#define PANEL_HEIGHTS(EACH, ...)                                                                                    \
+    EACH(1, __VA_ARGS__) EACH(2, __VA_ARGS__) EACH(3, __VA_ARGS__) EACH(4, __VA_ARGS__) EACH(5, __VA_ARGS__)        \
+    EACH(6, __VA_ARGS__)
+#endif
+#define PANEL_NAME(M, name) panels_##M##_##name,
+PANEL_HEIGHTS(DEFINE_PANELS, bf16, PRODUCT_BF16)
+PANEL_HEIGHTS(DEFINE_PANELS, f32, PRODUCT_F32)
+static const panels_of_rows panels_bf16[PANEL_ROWS] = {PANEL_HEIGHTS(PANEL_NAME, bf16)};
+static const panels_of_rows panels_f32[PANEL_ROWS] = {PANEL_HEIGHTS(PANEL_NAME, f32)};
+#ifdef PANEL_INTEGERS
+PANEL_HEIGHTS(DEFINE_PANELS, i8, PRODUCT_I8)
+static const panels_of_rows panels_i8[PANEL_ROWS] = {PANEL_HEIGHTS(PANEL_NAME, i8)};
+#endif
+
+/* Rows of x as they are multiplied: entries of `size` bytes, `stride` bytes from row to row; scales of integers, so many
+ * of a row. */
+typedef struct { const char *at; ptrdiff_t size, stride; const float *scale; ptrdiff_t scales; } panel_rows;
+
+/* Panels [from, to), for all rows; size: bytes of a weight. */
+static void linear_panels(const linear_args *a, const panels_of_rows *products, const panel_rows *x, ptrdiff_t size,
+                          ptrdiff_t from, ptrdiff_t to) {
+    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS, block = PANEL_BLOCK * x->size;
+    char room[PANEL_ROWS * PANEL_DEPTH * sizeof(float)] __attribute__((aligned(64)));
+    panel_tile tile = {.scales = x->scales, .stride = K * PANEL * size, .left = a->out / PANEL - from, .ys = a->out};
+    for (ptrdiff_t k = 0; k < K; k += PANEL_DEPTH) {
+        tile.depth = K - k < PANEL_DEPTH ? K - k : PANEL_DEPTH;
+        tile.w = (const char *)a->w + from * tile.stride + k * PANEL * size;
+        tile.first = k == 0;
         for (ptrdiff_t t = 0; t < tiles; t++) {
             const ptrdiff_t row = n * t / tiles, height = n * (t + 1) / tiles - row;
-            const float *x = a->x + row * a->xs + k;
-            float *to_row = room;
+            const char *rows = x->at + row * x->stride + k * x->size;
+            char *to_row = room;
             if (height > 1) {
-                for (ptrdiff_t i = 0; i < depth; i += PANEL_BLOCK)
-                    for (ptrdiff_t m = 0; m < height; m++, to_row += PANEL_BLOCK)
-                        memcpy(to_row, x + m * a->xs + i, sizeof(float) * PANEL_BLOCK);
+                for (ptrdiff_t i = 0; i < tile.depth * x->size; i += block)
+                    for (ptrdiff_t m = 0; m < height; m++, to_row += block) {
+                        const char *part = rows + m * x->stride + i;
+                        if (x->size == 4) memcpy(to_row, part, 4 * PANEL_BLOCK); /* a known size is no call */
+                        else memcpy(to_row, part, 2 * PANEL_BLOCK);
+                    }
             }
-            panels_by_rows[size == 4][height - 1](height > 1 ? room : x, w, stride, to - from, depth, k == 0,
-                                                  t ? 0 : PANEL_AHEAD, a->y + row * a->out + from * PANEL, a->out);
+            tile.x = height > 1 ? room : rows;
+            tile.scale = x->scale ? x->scale + row * x->scales + k / PANEL_DEPTH : NULL;
+            tile.ahead = t ? 0 : PANEL_AHEAD;
+            tile.y = a->y + row * a->out + from * PANEL;
+            products[height - 1](&tile, to - from);
         }
     }
     finish(a, 0, n, from * PANEL, to * PANEL);
 }
 
-/* All of a product with entries of `size` bytes. */
-static void product_panels(const linear_args *a, ptrdiff_t size, int threads) {
-    const ptrdiff_t panels = a->out / PANEL, depth = a->K < PANEL_DEPTH ? a->K : PANEL_DEPTH;
+/* All of a product. Returns 1 where memory is short. */
+static int product_panels(const linear_args *a, int type, int threads) {
+    const ptrdiff_t size = type == I8_PANELS ? 1 : type == PANELS ? 2 : 4, K = a->K;
+    const ptrdiff_t panels = a->out / PANEL, depth = K < PANEL_DEPTH ? K : PANEL_DEPTH;
     ptrdiff_t chunk = PANEL_NEAR / (depth * PANEL * size) / PANELS_MOST * PANELS_MOST;
     while (chunk > PANELS_MOST && chunk * threads * 4 > panels) chunk -= PANELS_MOST; /* a late thread costs little */
     if (chunk < PANELS_MOST) chunk = PANELS_MOST;
     const ptrdiff_t chunks = (panels + chunk - 1) / chunk;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (ptrdiff_t c = 0; c < chunks; c++)
-        linear_panels(a, size, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
+    const panels_of_rows *products = type == PANELS ? panels_bf16 : panels_f32;
+    panel_rows x = {(const char *)a->x, sizeof(float), a->xs * (ptrdiff_t)sizeof(float), NULL, 0};
+#ifdef PANEL_INTEGERS
+    const ptrdiff_t n = a->n, scales = (K + PANEL_DEPTH - 1) / PANEL_DEPTH;
+    float *scale = NULL;
+    int16_t *integers = NULL;
+    if (type == I8_PANELS) {
+        scale = malloc((size_t)n * ((size_t)scales * sizeof(float) + (size_t)K * sizeof(int16_t)));
+        if (!scale) return 1;
+        integers = (int16_t *)(scale + n * scales);
+        x = (panel_rows){(const char *)integers, sizeof(int16_t), K * (ptrdiff_t)sizeof(int16_t), scale, scales};
+        products = panels_i8;
+    }
+#endif
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#ifdef PANEL_INTEGERS
+        if (integers) {
+#pragma omp for schedule(static)
+            for (ptrdiff_t i = 0; i < n; i++)
+                panel_split(a->x + i * a->xs, K, integers + i * K, scale + i * scales);
+        }
+#endif
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t c = 0; c < chunks; c++)
+            linear_panels(a, products, &x, size, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
+    }
+#ifdef PANEL_INTEGERS
+    free(scale);
+#endif
+    return 0;
 }

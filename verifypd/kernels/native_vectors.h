@@ -42,7 +42,7 @@ typedef uint8_t vq __attribute__((vector_size(VL)));
 typedef float f4 __attribute__((vector_size(16)));
 
 enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3, HALF = 4 /* packed float16, see native_half.h */, E4M3 = 5 /* of caches */,
-       PANELS = 6, WIDE_PANELS = 7 /* of bfloat16 and of float32, see native_panels.h */ };
+       PANELS = 6, WIDE_PANELS = 7, I8_PANELS = 8 /* of bfloat16, float32 and int8, see native_panels.h */ };
 
 typedef uint16_t bf16;  /* bits of a bfloat16 */
 typedef struct { uint16_t bits; } f16;

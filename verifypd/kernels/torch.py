@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verifypd.kernels.base import Activation, Composed, PagedRows, Rows, whole
 from verifypd.kernels.launch import fp8_products
-from verifypd.kernels.weights import Fp8Weight, Int8Weight, PackedWeight, Weight, fp8_rows
+from verifypd.kernels.weights import Fp8Weight, Int8Panels, Int8Weight, PackedWeight, Weight, fp8_rows
 
 DEQUANTIZE_ROWS = 16  # from this many rows on, dequantising once beats the packed int8 product
 
@@ -22,7 +22,7 @@ class TorchKernels(Composed):
         """The weights' own dtype."""
         return weight_dtype
 
-    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+    def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
         """As it is; what no CPU multiplies is widened once, and not in every pass."""
         return (
             weight.dequantize(weight.dtype) if isinstance(weight, Fp8Weight) and weight.device.type == "cpu" else weight
@@ -33,7 +33,7 @@ class TorchKernels(Composed):
         x = whole(x)
         if isinstance(weight, Fp8Weight) and multiplies_fp8(x, weight):
             return scaled_product(*self.fp8_rows(x), weight, bias)
-        if isinstance(weight, PackedWeight | Fp8Weight):
+        if isinstance(weight, PackedWeight | Int8Panels | Fp8Weight):
             weight = weight.dequantize(x.dtype)
         if isinstance(weight, Int8Weight):
             # the packed product is wrong for rows that are no multiple of 16 long

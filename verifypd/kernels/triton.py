@@ -30,7 +30,7 @@ from verifypd.kernels.triton_kernels import (
     product_tile,
 )
 from verifypd.kernels.triton_products import skinny_product, skinny_qkv, split_rows
-from verifypd.kernels.weights import FP8, Fp8Weight, Int8Weight, PackedWeight, Weight
+from verifypd.kernels.weights import FP8, Fp8Weight, Int8Panels, Int8Weight, PackedWeight, Weight
 
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
@@ -56,7 +56,9 @@ class TritonKernels(TorchKernels):
 
     def linear(self, x: Rows, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """See Kernels.linear."""
-        if isinstance(weight, PackedWeight):
+        if isinstance(weight, Int8Panels):
+            weight = weight.unpacked()
+        elif isinstance(weight, PackedWeight):
             weight = weight.dequantize(weight.dtype)
         elif (matrix := self._streamed(x, weight)) is not None:  # that are older than the kernel before
             return skinny.linear(x, matrix, bias)
@@ -73,7 +75,7 @@ class TritonKernels(TorchKernels):
             return scaled if bias is None else scaled + bias
         return self._product(x, weight.to(x.dtype), bias)
 
-    def pack(self, weight: Tensor | Fp8Weight) -> Weight:
+    def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
         """As it is."""
         return weight
 

@@ -206,6 +206,43 @@ class PanelWeight:
         return torch.Size((16 * panels, steps * entries))
 
 
-PackedWeight = HalfWeight | PanelWeight
-Weight = Tensor | Int8Weight | Fp8Weight | HalfWeight | PanelWeight
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Panels(_Scaled):
+    """An Int8Weight in panels as PanelWeight has them, two entries of a row together."""
+
+    values: Tensor  # [out / 16, in / 2, 16, 2] int8
+    scale: Tensor  # [out] float32
+
+    @staticmethod
+    def fits(weight: Int8Weight) -> bool:
+        """Whether its sides divide."""
+        return weight.values.numel() > 0 and not any(side % 16 for side in weight.shape)
+
+    @classmethod
+    def pack(cls, weight: Int8Weight) -> Int8Panels:
+        """A matrix that `fits`."""
+        outputs, width = weight.shape
+        return cls(weight.values.view(outputs // 16, 16, width // 2, 2).transpose(1, 2).contiguous(), weight.scale)
+
+    def unpacked(self) -> Int8Weight:
+        """The same matrix, row by row."""
+        return Int8Weight(self.values.transpose(1, 2).reshape(self.shape), self.scale)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows `ids` [...] in float32: a tied embedding is read this way."""
+        return self.values[ids // 16, :, ids % 16].flatten(-2).float() * self.scale[ids].unsqueeze(-1)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The whole matrix as an ordinary tensor."""
+        return self.unpacked().dequantize(dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in]."""
+        panels, pairs, _, _ = self.values.shape
+        return torch.Size((16 * panels, 2 * pairs))
+
+
+PackedWeight = HalfWeight | PanelWeight  # of floats
+Weight = Tensor | Int8Weight | Int8Panels | Fp8Weight | HalfWeight | PanelWeight
 QUANTIZED: dict[Quantization, type[Int8Weight] | type[Fp8Weight]] = {"int8": Int8Weight, "fp8": Fp8Weight}

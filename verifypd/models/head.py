@@ -17,7 +17,7 @@ from verifypd.attention.base import AttentionBackend, PassLayout
 from verifypd.attention.native import NativeAttention
 from verifypd.kernels.base import Kernels
 from verifypd.kernels.native import NativeKernels
-from verifypd.kernels.weights import QUANTIZED, Fp8Weight, Int8Weight, PackedWeight, Quantization, Weight
+from verifypd.kernels.weights import QUANTIZED, Fp8Weight, Int8Panels, Int8Weight, PackedWeight, Quantization, Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.base import Model
 from verifypd.models.config import ModelConfig
@@ -166,16 +166,18 @@ class DistilledHead(DraftHead):
 def rows_of(weight: Weight, ids: Tensor | None, kernels: Kernels, quantization: Quantization | None = None) -> Weight:
     """Some rows of a weight, in its own format, or where that is none of eight bits as `quantization` says. ids None:
     all rows."""
-    if isinstance(weight, Int8Weight | Fp8Weight):
-        return weight if ids is None else replace(weight, values=weight.values[ids], scale=weight.scale[ids])
+    if isinstance(weight, Int8Weight | Int8Panels | Fp8Weight):
+        if ids is None:
+            return weight
+        whole = weight.unpacked() if isinstance(weight, Int8Panels) else weight
+        return kernels.pack(replace(whole, values=whole.values[ids], scale=whole.scale[ids]))
     if ids is None and quantization is None:
         return weight
     if isinstance(weight, PackedWeight):
         rows = weight.dequantize(weight.dtype) if ids is None else weight.rows(ids.long()).to(weight.dtype)
     else:
         rows = weight if ids is None else weight[ids].contiguous()
-    packed = rows if quantization is None else QUANTIZED[quantization].quantize(rows)
-    return packed if isinstance(packed, Int8Weight) else kernels.pack(packed)
+    return kernels.pack(rows if quantization is None else QUANTIZED[quantization].quantize(rows))
 
 
 def vector(weight: Weight) -> Tensor:

@@ -120,7 +120,7 @@ def _packs(spec: WeightSpec, config: ModelConfig) -> bool:
 def pack(weights: dict[str, Weight], specs: dict[str, WeightSpec], config: ModelConfig, kernels: Kernels) -> None:
     """Matrices take the form that the kernels read fastest, one after another: a model is never in memory twice."""
     for target, weight in weights.items():
-        if isinstance(weight, Tensor | Fp8Weight) and _packs(specs[target], config):
+        if isinstance(weight, Tensor | Int8Weight | Fp8Weight) and _packs(specs[target], config):
             weights[target] = kernels.pack(weight)
 
 
