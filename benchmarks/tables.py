@@ -19,7 +19,12 @@ import tables_claims as claims
 import tables_cluster as cluster
 import tables_cpu as cpu
 import tables_lanes as lanes
+import tables_settings as settings
 import tables_steps as steps
+
+from verifypd.cluster.config import ClusterConfig
+from verifypd.config import EngineConfig
+from verifypd.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -74,6 +79,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster-routing": cluster.routings,
     "cluster-thousand": cluster.thousand,
     "cluster-beside-ray": cluster.beside_ray,
+    "settings-engine": settings.settings(EngineConfig),
+    "settings-server": settings.settings(ServerConfig),
+    "settings-cluster": settings.settings(ClusterConfig),
 }
 
 
