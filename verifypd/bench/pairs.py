@@ -26,7 +26,7 @@ class Pair:
     name: str  # "tinyllama-1.1b:llama-2-7b", "built-in", or what was given
     model: str
     draft: str
-    dummy: bool = False  # random weights, drafts stand by chance
+    dummy: bool = False  # random weights, drafts accepted by chance
     shrink: int = 1  # their shapes are divided by this
     simulated: bool = False
 
@@ -36,7 +36,7 @@ class Pair:
         if not self.dummy or self.simulated:
             return ""
         shape = "" if self.shrink == 1 else f", shapes / {self.shrink}"
-        return f"random weights{shape}, drafts stand by chance (α = {ALPHA})"
+        return f"random weights{shape}, drafts accepted by chance (α = {ALPHA})"
 
     @property
     def label(self) -> str:
