@@ -87,6 +87,14 @@ def test_what_the_draft_is_kept_in(pair: tuple[Path, Path], drafter: str, settin
     assert parts["draft weights"] == draft.weight_bytes and parts["verifier weights"] == verifier.weight_bytes
 
 
+@pytest.mark.parametrize(("quantization", "said"), [(None, "float32 weights"), ("int8", "int8 weights")])
+def test_the_log_says_what_weights_are_kept_in(
+    pair: tuple[Path, Path], quantization: str | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), LLM(str(pair[0]), draft="ngram", quantization=quantization, **OPTIONS):
+        assert said in caplog.text
+
+
 def test_a_different_tokenizer_is_refused_with_the_first_differing_token(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:

@@ -17,7 +17,7 @@ from verifypd.config import EngineConfig, parse_bytes
 from verifypd.control.cost import CostModel
 from verifypd.engine import calibration, costs, dtypes
 from verifypd.engine.engine import Engine
-from verifypd.engine.quantized import check_verifier, draft_quantization, verifier_quantization
+from verifypd.engine.quantized import check_verifier, draft_quantization, kept_in, verifier_quantization
 from verifypd.engine.rehearsal import rehearse
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
@@ -148,7 +148,7 @@ def build(config: EngineConfig) -> Built:
         "%s on %s, %s weights, %s kernels, %s keys and values; %s",
         source.name,
         device if ranks is None else f"{shard.size} ranks from {device} on",
-        str(dtype).removeprefix("torch."),
+        kept_in(source.config, form, device) or str(dtype).removeprefix("torch."),
         kernels.name,
         "fp8" if fp8 else str(model.activation_dtype).removeprefix("torch."),
         budget,
