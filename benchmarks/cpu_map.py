@@ -32,8 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from script import keep
-from tqdm import tqdm
+from script import keep, log_progress
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
@@ -44,6 +43,7 @@ from verifypd.control.cost import CostModel
 from verifypd.control.factory import make_architecture, make_controller
 from verifypd.engine.engine import Engine
 from verifypd.metrics.stats import percentile
+from verifypd.progress import bar
 from verifypd.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -158,17 +158,17 @@ def run_map(llm: LLM, cost: CostModel, args: argparse.Namespace) -> list[dict[st
     share = 0.5 if args.quick else 1.0
     warm_up(llm, loop, cost, prompts(tokenizer, 6, 99), arms, 4)
     runs = []
-    with tqdm(total=args.rounds * len(levels) * len(arms), disable=None) as bar:
+    with bar(desc="runs", total=args.rounds * len(levels) * len(arms)) as shown:
         for round_index in timely(args):
             for level in levels:
                 count = max(level, math.ceil(share * WORK.get(level, level + 8)))
                 work = prompts(tokenizer, count, seed=1000 * round_index + level)
                 for arm in random.Random(round_index * 100 + level).sample(arms, len(arms)):
-                    bar.set_description(f"round {round_index + 1}, {level} at once, {arm}")
+                    shown.set_postfix_str(f"round {round_index + 1}, {level} at once, {arm}")
                     chosen = llm.engine.architecture = policy(arm, cost)
                     found = loop.run(work, args.tokens, level, args.cap)
                     runs.append({"arm": arm, "concurrency": level, "round": round_index, **found, **_mind(chosen)})
-                    bar.update()
+                    shown.update()
     return runs
 
 
@@ -179,16 +179,16 @@ def run_drift(llm: LLM, cost: CostModel, args: argparse.Namespace) -> list[dict[
     warm_up(llm, loop, cost, prompts(tokenizer, 4, 99), arms, args.drift_concurrency)
     count = STRETCH * (4 if args.quick else 8) * args.drift_concurrency
     runs = []
-    with tqdm(total=args.rounds * len(arms), disable=None) as bar:
+    with bar(desc="runs", total=args.rounds * len(arms)) as shown:
         for round_index in timely(args):
             work = drifting(tokenizer, count, seed=round_index)
             for arm in random.Random(round_index).sample(arms, len(arms)):
-                bar.set_description(f"round {round_index + 1}, {arm}")
+                shown.set_postfix_str(f"round {round_index + 1}, {arm}")
                 chosen = llm.engine.architecture = policy(arm, cost)
                 found = loop.run(work, args.tokens, args.drift_concurrency, math.inf)
                 level = args.drift_concurrency
                 runs.append({"arm": arm, "concurrency": level, "round": round_index, **found, **_mind(chosen)})
-                bar.update()
+                shown.update()
     return runs
 
 
@@ -344,6 +344,7 @@ def _ink(theme: dict[str, str], size: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run, print, write, draw."""
+    log_progress()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", default="ngram", help="ngram, or a draft model")

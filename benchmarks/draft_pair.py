@@ -34,13 +34,13 @@ from script import command_line, keep
 
 # isort: split
 import torch
-from tqdm import tqdm
 
 from verifypd import LLM, SamplingParams
 from verifypd.bench.provenance import provenance
 from verifypd.bench.texts import BEGUN
 from verifypd.distil.prompts import evaluation_prompts
 from verifypd.engine.costs import device_name
+from verifypd.progress import bar
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"draft": None, "arch": "plain"},
@@ -98,7 +98,7 @@ def compare(
     for llm in llms.values():
         run_one(llm, jobs[0], min(16, tokens))  # warm
     disturbed, most = 0, 2 * len(jobs) + 4  # jobs that ran again
-    for number, job in enumerate(tqdm(jobs, desc=title, disable=None)):
+    for number, job in enumerate(bar(jobs, desc=title)):
         names = list(llms)
         while True:
             runs, quiet = {}, True

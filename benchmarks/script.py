@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 
 def command_line(about: str | None) -> argparse.ArgumentParser:
-    """A script's options: `--json` and `--commit`, and what it adds. `about`: its docstring."""
+    """A script's options: `--json` and `--commit`, and what it adds. `about`: its docstring. Progress is logged."""
+    log_progress()
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--commit", help="of this code, where the tree has no git")
     return parser
+
+
+def log_progress() -> None:
+    """Lines that say how far long work is, where no terminal shows a bar."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("verifypd.progress").setLevel(logging.INFO)
 
 
 def keep(report: dict[str, Any], file: Path | None) -> None:
