@@ -98,7 +98,8 @@ def compare(
     for llm in llms.values():
         run_one(llm, jobs[0], min(16, tokens))  # warm
     disturbed, most = 0, 2 * len(jobs) + 4  # jobs that ran again
-    for number, job in enumerate(bar(jobs, desc=title)):
+    shown = bar(jobs, desc=title)
+    for number, job in enumerate(shown):
         names = list(llms)
         while True:
             runs, quiet = {}, True
@@ -106,9 +107,11 @@ def compare(
                 others = elsewhere()
                 runs[name] = run_one(llms[name], job, tokens, ends)
                 quiet = quiet and elsewhere() - others <= QUIET * len(cores()) * runs[name][0]
+                shown.update(0)
             if quiet or disturbed >= most:
                 break
             disturbed += 1
+            shown.set_postfix_str(f"{disturbed} ran again")
         for name, (took, made, (drafted, accepted)) in runs.items():
             seconds[name].append(took)
             scaled[name].append(took * sum(map(len, runs["plain"][1])) / sum(map(len, made)))
