@@ -18,6 +18,7 @@ from verifypd.kernels import select
 from verifypd.kernels.weights import Int8Panels, Int8Weight, Quantization
 from verifypd.kv.pool import FeatureCache, KVCache
 from verifypd.models.base import Model
+from verifypd.models.head import rows_of
 from verifypd.models.head_loader import load_head
 from verifypd.models.hub import resolve
 from verifypd.models.loader import load_model
@@ -105,13 +106,23 @@ def test_paged_drafting_is_unrolling(tmp_path: Path, family: str, kernels: str) 
             normed, stream = head.draft(ids[:, at + 1], stream, spans([1, 1], [at + 1] * 2, own))
 
 
+@pytest.mark.parametrize("kernels", available_backends("cpu"))
 @torch.inference_mode()
-def test_int8_rows_are_the_verifiers(tmp_path: Path) -> None:
+def test_int8_rows_are_the_verifiers(tmp_path: Path, kernels: str) -> None:
     folder = tiny("llama3", tmp_path / "verifier")
-    model = verifier_of(folder, quantization="int8")
+    model = verifier_of(folder, kernels, quantization="int8")
     draft = load_head(resolve(str(head_for(folder, tmp_path / "head", taught=False))), model, quantization="int8")
+    assert isinstance(model.head, Int8Weight | Int8Panels) and isinstance(draft.head, Int8Weight | Int8Panels)
+    assert draft.vocab_map is not None
+    assert torch.equal(draft.head.dequantize(), model.head.rows(draft.vocab_map))
+    for count in (32, 33):  # of which native kernels on x86 make panels, and not
+        ids = draft.vocab_map.flip(0)[:count]
+        part = rows_of(model.head, ids, model.kernels)
+        assert type(part) is (type(model.head) if count == 32 else Int8Weight)
+        assert isinstance(part, Int8Weight | Int8Panels) and torch.equal(part.dequantize(), model.head.rows(ids))
     x = torch.randn(3, 64)
-    torch.testing.assert_close(draft.logits(x), model.logits(x)[:, draft.vocab_map])
+    atol = 2e-4 if kernels == "native" else 1e-5  # panels round x, rows do not
+    torch.testing.assert_close(draft.logits(x), model.logits(x)[:, draft.vocab_map], atol=atol, rtol=1.3e-6)
 
 
 @pytest.mark.parametrize("kernels", available_backends("cpu"))

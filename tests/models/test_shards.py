@@ -17,7 +17,7 @@ from tests.models.test_gguf import load_gguf, write_gguf
 from verifypd.attention.choose import available_backends
 from verifypd.errors import ConfigError
 from verifypd.kernels.choose import select
-from verifypd.kernels.weights import Int8Weight
+from verifypd.kernels.weights import Int8Weight, Quantization
 from verifypd.models.config import ModelConfig, ModelSource
 from verifypd.models.gguf import gguf_config
 from verifypd.models.shards import Shard
@@ -100,11 +100,15 @@ def test_shards_of_a_gguf_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
         same(divided, PagedRun(load_gguf(path)))
 
 
-def test_weights_in_the_form_of_the_device(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """16-bit weights, packed where this processor's kernels pack them; those multiply in 16 bits, too."""
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_in_the_form_of_the_device(
+    checkpoint: Checkpoint, tmp_path: Path, quantization: Quantization | None
+) -> None:
+    """16-bit and int8 weights, packed where this processor's kernels pack them; those multiply in 16 bits, too."""
     folder, kernels = checkpoint("llama"), select("cpu")
-    whole = load(folder, kernels=kernels, dtype=torch.bfloat16)
-    with in_threads(source_of(folder), 2, tmp_path, kernels=kernels.name, dtype=torch.bfloat16) as divided:
+    form: dict[str, Any] = {"dtype": torch.bfloat16, "quantization": quantization}
+    whole = load(folder, kernels=kernels, **form)
+    with in_threads(source_of(folder), 2, tmp_path, kernels=kernels.name, **form) as divided:
         same(divided, PagedRun(whole), 0.05)
 
 

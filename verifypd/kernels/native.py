@@ -1,7 +1,7 @@
 """Kernels in C, through ctypes. Knows which calls C takes and which go to torch; nothing of models.
 
-Activations are float32; weights float32, bfloat16, float16 or int8 with a scale per row, and floats in the order in
-which the processor multiplies them best.
+Activations are float32; weights float32, bfloat16, float16 or int8 with a scale per row, in the order in which the
+processor multiplies them best.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class NativeKernels(Composed):
         return rows >= self._torch_rows.get(dtype, rows + 1)
 
     def pack(self, weight: Tensor | Int8Weight | Fp8Weight) -> Weight:
-        """16-bit floats as float16 where the processor multiplies it (native_half.h says what that costs), others in
-        panels where that is fastest (native_panels.h). fp8 is widened before."""
+        """16-bit floats as float16 where the processor multiplies it (native_half.h says what that costs), others and
+        int8 in panels where that is fastest (native_panels.h). fp8 is widened before."""
         if isinstance(weight, Int8Weight):
             return Int8Panels.pack(weight) if torch.int8 in self.panels and Int8Panels.fits(weight) else weight
         if isinstance(weight, Fp8Weight):

@@ -228,9 +228,14 @@ class Int8Panels(_Scaled):
         """The same matrix, row by row."""
         return Int8Weight(self.values.transpose(1, 2).reshape(self.shape), self.scale)
 
+    def some(self, ids: Tensor) -> Int8Weight:
+        """The rows `ids` [...], row by row; the others are not copied."""
+        return Int8Weight(self.values[ids // 16, :, ids % 16].flatten(-2), self.scale[ids])
+
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids` [...] in float32: a tied embedding is read this way."""
-        return self.values[ids // 16, :, ids % 16].flatten(-2).float() * self.scale[ids].unsqueeze(-1)
+        part = self.some(ids)
+        return part.values.float() * part.scale.unsqueeze(-1)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The whole matrix as an ordinary tensor."""

@@ -169,8 +169,9 @@ def rows_of(weight: Weight, ids: Tensor | None, kernels: Kernels, quantization: 
     if isinstance(weight, Int8Weight | Int8Panels | Fp8Weight):
         if ids is None:
             return weight
-        whole = weight.unpacked() if isinstance(weight, Int8Panels) else weight
-        return kernels.pack(replace(whole, values=whole.values[ids], scale=whole.scale[ids]))
+        if isinstance(weight, Int8Panels):
+            return kernels.pack(weight.some(ids))
+        return kernels.pack(replace(weight, values=weight.values[ids], scale=weight.scale[ids]))
     if ids is None and quantization is None:
         return weight
     if isinstance(weight, PackedWeight):
