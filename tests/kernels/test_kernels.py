@@ -16,6 +16,7 @@ from verifypd.kernels.native import TYPES, NativeKernels
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.weights import HalfWeight, Int8Panels, PanelWeight, Weight
 
+GROUP_BY = r"(tiles|without AVX-512)"  # one process compiles the library for each, once
 needs_native = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 reference = TorchKernels()

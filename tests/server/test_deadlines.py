@@ -105,10 +105,10 @@ def test_a_deadline_passes_after_the_end(tokenizer: Tokenizer) -> None:
 
     async def run() -> None:
         bridge, heard = connected(tokenizer)
-        call = await asyncio.wait_for(await begun(bridge, heard, True, 100.0), 10)
+        call = await asyncio.wait_for(await begun(bridge, heard, True, 500.0), 10)
         bridge.take(Outputs(1, [Output(call.number, choice, [70], "length", None, []) for choice in (0, 1)]))
         told = len(heard)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.6)
         assert [choice.finish for choice in call.choices] == ["length"] * 2 and len(heard) == told
 
     asyncio.run(run())

@@ -297,10 +297,10 @@ def test_many_calls_after_one_another_are_read_at_once():
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     body = ResponsesBody.model_validate({"input": [call] * 50_000})
     gc.disable()  # as where large bodies are read
-    begun = time.perf_counter()
+    begun = time.thread_time()
     [made] = messages(body)
     gc.enable()
-    assert time.perf_counter() - begun < 5, "it grew with the square of their number"
+    assert time.thread_time() - begun < 5, "it grew with the square of their number"
     assert made.tool_calls is not None and len(made.tool_calls) == 50_000
 
 

@@ -127,10 +127,10 @@ def test_streaming_is_linear() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     bad = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\xff")
     stream = tokenizer.stream([bad] * 100_000)
-    start = time.perf_counter()
+    start = time.thread_time()
     size = sum(len(stream.push([bad])) for _ in range(50_000))
     assert size == 50_000
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_other_decoders_stream_through_a_window() -> None:
