@@ -25,9 +25,11 @@ def interpret() -> None:
 
 @cache  # several folders call it
 def shorten() -> None:
-    """The same results in about half of the time."""
+    """The same results in about half of the time, where Triton's interpreter is the one that was read for this."""
     from triton.runtime import interpreter
 
+    if not all(hasattr(interpreter, name) for name in ("interpreter_builder", "_get_np_dtype", "_patch_lang")):
+        return
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # sums are made again, in 64 bits, for an assertion that only debugging raises
         builder.options = replace(builder.options, sanitize_overflow=False)
