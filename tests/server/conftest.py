@@ -95,6 +95,7 @@ def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.Tem
     flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
     log = tmp_path_factory.mktemp("log") / "frail.log"
     limits = {"header-timeout": 2, "max-body": "100KB", "max-connections": CONNECTIONS, "drain-timeout": 90}
+    limits["keep-alive-timeout"] = 8
     with Server(folders[0], str(folders[1]), log, **limits, **flags) as running:
         yield running
 

@@ -133,6 +133,16 @@ def test_half_a_request_on_a_connection_that_was_used_before(frail: Server) -> N
         made.close()
 
 
+def test_an_idle_connection_is_kept_for_its_time(frail: Server) -> None:
+    """Longer than uvicorn's five seconds, after which a load balancer's next call on it would fail; not for ever."""
+    made = connect(frail)
+    use(made)
+    time.sleep(5.5)
+    use(made)
+    assert read_all(made) == b""
+    made.close()
+
+
 def drips(made: socket.socket, drop: int) -> bool:
     """Send one byte; whether the connection is still open a moment later."""
     try:

@@ -43,6 +43,9 @@ class ServerConfig:
     start_timeout: float = setting(1800.0, "s the engine may take to load")
     send_timeout: float = setting(60.0, "s a client may leave its stream unread before it is dropped")
     header_timeout: float = setting(30.0, "s a client may take to send a request")
+    keep_alive_timeout: float = setting(
+        75.0, "s an idle connection stays open for the next request; more than a load balancer keeps it, or calls fail"
+    )
     retries: int = setting(
         2,
         "times in a row a request goes on where it stood after the engine died under it; then it ends with an error."
@@ -78,7 +81,7 @@ class ServerConfig:
         self._check_range("max_restarts", 0, 1000)
         for name in ("drain_timeout", "step_timeout", "start_timeout"):
             self._check_range(name, 0.0, math.inf)
-        for name in ("send_timeout", "header_timeout"):
+        for name in ("send_timeout", "header_timeout", "keep_alive_timeout"):
             self._check_range(name, 0.1, 86400.0)
         self._check_range("metrics_interval", 0.01, 60.0)
         parse_bytes(self.max_body, "max_body")

@@ -441,6 +441,7 @@ def run_worker(
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # a timer of any number
             timeout_graceful_shutdown=int(LAST_WORDS),
             ssl_certfile=config.tls_cert,
             ssl_keyfile=config.tls_key,
