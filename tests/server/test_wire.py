@@ -169,6 +169,27 @@ def test_more_connections_than_allowed(frail: Server) -> None:
     assert frail.metrics()['verifypd:refused_total{code="too_many_connections"}'] >= 2
 
 
+def test_idle_connections_make_room_for_others(frail: Server) -> None:
+    """One whose calls are answered gives way to one that calls; none that still waits for its answer does."""
+    waits = connect(frail)
+    waits.sendall(request_bytes("/v1/completions", body(0)))
+    idle = [connect(frail) for _ in range(CONNECTIONS - 1)]
+    for made in idle:
+        use(made)
+    others = [connect(frail) for _ in range(5)]
+    for made in others:
+        use(made)
+    gone = 0
+    for made in idle:
+        made.settimeout(0.05)
+        with contextlib.suppress(TimeoutError):
+            gone += made.recv(100) == b""
+    assert gone >= 5
+    assert b" 200 " in waits.recv(100)
+    for made in (waits, *idle, *others):
+        made.close()
+
+
 def test_a_body_too_large(frail: Server) -> None:
     status, answer, _ = frail.post("/v1/completions", {"prompt": "x" * 200_000})
     assert status == 413 and answer["error"]["code"] == "body_too_large"

@@ -127,7 +127,8 @@ class Protocol(HttpToolsProtocol):
     pass over.
 
     A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
-    not keep its socket for ever. Beyond `max_connections` a client is told to come back later.
+    not keep its socket for ever. Beyond `max_connections` an idle connection makes room; where there is none, a client is
+    told to come back later.
     """
 
     header_timeout = 30.0
@@ -154,7 +155,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Set the clocks of a new connection."""
-        if len(self.connections) >= self.max_connections:
+        if len(self.connections) >= self.max_connections and not self._make_room():
             self._refuse(transport)
             return
         super().connection_made(transport)
@@ -313,6 +314,19 @@ class Protocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all it asked for is answered, and nothing more has come."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and self._head is None and not self.transport.is_closing()
+
+    def _make_room(self) -> bool:
+        """End an idle connection; whether there was one."""
+        other = next((each for each in self.connections if isinstance(each, Protocol) and each.idle), None)
+        if other is not None:
+            other.transport.close()
+        return other is not None
 
     def _refuse(self, transport: Any) -> None:
         """Answer before anything is asked."""
