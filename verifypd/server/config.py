@@ -31,7 +31,9 @@ class ServerConfig:
     )
     max_queue: int = setting(256, "requests that may wait for a slot; beyond it the answer is 429")
     max_streams_per_key: int | None = setting(None, "calls one key may have open at once; beyond it the answer is 429")
-    max_connections: int = setting(4096, "connections one API worker keeps open; beyond it an idle one is closed, else the answer is 503")
+    max_connections: int = setting(
+        4096, "connections one API worker keeps open; beyond it an idle one is closed, else the answer is 503"
+    )
     max_choices: int = setting(128, "prompts × n of one call")
     max_scores: int = setting(
         1 << 20, "logprobs in one answer: for each choice, tokens of output and scored prompt × (1 + top logprobs)"

@@ -127,8 +127,8 @@ class Protocol(HttpToolsProtocol):
     pass over.
 
     A client that never finishes its headers, on a new connection or on one it has used before, or that vanishes, does
-    not keep its socket for ever. Beyond `max_connections` an idle connection makes room; where there is none, a client is
-    told to come back later.
+    not keep its socket for ever. Beyond `max_connections` an idle connection makes room; where there is none, a client
+    is told to come back later.
     """
 
     header_timeout = 30.0
