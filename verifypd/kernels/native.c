@@ -5,8 +5,8 @@
  * strides (in elements) only; callers own every buffer and have checked shapes and dtypes.
  *
  * Every result of one row is summed in an order that depends on nothing but that row and the weights: one vector
- * accumulator per dot product, lanes folded at the end, or one lane of it (panels), whatever the tile. So results do not depend, to the bit, on how
- * many rows a call has or on the number of threads.
+ * accumulator per dot product, lanes folded at the end, or one lane of it (panels), whatever the tile. So results do not
+ * depend, to the bit, on how many rows a call has or on the number of threads.
  */
 #include "native_vectors.h"
 #include "native_linear.h"

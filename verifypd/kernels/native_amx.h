@@ -64,17 +64,7 @@ static void amx_keep(amx_room *room) {
 /* ---- rows of x ------------------------------------------------------------------------------------------------ */
 
 /* What 1 of the integers is worth that a row becomes. It is not finite where an entry is not. */
-static float amx_scale(const float *x, ptrdiff_t K) {
-    vi top = {0}; /* sizes compare as integers do, NaN above all */
-    for (ptrdiff_t k = 0; k < K; k += VL) {
-        vi size = (vi)load_f32(x + k) & 0x7fffffff;
-        top = (vi)pick(size > top, (vf)size, (vf)top);
-    }
-    int32_t most = 0;
-    for (int i = 0; i < VL; i++) most = top[i] > most ? top[i] : most;
-    float f; memcpy(&f, &most, 4);
-    return f / AMX_TOP;
-}
+static float amx_scale(const float *x, ptrdiff_t K) { return largest_size(x, K) / AMX_TOP; }
 
 /* 32 entries as two bfloat16 each. */
 INLINE void amx_split_bf16(const float *x, uint32_t (*parts)[16]) {

@@ -333,7 +333,10 @@ EXPORT int vpd_linear(const float *x, ptrdiff_t xs, ptrdiff_t n, const void *w, 
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
     if (type == HALF) return product_half(&a, chunk, threads);
 #endif
-    if (type == PANELS || type == WIDE_PANELS || type == I8_PANELS) return product_panels(&a, type, threads);
+    if (type == PANELS || type == WIDE_PANELS || type == I8_PANELS) {
+        product_panels(&a, type, threads);
+        return 0;
+    }
 #ifdef __ARM_FEATURE_DOTPROD
     if (type == I8) return product_dots(&a, chunk, threads);
 #endif

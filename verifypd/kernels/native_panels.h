@@ -14,6 +14,7 @@
 #define PANEL_BLOCK 16                 /* entries of a row of x that lie together, before those of the tile's next row */
 #define PANEL_DEPTH 1024               /* entries that tile after tile of rows multiplies, and that share a scale */
 #define PANEL_TOP 16383.0f             /* what the largest of these becomes: 1,024 products with -128 fit 32 bits */
+#define PANEL_LEAST 1e-30f             /* below which it becomes 0, as do the others */
 #define PANEL_NEAR (256 * 1024)        /* bytes of weights that stay in the second-level cache meanwhile */
 #define PANEL_AHEAD 1024               /* bytes of weights fetched ahead of the first tile */
 #if VL == 16
@@ -66,12 +67,12 @@ INLINE panel_ints panel_pairs(panel_ints sum, panel_ints a, panel_ints b) {
 
 typedef uint32_t panel_words __attribute__((vector_size(VL * 4), aligned(4)));
 
-/* A tile of rows times some panels. x: blocks of its rows by turns, as floats, or as integers with a scale for each row,
- * `scales` apart. w: weights, `stride` bytes from panel to panel, so many panels left in the matrix, so many entries
+/* A tile of rows times some panels. x: blocks of its rows by turns, as floats, or as integers with a scale for each
+ * row. w: weights, `stride` bytes from panel to panel, so many panels left in the matrix, so many entries
  * deep, fetched so many bytes ahead. y: sums, `ys` floats from row to row, which are added to unless these entries are
  * the first. */
 typedef struct {
-    const void *x; const float *scale; ptrdiff_t scales;
+    const void *x; const float *scale;
     const char *w; ptrdiff_t stride, left, depth, ahead;
     float *y; ptrdiff_t ys; int first;
 } panel_tile;
@@ -147,7 +148,7 @@ INLINE void panel_integers(const int M, const int P, const panel_tile *t, const 
         }
     }
     UNROLL for (int m = 0; m < M; m++) {
-        const vf by = splat(t->scale[m * t->scales]);
+        const vf by = splat(t->scale[m]);
         UNROLL for (int v = 0; v < V; v++) {
             float *at = y + m * t->ys + v * VL;
             store_f32(at, fused(panel_float(acc[m * V + v]), by, t->first ? splat(0.0f) : load_f32(at)));
@@ -155,23 +156,15 @@ INLINE void panel_integers(const int M, const int P, const panel_tile *t, const 
     }
 }
 
-/* A row of x as integers. A scale is not finite where one of its entries is not. */
-static void panel_split(const float *x, ptrdiff_t K, int16_t *to, float *scale) {
-    for (ptrdiff_t k = 0; k < K; k += PANEL_DEPTH) {
-        const ptrdiff_t end = K - k < PANEL_DEPTH ? K : k + PANEL_DEPTH;
-        vi top = {0}; /* sizes compare as integers do, NaN above all */
-        for (ptrdiff_t i = k; i < end; i += VL) {
-            const vi size = (vi)load_f32(x + i) & 0x7fffffff;
-            top = (vi)pick(size > top, (vf)size, (vf)top);
-        }
-        int32_t most = 0;
-        for (int i = 0; i < VL; i++) most = top[i] > most ? top[i] : most;
-        float size;
-        memcpy(&size, &most, 4);
-        scale[k / PANEL_DEPTH] = size / PANEL_TOP;
-        const vf by = splat(size > 1e-30f ? PANEL_TOP / size : 0.0f);
-        for (ptrdiff_t i = k; i < end; i += VL) panel_narrow(to + i, load_f32(x + i) * by);
+/* Entries of a row of x as integers, in blocks `apart` entries apart. Returns what 1 of them is worth, which is not
+ * finite where an entry is not. */
+static float panel_split(const float *x, ptrdiff_t depth, int16_t *to, ptrdiff_t apart) {
+    const float size = largest_size(x, depth);
+    const vf by = splat(size > PANEL_LEAST ? PANEL_TOP / size : 0.0f);
+    for (ptrdiff_t k = 0; k < depth; k += PANEL_BLOCK, to += apart) {
+        UNROLL for (int i = 0; i < PANEL_BLOCK; i += VL) panel_narrow(to + i, load_f32(x + k + i) * by);
     }
+    return size / PANEL_TOP;
 }
 #endif
 
@@ -206,34 +199,48 @@ PANEL_HEIGHTS(DEFINE_PANELS, i8, PRODUCT_I8)
 static const panels_of_rows panels_i8[PANEL_ROWS] = {PANEL_HEIGHTS(PANEL_NAME, i8)};
 #endif
 
-/* Rows of x as they are multiplied: entries of `size` bytes, `stride` bytes from row to row; scales of integers, so many
- * of a row. */
-typedef struct { const char *at; ptrdiff_t size, stride; const float *scale; ptrdiff_t scales; } panel_rows;
+/* Rows of x at `rows`, `height` of them, in `room` as a tile of theirs is multiplied: blocks by turns. One row of floats
+ * stays where it is. */
+static void panel_pack(const linear_args *a, int type, const float *rows, ptrdiff_t height, panel_tile *tile, void *room,
+                       float *scale) {
+    tile->x = room;
+    tile->scale = scale;
+#ifdef PANEL_INTEGERS
+    if (type == I8_PANELS) {
+        int16_t *to = room;
+        for (ptrdiff_t m = 0; m < height; m++)
+            scale[m] = panel_split(rows + m * a->xs, tile->depth, to + m * PANEL_BLOCK, height * PANEL_BLOCK);
+        return;
+    }
+#endif
+    (void)type;
+    if (height == 1) {
+        tile->x = rows;
+        return;
+    }
+    float *to = room;
+    for (ptrdiff_t k = 0; k < tile->depth; k += PANEL_BLOCK)
+        for (ptrdiff_t m = 0; m < height; m++, to += PANEL_BLOCK)
+            memcpy(to, rows + m * a->xs + k, sizeof(float) * PANEL_BLOCK);
+}
 
-/* Panels [from, to), for all rows; size: bytes of a weight. */
-static void linear_panels(const linear_args *a, const panels_of_rows *products, const panel_rows *x, ptrdiff_t size,
-                          ptrdiff_t from, ptrdiff_t to) {
-    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS, block = PANEL_BLOCK * x->size;
-    char room[PANEL_ROWS * PANEL_DEPTH * sizeof(float)] __attribute__((aligned(64)));
-    panel_tile tile = {.scales = x->scales, .stride = K * PANEL * size, .left = a->out / PANEL - from, .ys = a->out};
+/* Panels [from, to), for all rows. Each thread packs the rows it needs: beside other programs it would wait long for
+ * another to do so. */
+static void linear_panels(const linear_args *a, int type, ptrdiff_t size, ptrdiff_t from, ptrdiff_t to) {
+    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS;
+    const panels_of_rows *products = type == PANELS ? panels_bf16 : panels_f32;
+#ifdef PANEL_INTEGERS
+    if (type == I8_PANELS) products = panels_i8;
+#endif
+    float room[PANEL_ROWS * PANEL_DEPTH] __attribute__((aligned(64))), scale[PANEL_ROWS];
+    panel_tile tile = {.stride = K * PANEL * size, .left = a->out / PANEL - from, .ys = a->out};
     for (ptrdiff_t k = 0; k < K; k += PANEL_DEPTH) {
         tile.depth = K - k < PANEL_DEPTH ? K - k : PANEL_DEPTH;
         tile.w = (const char *)a->w + from * tile.stride + k * PANEL * size;
         tile.first = k == 0;
         for (ptrdiff_t t = 0; t < tiles; t++) {
             const ptrdiff_t row = n * t / tiles, height = n * (t + 1) / tiles - row;
-            const char *rows = x->at + row * x->stride + k * x->size;
-            char *to_row = room;
-            if (height > 1) {
-                for (ptrdiff_t i = 0; i < tile.depth * x->size; i += block)
-                    for (ptrdiff_t m = 0; m < height; m++, to_row += block) {
-                        const char *part = rows + m * x->stride + i;
-                        if (x->size == 4) memcpy(to_row, part, 4 * PANEL_BLOCK); /* a known size is no call */
-                        else memcpy(to_row, part, 2 * PANEL_BLOCK);
-                    }
-            }
-            tile.x = height > 1 ? room : rows;
-            tile.scale = x->scale ? x->scale + row * x->scales + k / PANEL_DEPTH : NULL;
+            panel_pack(a, type, a->x + row * a->xs + k, height, &tile, room, scale);
             tile.ahead = t ? 0 : PANEL_AHEAD;
             tile.y = a->y + row * a->out + from * PANEL;
             products[height - 1](&tile, to - from);
@@ -242,43 +249,15 @@ static void linear_panels(const linear_args *a, const panels_of_rows *products, 
     finish(a, 0, n, from * PANEL, to * PANEL);
 }
 
-/* All of a product. Returns 1 where memory is short. */
-static int product_panels(const linear_args *a, int type, int threads) {
-    const ptrdiff_t size = type == I8_PANELS ? 1 : type == PANELS ? 2 : 4, K = a->K;
-    const ptrdiff_t panels = a->out / PANEL, depth = K < PANEL_DEPTH ? K : PANEL_DEPTH;
+/* All of a product. */
+static void product_panels(const linear_args *a, int type, int threads) {
+    const ptrdiff_t size = type == I8_PANELS ? 1 : type == PANELS ? 2 : 4;
+    const ptrdiff_t panels = a->out / PANEL, depth = a->K < PANEL_DEPTH ? a->K : PANEL_DEPTH;
     ptrdiff_t chunk = PANEL_NEAR / (depth * PANEL * size) / PANELS_MOST * PANELS_MOST;
     while (chunk > PANELS_MOST && chunk * threads * 4 > panels) chunk -= PANELS_MOST; /* a late thread costs little */
     if (chunk < PANELS_MOST) chunk = PANELS_MOST;
     const ptrdiff_t chunks = (panels + chunk - 1) / chunk;
-    const panels_of_rows *products = type == PANELS ? panels_bf16 : panels_f32;
-    panel_rows x = {(const char *)a->x, sizeof(float), a->xs * (ptrdiff_t)sizeof(float), NULL, 0};
-#ifdef PANEL_INTEGERS
-    const ptrdiff_t n = a->n, scales = (K + PANEL_DEPTH - 1) / PANEL_DEPTH;
-    float *scale = NULL;
-    int16_t *integers = NULL;
-    if (type == I8_PANELS) {
-        scale = malloc((size_t)n * ((size_t)scales * sizeof(float) + (size_t)K * sizeof(int16_t)));
-        if (!scale) return 1;
-        integers = (int16_t *)(scale + n * scales);
-        x = (panel_rows){(const char *)integers, sizeof(int16_t), K * (ptrdiff_t)sizeof(int16_t), scale, scales};
-        products = panels_i8;
-    }
-#endif
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#ifdef PANEL_INTEGERS
-        if (integers) {
-#pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < n; i++)
-                panel_split(a->x + i * a->xs, K, integers + i * K, scale + i * scales);
-        }
-#endif
-#pragma omp for schedule(dynamic, 1)
-        for (ptrdiff_t c = 0; c < chunks; c++)
-            linear_panels(a, products, &x, size, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
-    }
-#ifdef PANEL_INTEGERS
-    free(scale);
-#endif
-    return 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+    for (ptrdiff_t c = 0; c < chunks; c++)
+        linear_panels(a, type, size, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
 }

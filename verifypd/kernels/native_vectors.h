@@ -204,6 +204,18 @@ INLINE float largest(vf v) {
 INLINE vf pick(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
 
+/* The largest size of n entries, n a multiple of VL; NaN where one of them is. */
+INLINE float largest_size(const float *x, ptrdiff_t n) {
+    vi top = {0}; /* sizes compare as integers do, NaN above all */
+    for (ptrdiff_t i = 0; i < n; i += VL) {
+        const vi size = (vi)load_f32(x + i) & 0x7fffffff;
+        top = (vi)pick(size > top, (vf)size, (vf)top);
+    }
+    int32_t most = 0;
+    for (int i = 0; i < VL; i++) most = top[i] > most ? top[i] : most;
+    float f; memcpy(&f, &most, 4); return f;
+}
+
 #define EXPS 4 /* vectors whose exp is computed by turns: each alone would wait for itself at every step */
 #define EACH UNROLL for (int i = 0; i < N; i++)
 
