@@ -17,6 +17,9 @@ WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 5)))
 # Servers that tests start find the package compiled, whatever the environment says.
 ENV     := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 PYTEST  := $(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# The inner loop: packages whose tests start no engine, server or browser, and one file of each of the first two.
+UNITS   := attention cli control drafters kernels kv lanes metrics models runtime sampling simulate tokenizer
+QUICK   := $(UNITS:%=tests/%) $(wildcard tests/test_*.py) tests/engine/test_offline.py tests/server/test_chat.py
 # A cluster has a dozen processes of its own: its tests run behind the others, alone.
 RAY     := $(ENV) $(BIN)/python -m pytest -m 'ray and not soak' tests/cluster
 
@@ -66,7 +69,7 @@ test: lint types ## everything CI runs: format, lint, types, tests
 
 quick: $(STAMP) ## the inner loop: lint and the fast tests, about a minute
 	@$(BIN)/python -m ruff check --quiet .
-	$(PYTEST) -q -x -m 'not gpu and not soak and not ray and not slow and not network'
+	$(PYTEST) -q -x -m 'not gpu and not slow and not network' $(QUICK)
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -94,11 +97,12 @@ serve: $(SERVER) ## start the OpenAI-compatible server on the built-in model (PO
 	$(BIN)/python -m verifypd pull $(SERVE_MODEL)
 	$(BIN)/python -m verifypd serve --model $(SERVE_MODEL) --port $(PORT) $(SERVE_ARGS)
 
-soak: $(STAMP) ## ten minutes of overload against the server; writes benchmarks/results/server-soak.json
-	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=1800 tests/server
+soak: $(STAMP) ## ten minutes of drawn engines, and of overload against the server; writes benchmarks/results/server-soak.json
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=1800 tests/engine tests/server
 
 figures: $(STAMP) ## draw the pictures of the documentation again
 	$(BIN)/python docs/images/draw.py
+	$(BIN)/python docs/images/draw_cpu.py
 	$(BIN)/python docs/images/draw_gpu.py
 	$(BIN)/python docs/images/draw_bench.py
 

@@ -1,10 +1,10 @@
 """The map on real hardware: architectures × concurrency on a CPU, with the built-in model, arms interleaved in one run.
 
     python benchmarks/cpu_map.py                             # about ten minutes on two quiet cores
-    python benchmarks/cpu_map.py --quick --out /tmp/map.json --images /tmp
+    python benchmarks/cpu_map.py --quick --out /tmp/map.json
     python benchmarks/cpu_map.py --drift                     # text that switches between copying and prose
     python benchmarks/cpu_map.py --draft PATH                # with a draft model
-    python benchmarks/cpu_map.py --plot-only                 # draw and print again from the JSON
+    python benchmarks/cpu_map.py --print-only                # print again from the JSON
 
 Closed loop: as many clients as the concurrency, each sends its next prompt when its last one has ended. Half of the
 prompts invite copying (repeat, correct, go on with a pattern), half free prose; greedy, a fixed number of tokens each.
@@ -23,13 +23,13 @@ import itertools
 import json
 import math
 import random
-import statistics
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from script import keep, log_progress
@@ -48,10 +48,10 @@ from verifypd.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-IMAGES = ROOT / "docs" / "images"
 
 ARMS = ("plain", "baseline:4", "pd:4", "pdv:4", "unified:2", "unified:4", "unified:8", "table", "auto")
 DRIFT_ARMS = ("unified:0", "unified:1", "unified:2", "unified:4", "unified:8", "throughput")
+ORDER = ("plain", "baseline", "pd", "pdv", "unified", "table", "auto", "throughput")  # of a table
 MAX_DRAFT = 8
 BATCH = 32
 WORK = {1: 4, 4: 8, 16: 24, 32: 40}  # concurrency → requests of a run
@@ -225,19 +225,14 @@ def ratios(runs: list[dict[str, Any]], level: int, arm: str, other: str) -> list
     return [rate[arm, i] / rate[other, i] for name, i in sorted(rate) if name == other and (arm, i) in rate]
 
 
-def mean(values: list[float]) -> float:
-    """Geometric."""
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
 def points(runs: list[dict[str, Any]], watched: str) -> list[dict[str, Any]]:
     """A row for each concurrency: rates, the best of the others, and ratios with their range over the rounds."""
     rows = []
     for level in sorted({run["concurrency"] for run in runs}):
         here = [run for run in runs if run["concurrency"] == level]
         arms = list(dict.fromkeys(run["arm"] for run in here))
-        rates = {a: statistics.fmean([r["tokens_per_second"] for r in here if r["arm"] == a]) for a in arms}
-        tails = {a: statistics.fmean([r["tpot_p95"] for r in here if r["arm"] == a]) for a in arms}
+        rates = {a: fmean([r["tokens_per_second"] for r in here if r["arm"] == a]) for a in arms}
+        tails = {a: fmean([r["tpot_p95"] for r in here if r["arm"] == a]) for a in arms}
         plain = "plain" if "plain" in rates else "unified:0"
         fixed = [a for a in arms if a not in (watched, "table")]
         if watched not in rates or plain not in rates:
@@ -264,86 +259,22 @@ def table(rows: list[dict[str, Any]], watched: str) -> str:
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for row in rows:
         rates = [f"**{row['rates'][a]:.1f}**" if a == row["best"] else f"{row['rates'][a]:.1f}" for a in arms]
-        best, plain = row["over_best"], row["over_plain"]
-        tails = row["tpot_p95"]
+        best, plain, tails = row["over_best"], geometric_mean(row["over_plain"]), row["tpot_p95"]
+        over_best = f"{geometric_mean(best):.3f} ({min(best):.3f}–{max(best):.3f})"
         lines.append(
-            f"| {row['concurrency']} | {' | '.join(rates)} | {mean(best):.3f} ({min(best):.3f}–{max(best):.3f}) "
-            f"| {mean(plain):.3f} | {tails[watched]:.0f} ms | {tails.get('plain', tails.get('unified:0', 0)):.0f} ms |"
+            f"| {row['concurrency']} | {' | '.join(rates)} | {over_best} | {plain:.3f} "
+            f"| {tails[watched]:.0f} ms | {tails.get('plain', tails.get('unified:0', 0)):.0f} ms |"
         )
     return "\n".join(lines)
 
 
 def _place(arm: str) -> tuple[int, int]:
     kind, _, length = arm.partition(":")
-    return list(COLOURS).index(kind), int(length or 0)
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
-
-THEMES = {
-    "": {"page": "#ffffff", "ink": "#1f2328", "soft": "#59636e", "line": "#d1d9e0"},
-    "-dark": {"page": "#0d1117", "ink": "#e6edf3", "soft": "#9198a1", "line": "#3d444d"},
-}
-COLOURS = {
-    "plain": "#8c959f",
-    "baseline": "#a475f9",
-    "pd": "#d29922",
-    "pdv": "#3fb950",
-    "unified": "#4493f8",
-    "table": "#f778ba",
-    "auto": "#f85149",
-    "throughput": "#f85149",
-}
-STRENGTH = {"0": 0.35, "1": 0.45, "2": 0.55, "4": 0.8, "8": 1.0, "": 1.0}  # longer drafts, stronger bars
-
-
-def draw(runs: list[dict[str, Any]], rows: list[dict[str, Any]], stem: Path, title: str) -> None:
-    """tokens/s over plain's for every arm, a panel for each concurrency, every round as a tick; light and dark."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    arms = sorted(rows[0]["rates"], key=_place)
-    plain = "plain" if "plain" in arms else "unified:0"
-    for suffix, theme in THEMES.items():
-        width = max(6.0, 3.2 * len(rows))
-        figure, axes = plt.subplots(
-            1, len(rows), figsize=(width, 0.36 * len(arms) + 1.3), squeeze=False, sharey=True, facecolor=theme["page"]
-        )
-        for axis, row in zip(axes[0], rows, strict=True):
-            axis.set_facecolor(theme["page"])
-            for place, arm in enumerate(arms):
-                kind, _, length = arm.partition(":")
-                each = ratios(runs, row["concurrency"], arm, plain)
-                alpha = STRENGTH.get(length, 0.7)
-                axis.barh(place, mean(each), color=COLOURS[kind], alpha=alpha, height=0.66)
-                axis.plot(each, [place] * len(each), "|", color=theme["ink"], markersize=7)
-                text = f"{mean(each):.2f}" + ("  best" if arm == row["best"] else "")
-                axis.text(max(each) + 0.03, place, text, va="center", color=theme["ink"], fontsize=8)
-            axis.axvline(1.0, color=theme["soft"], linewidth=0.8, linestyle=":")
-            axis.set_xlim(0, 1.25 * max(mean(ratios(runs, row["concurrency"], arm, plain)) for arm in arms) + 0.1)
-            axis.set_title(f"{row['concurrency']} at once, plain {row['rates'][plain]:.0f} tokens/s", **_ink(theme, 9))
-            axis.set_yticks(range(len(arms)), [arm.replace(":", ", L = ") for arm in arms], **_ink(theme, 9))
-            axis.tick_params(colors=theme["soft"], length=0, labelsize=8)
-            axis.tick_params(axis="y", labelcolor=theme["ink"])
-            for side in ("top", "right", "left"):
-                axis.spines[side].set_visible(False)
-            axis.spines["bottom"].set_color(theme["line"])
-        axes[0][0].invert_yaxis()
-        figure.supxlabel("tokens/s over plain decoding's", color=theme["soft"], fontsize=9)
-        figure.suptitle(title, color=theme["soft"], fontsize=9)
-        figure.tight_layout()
-        figure.savefig(f"{stem}{suffix}.png", dpi=150, facecolor=theme["page"], metadata={"Software": None})
-        plt.close(figure)
-
-
-def _ink(theme: dict[str, str], size: float) -> dict[str, Any]:
-    return {"color": theme["ink"], "fontsize": size}
+    return ORDER.index(kind), int(length or 0)
 
 
 def main() -> None:
-    """Run, print, write, draw."""
+    """Run, write, print."""
     log_progress()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -361,18 +292,16 @@ def main() -> None:
     parser.add_argument("--drift-concurrency", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="less work, one round: a smoke test, no figures")
     parser.add_argument("--out", type=Path, help="JSON (default: benchmarks/results/cpu-map[-drift][-DRAFT].json)")
-    parser.add_argument("--images", type=Path, default=IMAGES)
-    parser.add_argument("--plot-only", action="store_true", help="draw and print from the JSON of an earlier run")
+    parser.add_argument("--print-only", action="store_true", help="print from the JSON of an earlier run")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
     args.tokens = args.tokens or (16 if args.quick else 40)
     stem = "cpu-drift" if args.drift else "cpu-map"
     stem += "" if args.draft == "ngram" else f"-{Path(args.draft).name}"
     out = args.out or RESULTS / f"{stem}.json"
-    for folder in (out.parent, args.images):  # before the long work
-        folder.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)  # before the long work
     watched = "throughput" if args.drift else "auto"
-    if args.plot_only:
+    if args.print_only:
         report = json.loads(out.read_text())
     else:
         report = measure(args)
@@ -380,8 +309,6 @@ def main() -> None:
     rows = points(report["runs"], watched)
     print(table(rows, watched))
     print(f"\n{report['minutes']:.1f} minutes, {report['cpu']}, {report['threads']} threads, {report['dtype']} weights")
-    title = f"{report['model']}, {report['draft']} drafts, {report['cpu']}, {report['threads']} threads"
-    draw(report["runs"], rows, args.images / stem, title)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

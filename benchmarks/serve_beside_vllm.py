@@ -9,6 +9,8 @@ Arms are ours:plain (no draft), ours:head, ours:eagle3, ours:tiny1b, ours:auto (
 vllm:tiny1b. Settings may follow: `ours:head:controller=fixed,max_draft=4` (any of the engine's), `vllm:eagle:k=2` (any
 argument of vLLM's engine). --peer is a folder whose `site/` holds vLLM and what it imports; without it vLLM is imported
 from this environment. What follows `--` is for `verifypd bench serve`, which has the last vLLM arm as its reference.
+A second `--` begins other traffic for the same servers: reports are then in OUT/1, OUT/2 and so on, and small ones in
+JSON's name with -1, -2 and so on.
 Weights are random, in the shape of --model, with a tokenizer of numbered words, so that both servers turn tokens into
 text. Servers start one after the other, since ours times its passes then. vLLM captures the graphs it captures by
 default. Logs are in OUT/logs.
@@ -17,8 +19,10 @@ default. Logs are in OUT/logs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -32,6 +36,7 @@ from typing import Any
 from script import command_line
 
 from verifypd.bench.arms import OFFLINE, Arm, Setup, ours_settings, parse, peer_model, vllm_settings
+from verifypd.bench.provenance import relative
 from verifypd.config import parse_bytes
 from verifypd.errors import ConfigError
 
@@ -46,7 +51,7 @@ class Server:
     """One arm as a process of its own, in a session of its own."""
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path, port: int) -> None:
-        self.name, self.port, self.log = name, port, log
+        self.name, self.command, self.port, self.log = name, command, port, log
         with log.open("wb") as lines:
             self._process = subprocess.Popen(
                 command, env=os.environ | environment, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
@@ -56,6 +61,12 @@ class Server:
     def url(self) -> str:
         """Where it answers."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def about(self) -> str:
+        """How it was started, as `verifypd bench serve --about` takes it, without folders of this machine."""
+        parts = shlex.join(relative(part) for part in ["python", *self.command[1:]])
+        return f"{self.name}={parts.replace(f'{Path.cwd()}{os.sep}', '')}"
 
     def wait(self) -> None:
         """Until it streams an answer of several events."""
@@ -138,9 +149,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, metavar="DIR", help="holds site/, vLLM and what it imports")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU: tests this script, means nothing")
     given = sys.argv[1:] if given is None else given
-    cut = given.index("--") if "--" in given else len(given)
-    args = parser.parse_args(given[:cut])
-    args.traffic = given[cut + 1 :]
+    parts = [list(part) for dashes, part in itertools.groupby(given, "--".__eq__) if not dashes]
+    args = parser.parse_args(parts[0] if parts else [])
+    args.traffic = parts[1:] or [[]]
     try:
         args.arms = [parse(text, "eagle") for text in args.arms]
         args.kv_bytes = parse_bytes("32MB" if args.tiny else args.kv_memory, "kv_memory")
@@ -158,26 +169,36 @@ def main(given: list[str] | None = None) -> int:
     engines = [arm.engine for arm in args.arms]
     names = [arm.engine if engines.count(arm.engine) == 1 else arm.file_name for arm in args.arms]
     reference = next((n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0])
-    shared = ["--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference, "--out", str(args.out)]
+    shared = ["serve", "--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference]
+    runs = [
+        (own, args.out / str(turn) if len(args.traffic) > 1 else args.out, f"-{turn}" if len(args.traffic) > 1 else "")
+        for turn, own in enumerate(args.traffic, 1)
+    ]
 
     def bench(urls: Sequence[str], *more: str) -> int:
         command = [sys.executable, "-m", "verifypd", "bench", *more, *urls]
         return subprocess.run(command, env=os.environ | ours_path(args)).returncode
 
     planned = [f"{name}=http://127.0.0.1" for name in names]
-    if status := bench(planned, "serve", *shared, *args.traffic, "--plan"):  # traffic that cannot be is said now
-        return status
+    for traffic, folder, _ in runs:  # what cannot be is said now
+        if status := bench(planned, *shared, "--out", str(folder), *traffic, "--plan"):
+            return status
     servers: list[Server] = []
     try:
         for arm, name in zip(args.arms, names, strict=True):
             print(f"starting {arm.name}", flush=True)
             servers.append(server(arm, setup, name, args))
             servers[-1].wait()
-        status = bench([f"{each.name}={each.url}" for each in servers], "serve", *shared, *args.traffic)
-        if args.json is not None and status == 0:
-            small = ["--small", str(args.json), "--reference", reference, "--no-png"]
-            status = bench([str(args.out)], "report", *small)
-        return status
+        urls = [f"{each.name}={each.url}" for each in servers]
+        abouts = [f"--about={each.about}" for each in servers]
+        for traffic, folder, suffix in runs:
+            status = bench(urls, *shared, *abouts, "--out", str(folder), *traffic)
+            if args.json is not None and status == 0:
+                small = args.json.with_stem(args.json.stem + suffix)
+                status = bench([str(folder)], "report", "--small", str(small), "--reference", reference, "--no-png")
+            if status:
+                return status
+        return 0
     finally:
         for each in servers:
             each.stop()

@@ -18,6 +18,7 @@ import tables_beside as beside
 import tables_claims as claims
 import tables_cluster as cluster
 import tables_cpu as cpu
+import tables_index as index
 import tables_lanes as lanes
 import tables_settings as settings
 import tables_steps as steps
@@ -27,7 +28,7 @@ from verifypd.config import EngineConfig
 from verifypd.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*index.PAGES, ROOT / "benchmarks" / "README.md")
 PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -82,6 +83,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings-engine": settings.settings(EngineConfig),
     "settings-server": settings.settings(ServerConfig),
     "settings-cluster": settings.settings(ClusterConfig),
+    "index-scripts": index.scripts,
+    "index-results": index.results,
 }
 
 

@@ -52,6 +52,8 @@ from verifypd.errors import ConfigError
         ({"measure_costs": 1.5}, "--measure-costs"),
         ({"draft_temperature": 0.05}, "--draft-temperature 0.05 must lie in 0.1..10"),
         ({"draft_temperature": "hot"}, "--draft-temperature"),
+        ({"slo_gap": -1.0}, "--slo-gap -1.0 must be 0 or more"),
+        ({"max_model_len": 1 << 30}, "--max-model-len 1073741824 must lie in 2..16777216"),
         ({"draft_temperature": 1.2, "search_temperature": True}, "give one of the two"),
     ],
 )

@@ -83,11 +83,29 @@ for kept, scaled in (("*bf16", False), ("*fp8e4nv", True)):
 
 from verifypd.kernels import triton_kernels as layer
 
+def reads_nothing_before_it_waits(done):
+    before = done.asm["ptx"].split("griddepcontrol.wait")[0]
+    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
+    return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
+
+
 rows = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32", "x_row": "i32"}
-build(layer.norm_rows, {**rows, "x_group": "i32"}, {"GROUP": 1, "WIDTH": 4096, "BLOCK": 4096, "UNIT": False})
-build(layer.add_norm_rows, {**rows, "residual": "*bf16", "total": "*bf16"},
-    {"WIDTH": 4096, "BLOCK": 4096, "UNIT": True}, num_warps=8)
-build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 11008, "BLOCK": 1024, "SILU": True})
+for done in (
+    build(layer.norm_rows, {**rows, "x_group": "i32"},
+        {"GROUP": 1, "WIDTH": 4096, "BLOCK": 4096, "UNIT": False, "PDL": True}),
+    build(layer.add_norm_rows, {**rows, "residual": "*bf16", "total": "*bf16"},
+        {"WIDTH": 4096, "BLOCK": 4096, "UNIT": True, "PDL": True}, num_warps=8),
+    build(layer.gate_rows, {"gate_up": "*bf16", "out": "*bf16"},
+        {"WIDTH": 11008, "BLOCK": 1024, "SILU": True, "PDL": True}),
+    build(layer.narrow_rows, {"x": "*bf16", "out": "*fp8e4nv", "scale": "*fp32", "x_row": "i32"},
+        {"WIDTH": 11008, "BLOCK": 16384, "PDL": True}, num_warps=8),
+    build(layer.divide_rows, {**rows, "squares": "*fp32", "squares_row": "i32"},
+        {"WIDTH": 4096, "BLOCK": 4096, "SQUARES": 64, "SQUARES_PADDED": 64, "PDL": True}, num_warps=8),
+    build(layer.move_rows, {"cache": "*bf16", "rows": "*bf16", "table": "*i32", "slots": "*i64", "row_span": "*i64",
+        "positions": "*i64", "write_index": "*i64", "table_row": "i32"},
+        {"WIDTH": 4096, "BLOCK_SIZE": 16, "BLOCK": 2048, "KEEP": True, "PDL": True}),
+):
+    assert reads_nothing_before_it_waits(done)
 done = build(layer.product_tile, {**rows, "bias": "*bf16", "rows": "i32", "outputs": "i32"},
     {"DEPTH": 4096, "BIASED": True, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128}, num_stages=4)
 assert "wgmma" in done.asm["ptx"]
@@ -100,11 +118,6 @@ def cut(outputs, depth, gated=False, fp8=False):
     return {"DEPTH": depth, "BIASED": False, "SCALED": True, "SQUARES": 64, "SQUARES_PADDED": 64, "BLOCK_M": 32,
         "FP8": fp8, "AHEAD": fp8 and tile.parts == 1,
         "BLOCK_N": tile.outputs, "BLOCK_K": tile.depth, "PARTS": tile.parts, "STAGES": tile.stages, "PDL": True}
-
-def reads_nothing_before_it_waits(done):
-    before = done.asm["ptx"].split("griddepcontrol.wait")[0]
-    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
-    return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
 
 skinny = {**rows, "channels": "*fp32", "bias": "*bf16", "squares": "*fp32", "rows": "i32", "squares_row": "i32"}
 known = ["x", "weight", "squares", "x_row", "squares_row"]
@@ -132,10 +145,6 @@ done = build(products.split_rows, {"x": "*bf16", "squares": "*fp32", "out": "*fp
     "x_row": "i32", "squares_row": "i32", "eps": "fp32"}, {"WIDTH": 4096, "BLOCK": 4096, "SCALED": True,
     "SQUARES": 64, "SQUARES_PADDED": 64, "PDL": True}, num_warps=8)
 assert reads_nothing_before_it_waits(done)
-build(layer.narrow_rows, {"x": "*bf16", "out": "*fp8e4nv", "scale": "*fp32", "x_row": "i32"},
-    {"WIDTH": 11008, "BLOCK": 16384}, num_warps=8)
-build(layer.divide_rows, {**rows, "squares": "*fp32", "squares_row": "i32"},
-    {"WIDTH": 4096, "BLOCK": 4096, "SQUARES": 64, "SQUARES_PADDED": 64}, num_warps=8)
 
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 
@@ -143,8 +152,7 @@ ints, floats = "*i64", "*fp32"
 state = {"floats": floats, "integers": ints, "drafts": ints, "lengths": ints, "x": floats, "x_row": "i32"}
 judged = {**state, "own": ints, "scores": floats, "stands": ints, "draft_q": floats, "drawn": ints, "drafts_row": "i32",
     "q_slot": "i32", "q_depth": "i32"}
-build(cuts.cut_rows, {**state, "slots": ints, "log_min_p": floats, "heat": floats},
-    {"VOCAB": 32000, "BLOCK": 512, "HEATED": True})
+build(cuts.cut_rows, {**state, "slots": ints, "heat": floats}, {"VOCAB": 32000, "BLOCK": 512, "HEATED": True})
 build(sampling.judge_rows, {**judged, "raw": floats, "slots": ints, "depths": ints, "row_span": ints, "raw_row": "i32",
     "widest": "i32"}, {"VOCAB": 32000, "BLOCK": 2048, "HAS_Q": True, "LISTED": True}, num_warps=8)
 build(sampling.judge_spans, {**judged, "block_sums": floats, "span_slots": ints, "first_rows": ints,
@@ -152,9 +160,32 @@ build(sampling.judge_spans, {**judged, "block_sums": floats, "span_slots": ints,
     "tokens_row": "i32", "stop_row": "i32", "stop_width": "i32"},
     {"VOCAB": 32000, "BLOCK": 256, "BLOCKS": 125, "BLOCKS_PADDED": 128, "GROUP": 8, "WIDTH": 5, "WIDTH_PADDED": 8,
     "STOPS": 4, "HAS_Q": True, "LISTED": True})
-build(sampling.propose_rows, {**state, "slots": ints, "draft_q": floats, "block_sums": floats, "drafts_row": "i32",
-    "q_slot": "i32", "q_depth": "i32", "depth": "i32"}, {"VOCAB": 32000, "ROW": 2048, "BLOCK": 256, "BLOCKS": 125,
-    "BLOCKS_PADDED": 128, "GROUP": 8}, num_warps=8)
+for logits, known, mapped, cut in (("*bf16", 32000, False, True), ("*bf16", 8192, True, True),
+        ("*fp32", 32000, False, False)):
+    done = build(sampling.propose_rows, {**state, "logits": logits, "names": ints, "places": "*i32", "slots": ints,
+        "draft_q": floats, "block_sums": floats, "heat": floats, "logits_row": "i32", "drafts_row": "i32",
+        "q_slot": "i32", "q_depth": "i32", "depth": "i32"}, {"VOCAB": 32000, "KNOWN": known, "MAPPED": mapped,
+        "CUT": cut, "CUT_BLOCK": 512, "ROW": 2048, "BLOCK": 256, "BLOCKS": 125, "BLOCKS_PADDED": 128, "GROUP": 8,
+        "PDL": True}, ["x", "logits", "draft_q", "x_row", "logits_row", "q_slot", "q_depth"], num_warps=8)
+    assert in_registers(done) and reads_nothing_before_it_waits(done)
+
+from verifypd.kernels import triton_embeddings as embeddings
+from verifypd.runtime.triton_model_inputs import prepare_rows
+
+words = {"ids": ints, "table": "*bf16", "weight": "*bf16", "out": "*bf16", "scale": "fp32", "eps": "fp32"}
+shape = {"WIDTH": 4096, "BLOCK": 4096, "SCALED": True, "PDL": True}
+done = build(embeddings.embed_norm_rows, {**words, "stream": "*bf16"}, {**shape, "UNIT": True}, num_warps=8)
+assert reads_nothing_before_it_waits(done)
+done = build(embeddings.embed_beside_rows, {**words, "features": "*bf16", "features_weight": "*bf16",
+    "kept": "*bf16", "features_row": "i32"}, {**shape, "NORMED": True}, num_warps=8)
+assert reads_nothing_before_it_waits(done)
+tensors = ("slots", "own", "back", "given", "row_span", "within", "depths", "lengths", "first", "tokens", "drafts",
+    "starts", "positions", "write_index", "ids")
+numbers = ("spans", "rows", "depth", "widest", "table_row", "tokens_row", "drafts_row")
+for step in (False, True):
+    done = build(prepare_rows, {**dict.fromkeys(tensors, ints), **dict.fromkeys(numbers, "i32"), "table": "*i32"},
+        {"BLOCK_SIZE": 16, "BEGINS": True, "STEP": step, "BLOCK": 128, "PDL": True}, num_warps=4)
+    assert in_registers(done) and reads_nothing_before_it_waits(done)
 """
 
 

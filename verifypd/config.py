@@ -245,9 +245,7 @@ class EngineConfig:
             raise ConfigError(f"{flag(name)} {value!r} is not known; choose from {', '.join(choices)}")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+        check_range(name, getattr(self, name), low, high)
 
     def _check_parallel(self) -> None:
         """Refuse what a verifier over several devices does not do."""
@@ -409,6 +407,13 @@ class EngineConfig:
 def flag(name: str) -> str:
     """The CLI flag of a setting."""
     return "--" + name.replace("_", "-")
+
+
+def check_range(name: str, value: Any, low: float, high: float) -> None:
+    """Refuse a setting that is no number in `low`..`high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        limits = f"be {low:g} or more" if math.isinf(high) else f"lie in {low:g}..{high:.12g}"
+        raise ConfigError(f"{flag(name)} {value!r} must {limits}")
 
 
 def parse_bytes(value: str | int, name: str = "value") -> int:

@@ -43,7 +43,33 @@ VLLM: dict[str, str] = {
     **dict.fromkeys(
         ("enable_auto_tool_choice", "tool_call_parser"), "tools work as the chat template says; leave it out"
     ),
-    "chat_template": "the chat template comes with the model's folder; leave it out",
+    **dict.fromkeys(
+        ("chat_template", "chat_template_content_format", "response_role"),
+        "the chat template comes with the model's folder; leave it out",
+    ),
+    "override_generation_config": "send these values in the requests; leave it out",
+    **dict.fromkeys(("reasoning_parser", "enable_reasoning"), "an answer has the model's text as it is; leave it out"),
+    **dict.fromkeys(
+        ("enable_log_requests", "disable_log_requests", "disable_log_stats"),
+        "every request is one line of the log, and figures are at /metrics; leave it out",
+    ),
+    **dict.fromkeys(
+        ("uvicorn_log_level", "disable_uvicorn_access_log"), "every request is one line of the log; leave it out"
+    ),
+    **dict.fromkeys(("lora_modules", "max_loras", "max_lora_rank"), "there is no LoRA here; leave it out"),
+    **dict.fromkeys(
+        ("guided_decoding_backend", "structured_outputs_config"), "llguidance follows output formats; leave it out"
+    ),
+    **dict.fromkeys(
+        ("rope_scaling", "rope_theta", "hf_overrides"), "the model's config.json says it; edit that, and leave it out"
+    ),
+    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs"), "models read text only here; leave it out"),
+    **dict.fromkeys(("enable_prompt_tokens_details", "enable_request_id_headers"), "that is always on; leave it out"),
+    "max_logprobs": "a request may ask for 20 at most; leave it out",
+    "root_path": "let the proxy strip the prefix; leave it out",
+    "api_server_count": "`verifypd serve --api-workers` sets it",
+    "kv_transfer_config": "{placement} puts lanes into processes of their own; leave it out",
+    "tp": "use {tensor_parallel_size}",
 }
 
 
@@ -52,7 +78,8 @@ def advice(name: str, known: Iterable[str], show: Callable[[str], str] = repr) -
     plain = name.lstrip("-").replace("-", "_")
     if plain in VLLM:
         return f"; it is vLLM's: {VLLM[plain].format_map(_Spelled(show))}"
-    near = get_close_matches(plain, list(known), n=1)
+    known = list(known)
+    near = get_close_matches(plain, known, n=1) or [name for name in known if name.endswith(f"_{plain}")]
     return f"; did you mean {show(near[0])}?" if near else ""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -320,35 +319,7 @@ def ragged(theme: Theme) -> None:
     save(axes, "ragged-pass", theme)
 
 
-RESULTS = HERE.parents[1] / "benchmarks" / "results"
-
-
-def cpu(theme: Theme) -> None:
-    """Bars of benchmarks/results/cpu_vs_transformers.json: medians, with every round as a dot."""
-    report = json.loads((RESULTS / "cpu_vs_transformers.json").read_text())
-    arms = {name: rounds for name, rounds in report["tokens_per_second"].items() if "fp32" not in name}
-    figure, axes = plt.subplots(figsize=(9, 3.4), facecolor=theme.page)
-    axes.set_facecolor(theme.page)
-    for place, (name, rounds) in enumerate(arms.items()):
-        colour = theme.gone if "transformers" in name else theme.draft if "ngram" in name else theme.verify
-        middle = statistics.median(rounds)
-        axes.barh(place, middle, color=colour, height=0.62, alpha=0.85)
-        axes.plot(rounds, [place] * len(rounds), "|", color=theme.ink, markersize=9)
-        axes.text(max(rounds) + 2, place, f"{middle:.0f}", va="center", color=theme.ink, fontsize=10)
-    axes.set_yticks(range(len(arms)), list(arms), color=theme.ink, fontsize=10)
-    axes.invert_yaxis()
-    axes.set_xlabel("tokens/s (more is better)", color=theme.soft)
-    axes.set_title(f"SmolLM2-135M on {report['threads']} cores of a {report['cpu']}", color=theme.soft, fontsize=10)
-    axes.tick_params(colors=theme.soft, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(theme.line)
-    figure.tight_layout()
-    save(axes, "cpu", theme)
-
-
 if __name__ == "__main__":
     for style in (LIGHT, DARK):
         lanes(style)
         ragged(style)
-        cpu(style)

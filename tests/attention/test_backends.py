@@ -236,7 +236,7 @@ def test_layout(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_places_are_the_same_without_a_compiler(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_the_same_without_a_compiler(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged spans of shuffled slots, some of which begin before their text; slots and table may be views."""
     noise = torch.Generator().manual_seed(block_size)
     table = torch.randint(1, 99, (SLOTS, 2 * 9), generator=noise, dtype=torch.int32)[:, :9]
@@ -253,7 +253,7 @@ def test_places_are_the_same_without_a_compiler(block_size: int, monkeypatch: py
             assert layout.slots.is_contiguous(), "C reads it so"
             found.append((layout.positions.tolist(), layout.write_index.tolist()))
     assert found[:3] == found[3:]
-    assert any(0 in places for _, places in found) and any(max(places) > 9 * block_size for _, places in found)
+    assert any(0 in written for _, written in found) and any(max(written) > 9 * block_size for _, written in found)
 
 
 @pytest.mark.parametrize("native", ["1", "0"])

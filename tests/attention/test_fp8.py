@@ -81,12 +81,14 @@ def check(
     return [cut.splits for cuts in prepared.cuts.values() for cut in cuts] if name == "triton" else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, 5.0)])
 def test_mixed_spans(name: str, window: int | None, softcap: float | None) -> None:
     check(name, make_case(MIXED, **SMALL, slack=9), window, softcap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 1, 128), (7, 1, 80), (4, 2, 20), (4, 4, 128)])
 def test_heads(name: str, heads: int, kv_heads: int, width: int) -> None:
@@ -128,6 +130,7 @@ def same(cache: LayerCache, other: LayerCache) -> None:
         assert torch.equal(held[1:].float(), expected[1:].float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_all_who_write_write_the_same(dtype: torch.dtype) -> None:
     """Entries of every size, from far below the smallest step to far beyond the range."""

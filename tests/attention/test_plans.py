@@ -132,6 +132,7 @@ def mix(seed: int) -> list[Chunk]:
             return chunks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen"])
 def test_every_key_of_every_tile_is_read_once(shape: dict[str, Any], seed: int) -> None:
@@ -154,6 +155,7 @@ def test_more_tiles_than_there_are_threads() -> None:
     assert [pair[0] for pair in plan.pairs.tolist() if pair[6]] == [*range(0, 8000, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunks", "shares"),
     [

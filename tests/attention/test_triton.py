@@ -71,6 +71,7 @@ def check(case: Case, window: int | None = None, softcap: float | None = None, f
     return splits(prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("window", [None, 40])
 def test_slots_that_begin_late(window: int | None, fixed: bool) -> None:
@@ -80,6 +81,7 @@ def test_slots_that_begin_late(window: int | None, fixed: bool) -> None:
     assert window is not None or max(used) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"),
     [(4, 2, 64), (2, 2, 96), (6, 1, 128), (2, 1, 256), (40, 1, 20), (7, 1, 80)],
@@ -88,6 +90,7 @@ def test_heads(heads: int, kv_heads: int, width: int) -> None:
     check(make_case([(70, 4), (0, 18), (3, 1), (-1, 2)], heads, kv_heads, width))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, 50.0), (1, None), (7, 5.0), (40, None), (1000, None)])
 def test_mixed_spans(window: int | None, softcap: float | None) -> None:
     check(make_case(MIXED, **SMALL, slack=9), window, softcap)
@@ -98,6 +101,7 @@ def test_block_sizes(block_size: int) -> None:
     check(make_case([(100, 5), (-2, 5), (64, 17)], **SMALL, block_size=block_size, slack=2), window=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, 20.0)])
 def test_narrow_types_equal_the_torch_backend(dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
@@ -121,6 +125,7 @@ def test_a_wide_cache_of_narrow_numbers() -> None:
     check(make_case([(100, 5), (0, 1), (20, 18)], **SMALL, dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (110, 5.0)])
 def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "processors", lambda device: 10)
@@ -134,6 +139,7 @@ def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatc
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [False, True])
 def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where splits are fixed, the workspace holds a range of heads; where they are not, there are fewer splits."""
@@ -186,6 +192,7 @@ def test_a_prepared_launch_follows_the_device() -> None:
         assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "half"), [(4, 2, 64, 32), (6, 1, 80, 40), (3, 3, 96, 20)])
 def test_rotating_on_the_way(heads: int, kv_heads: int, width: int, half: int) -> None:
     """Rotation and writing in one launch give what they give one after the other."""
@@ -217,6 +224,7 @@ def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         LLM(str(tiny("llama", tmp_path / "model")), device="cpu", sampler="triton")
 
 
+@pytest.mark.slow
 def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
     verifier = tiny("llama", tmp_path / "verifier")
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -240,6 +248,7 @@ def test_the_engine_writes_the_same_text(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_the_benchmark_checks_and_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = load("attention")
     case = {"some": [(2, 2, 40), (1, 17, 3)]}

@@ -66,6 +66,7 @@ BORDERS = [(59, 5), (62, 4), (63, 1), (64, 1), (124, 4), (126, 5), (40, 30)]  # 
 LONG_AMONG_SHORT = [(30, 3), (5, 1), (700, 5), (0, 2), (60, 4), (-2, 5), (31, 1), (90, 2), (-4, 4), (12, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "softcap", "firsts", "expected"),
     [
@@ -87,6 +88,7 @@ def test_a_long_context_is_split_in_a_full_batch(
     assert shares == [expected if int(span) == 2 else 1 for span in case.layout.row_span]
 
 
+@pytest.mark.slow
 def test_layers_of_a_pass_share_a_plan(plans: list[module.Plans]) -> None:
     """Layers with another window have their own; the next pass follows the lengths it finds, prepared once.
 
@@ -113,6 +115,7 @@ def test_layers_of_a_pass_share_a_plan(plans: list[module.Plans]) -> None:
     assert max(shares_of(plans[2], case.layout.rows)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [False, True])
 def test_whoever_is_done_last_merges_alike(fixed: bool, plans: list[module.Plans]) -> None:
     """Programs in another order give the same bits."""
@@ -212,6 +215,7 @@ def test_a_padded_launch_follows_lengths_that_grow(
     assert found[1][0] == 1 and min(found[1][1:]) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (150, 20.0)])
 def test_chunks_of_several_rounds(
     window: int | None, softcap: float | None, plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch
@@ -234,6 +238,7 @@ def test_chunks_of_several_rounds(
     assert exact[3:] == bounded[3:] and set(exact) >= {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
 def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_plans, "SCANNED", triton_plans.tl.constexpr(4))
@@ -242,6 +247,7 @@ def test_more_spans_than_are_read_at_once(plans: list[module.Plans], monkeypatch
     check(make_case([(30, 17), (3, 17), (0, 35), (5, 20), (1, 17)], heads=2, kv_heads=1, width=64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spans", "window", "softcap"),
     [

@@ -50,7 +50,8 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
     urls = [f"one={server.address}", f"two={server.base}"]
     fields = ["--field", "two:slo_ttft=200", "--field", "top_p=0.5"]
     loads = ["--concurrency", "2", "--rate", "40", "--seeds", "3"]
-    assert bench("serve", *urls, "--out", tmp_path, *TRAFFIC, *loads, *fields) == 0
+    about = ["--about", "two=python -m verifypd serve --port=8000 <tiny>"]
+    assert bench("serve", *urls, "--out", tmp_path, *TRAFFIC, *loads, *fields, *about) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["complete"] and list(found["scenarios"]) == ["fixed 12x6 closed 2", "fixed 12x6 poisson 40/s"]
     for scenario in found["scenarios"].values():
@@ -61,6 +62,8 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
             assert f["output_tokens"] == 18 * 6 and f["prompt_tokens"] >= 18 * 12
             assert f["tok_s"] == pytest.approx(f["tok_s_original"])
             assert own["drafts"]["spans"] > 0 and len(own["drafts"]["by_place"]) == 3
+            assert {"compiled", "captured", "collected", "collected_ms"} <= set(own["pauses"])
+            assert own["pauses"]["captured"] == 0 <= own["pauses"]["collected_ms"] < 1e3 * f["seconds"]
     itself = [each for s in found["scenarios"].values() for each in s["itself"].values()]
     same = sum(each["verdict"] == "no difference" for each in itself)
     for s in found["scenarios"].values():  # spans may come in one piece: then there is no time per token to compare
@@ -69,6 +72,12 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
     assert found["arms"]["one"]["about"]["model"] == "tiny"
     assert found["arms"]["one"]["spec"]["fields"] == {"temperature": 0.0, "ignore_eos": True, "top_p": 0.5}
     assert found["arms"]["two"]["spec"]["fields"]["slo_ttft"] == 200
+    assert found["arms"]["two"]["about"]["launch"] == "python -m verifypd serve --port=8000 <tiny>"
+    assert "launch" not in found["arms"]["one"]["about"]
+    assert (
+        "<p>two: <code>python -m verifypd serve --port=8000 &lt;tiny&gt;</code></p>"
+        in (tmp_path / "report.html").read_text()
+    )
     assert f"one ran twice (A/A): {same} of {len(itself)} comparisons" in capsys.readouterr().out
 
 
@@ -190,6 +199,7 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
     assert bench("mixed", "--arm", "plain", *engine, "--out", tmp_path / "m", *traffic) == 0
     found = json.loads((tmp_path / "m" / "results.json").read_text())
     assert found["complete"] and list(found["scenarios"]) == ["mixed 8/s, lengths / 64"]
+    assert found["note"] == "scaled: lengths / 64; requests arrive for 0.8 s"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +216,8 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
         (["serve", "h:1", "--reference", "x"], "none of the arms"),
         (["serve", "a=h:1", "--field", "b:slo_ttft=9"], "with an arm of a"),
         (["serve", "a=h:1", "--field", "slo_ttft"], "NAME=VALUE"),
+        (["serve", "a=h:1", "--about", "b=verifypd serve"], "with an arm of a"),
+        (["serve", "a=h:1", "--about", "a"], "NAME=TEXT"),
         (["run", "--arm", "fast"], "no architecture"),
         (["run", "--arm", "plain:colour=red"], "unknown setting"),
         (["run", "--arch", "pd"], "--arm ARCH"),

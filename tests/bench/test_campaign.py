@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
+import itertools
 import json
 import re
 import shutil
@@ -62,6 +64,10 @@ class Pacer:
     async def drafts(self) -> Drafts | None:
         return Drafts(len(self.asked), 3 * len(self.asked), (2 * len(self.asked) // 3, len(self.asked) // 3))
 
+    async def pauses(self) -> dict[str, float] | None:
+        """One collection a request, which is said of arms that are so named."""
+        return {"collected": len(self.asked), "collected_ms": 0.5 * len(self.asked)} if "tell" in self.name else None
+
     async def close(self) -> None:
         self.closed += 1
 
@@ -78,8 +84,9 @@ def campaign(folder: Path, arms: list[Pacer], seeds: list[int] = SEEDS, output: 
     kept = Folder(folder)
     work = scenarios(output)
     control = options.pop("control", arms[0].name)
-    kept.begin(plan_of(arms, work, seeds, Targets(), control), SITTING)
-    return Campaign(kept, arms, work, seeds, limits=Limits(10.0, 10.0), files="tracked:0", control=control)
+    made = Campaign(kept, arms, work, seeds, limits=Limits(10.0, 10.0), files="tracked:0", control=control)
+    kept.begin(plan_of(arms, work, seeds, Targets(), control), SITTING if made.left() else None)
+    return made
 
 
 class Order(Watch):
@@ -113,6 +120,25 @@ def test_arms_take_turns_on_the_same_requests(tmp_path: Path) -> None:
     assert len({c.workload for c in cells}) == 4
 
 
+def test_no_arm_always_follows_the_same_one(tmp_path: Path) -> None:
+    """The second run of the control neither; the order is the same when a run is resumed."""
+    arms, seeds = [Pacer(name) for name in ("one", "two", "three")], [0, 1, 2]
+    work = [Scenario(f"closed {n}", scenarios()[0].workloads) for n in (1, 8, 32)]
+
+    def labels() -> list[str]:
+        planned = Campaign(Folder(tmp_path), arms, work, seeds, limits=Limits(), files="", control="one")
+        return [turn.label for turn in planned.turns()]
+
+    order = labels()
+    assert order == labels()
+    before: dict[str, set[str]] = {}
+    for start in range(0, len(order), 4):
+        for earlier, later in itertools.pairwise(order[start : start + 4]):
+            before.setdefault(later, set()).add(earlier)
+    names = {"one", "two", "three", "one again"}
+    assert before == {name: names - {name} for name in names}
+
+
 def test_workloads_are_kept_and_read_back(tmp_path: Path) -> None:
     asyncio.run(campaign(tmp_path, [Pacer("one")]).run(Watch()))
     files = sorted((tmp_path / "workloads").glob("*.json"))
@@ -136,7 +162,37 @@ def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
     fresh = Pacer("one"), Pacer("two")
     asyncio.run(campaign(tmp_path, list(fresh)).run(order))
     assert fresh[0].started == 0, "nothing is left: no arm is started"
-    assert len(Folder(tmp_path).head["sittings"]) == 3
+    assert len(Folder(tmp_path).head["sittings"]) == 2, "nor is that a sitting"
+
+
+def test_what_held_up_steps_is_kept_by_cell(tmp_path: Path) -> None:
+    """Warm-ups do not count."""
+    asyncio.run(campaign(tmp_path, [Pacer("telling"), Pacer("silent")], control=None).run(Watch()))
+    told = {(cell.arm, len(cell.outcome.records)): cell.pauses for cell in Folder(tmp_path).cells()}
+    assert told == {("telling", 6): {"collected": 6, "collected_ms": 3.0}, ("silent", 6): None}
+    found = report.write(tmp_path, pictures=False)
+    report.write_small(tmp_path, tmp_path / "small.json")
+    for each in (found, json.loads((tmp_path / "small.json").read_text())):
+        for scenario in each["scenarios"].values():
+            assert scenario["arms"]["telling"]["pauses"] == {"collected": 12, "collected_ms": 6.0}
+            assert scenario["arms"]["silent"]["pauses"] is None
+
+
+def test_no_collection_of_the_client_looks_like_a_pause_of_the_arm(tmp_path: Path) -> None:
+    """What lives before a run, nearly all of the heap, is left out of collections during it, and only then."""
+    frozen: list[int] = []
+
+    class Looking(Pacer):
+        async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
+            frozen.append(gc.get_freeze_count())
+            await super().ask(arrival, seed, answer)
+
+        async def drafts(self) -> Drafts | None:
+            assert gc.get_freeze_count() == 0, "between runs all is collected: models may have to go"
+            return await super().drafts()
+
+    asyncio.run(campaign(tmp_path, [Looking("one")]).run(Watch()))
+    assert len(frozen) > 24 and min(frozen) > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_arms_and_seeds_may_join(tmp_path: Path) -> None:
@@ -146,6 +202,32 @@ def test_arms_and_seeds_may_join(tmp_path: Path) -> None:
     assert len(order.turns) == 8  # `one` and `one again` had seed 0 of both scenarios
     found = report.write(tmp_path, pictures=False)
     assert found["complete"] and list(found["arms"]) == ["one", "two"] and found["seeds"] == SEEDS
+
+
+def test_an_arm_is_told_of_the_requests_of_each_workload(tmp_path: Path) -> None:
+    """Unless its scenario says how many. Seeds that bring more may join, for the arm is the same."""
+
+    class Told(Pacer):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            self.told: list[dict[str, Any]] = []
+
+        async def prepare(self, settings: dict[str, Any]) -> dict[str, Any]:
+            self.told.append(settings)
+            return {}
+
+    arm, chosen = Told("one"), source("fixed:10x4")
+    counts = {0: 3, 1: 6}
+    for seeds in ([0], [0, 1]):
+        workloads = tuple(make(chosen, Process(rate=200.0), seed, count=counts[seed]) for seed in seeds)
+        work = [Scenario("open", workloads, None, {"batch": 2})]
+        work.append(Scenario("said", workloads, None, {"batch": 2, "requests": 64}))
+        kept = Folder(tmp_path)
+        made = Campaign(kept, [arm], work, seeds, limits=Limits(10.0, 10.0), files="tracked:0", control=None)
+        kept.begin(plan_of([arm], work, seeds, Targets(), None), SITTING)
+        asyncio.run(made.run(Watch()))
+    expected = [{"batch": 2, "requests": count} for count in (3, 64, 6, 64)]
+    assert arm.told == expected and len(Folder(tmp_path).cells()) == 4
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -186,9 +268,9 @@ def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run with an arm whose name needs escaping, four times as slow as the other."""
+    """A run with an arm whose name needs escaping, so much slower than the other that it shows on a busy machine."""
     folder = tmp_path_factory.mktemp("done")
-    asyncio.run(campaign(folder, [Pacer("quick"), Pacer("slow<b>&", 0.004)], output=8).run(Watch()))
+    asyncio.run(campaign(folder, [Pacer("quick"), Pacer("slow<b>&", 0.015)], output=8).run(Watch()))
     return folder, report.write(folder, pictures=False)
 
 

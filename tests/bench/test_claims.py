@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verifypd.bench import claims
-from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN
+from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED
 
 PAIR = "tinyllama-1.1b:llama-2-7b (random)"
 
@@ -68,6 +68,8 @@ def test_tails_need_most_comparisons() -> None:
     scenario["compared"]["pdv"]["gap_ms_p99"] = said(1.6, "slower")
     mode = claims.decode_tails(own)
     assert mode.seen == NOT_SEEN and "gap p99 1.60 (slower)" in mode.figures
+    scenario["compared"]["pdv"] = dict.fromkeys(("tpot_ms_p95", "gap_ms_p99"), said(0.7, "one seed"))
+    assert claims.decode_tails(own).seen == UNJUDGED
 
 
 def test_polling_is_held_against_being_notified() -> None:
@@ -78,13 +80,17 @@ def test_polling_is_held_against_being_notified() -> None:
     assert claims.waiting(ring(10.0)).seen == SEEN and claims.waiting(ring(75.0)).seen == NOT_SEEN
 
 
-@pytest.mark.parametrize(("verdict", "word"), [("slower", "no other depth is faster"), ("faster", NOT_SEEN)])
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [("slower", "no other depth is faster"), ("faster", NOT_SEEN), ("one seed", UNJUDGED)],
+)
 def test_a_depth_is_best_where_no_other_is_faster(verdict: str, word: str) -> None:
     arms = {"pdv queue 1.2": arm(), "pdv queue 2": arm()}
     own = found({"n=20": arms}, reference="pdv queue 1.2", arms=dict.fromkeys(arms))
     own["scenarios"]["B n=20"]["compared"] = {"pdv queue 2": {"e2e_ms_mean": said(1.1, verdict)}}
     mode = claims.queue_depth(own)
-    assert mode.seen == word and f"2: 1.10 ({verdict})" in mode.figures and mode.claim.startswith("1.2 ×")
+    shown = "1.10" if word == UNJUDGED else f"1.10 ({verdict})"
+    assert mode.seen == word and mode.figures.endswith(f"2: {shown}") and mode.claim.startswith("1.2 ×")
 
 
 def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
@@ -92,6 +98,8 @@ def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
     own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
     own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "faster")}}
     assert claims.batch_sizes(own).seen == SEEN and "below 64 is faster in 1 of 1" in claims.batch_sizes(own).figures
+    own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "one seed")}}
+    assert claims.batch_sizes(own).seen == UNJUDGED
 
 
 @pytest.mark.parametrize("left", [0, 5])
@@ -102,6 +110,9 @@ def test_a_sweep_in_which_pdv_never_pipelined_says_nothing(left: int) -> None:
     peak, mean = claims.sweep(own)
     assert peak.seen == SEEN and "+73 % / +52 % / +66 %" in mean.claim
     assert mean.seen == (SEEN if left else OPEN)
+    assert claims.won([own]).seen == (SEEN if left else OPEN)
+    own["scenarios"]["A C=16"]["compared"] = {"pdv": {"e2e_ms_mean": said(0.8, "one seed")}}
+    assert [each.seen for each in (claims.sweep(own)[1], claims.won([own]))] == [UNJUDGED if left else OPEN] * 2
 
 
 def test_published_figures_stand_beside_ours() -> None:

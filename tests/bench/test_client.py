@@ -100,6 +100,37 @@ def test_a_stream_is_timed_output_by_output() -> None:
         assert all(later - earlier > 0.01 for earlier, later in zip(record.outputs, record.outputs[1:], strict=False))
 
 
+METRICS = b"""\
+# TYPE verifypd:pauses counter
+verifypd:pauses_total{kind="compiled",model_name="m"} 2.0
+verifypd:pauses_total{kind="collected",model_name="m"} 5.0
+verifypd:pause_seconds_total{kind="compiled",model_name="m"} 0.25
+verifypd:memory_calls_total{model_name="m",kind="pinned"} 3.0
+vllm:spec_decode_num_drafts_total{model_name="m"} 7.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (METRICS, {"compiled": 2, "collected": 5, "compiled_ms": 250.0, "pinned": 3}),
+        (b'vllm:spec_decode_num_drafts_total{model_name="m"} 7.0\n', None),  # another server's
+        (None, None),
+    ],
+)
+def test_pauses_are_read_from_metrics(
+    text: bytes | None, expected: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get(path: str, seconds: float) -> bytes:
+        if text is None:
+            raise HTTPError("HTTP 404")
+        return text
+
+    arm = Endpoint("h:1")
+    monkeypatch.setattr(arm._client, "get", get)
+    assert asyncio.run(arm.pauses()) == expected
+
+
 def test_a_closed_loop_has_as_many_at_once_as_it_has_clients() -> None:
     under_way = most = 0
 

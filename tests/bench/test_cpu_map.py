@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.scripts import load
+from tests.bench.scripts import FOLDER, load
 from tests.models.checkpoints import tiny
 from verifypd import LLM
 from verifypd.control.auto import Auto
@@ -34,11 +34,21 @@ def test_ratios_are_taken_within_a_round(cpu_map: Any) -> None:
     [row] = cpu_map.points(runs, "auto")
     assert row["best"] == "pd:4", "the original's rule is shown beside the rest, and is no fixed choice"
     assert row["over_best"] == pytest.approx([0.9, 0.9]) and row["over_plain"] == pytest.approx([1.8, 1.8])
-    assert cpu_map.mean([0.5, 2.0]) == pytest.approx(1.0)
     text = cpu_map.table([row], "auto")
     assert "0.900 (0.900–0.900)" in text and "**15.0**" in text
     with pytest.raises(SystemExit, match="auto and plain"):
         cpu_map.points(runs[:1], "auto")
+
+
+def test_the_picture_has_the_same_ratios_in_order() -> None:
+    pytest.importorskip("matplotlib")
+    drawn = load("draw_cpu", FOLDER.parent / "docs" / "images")
+    runs = [
+        run(arm, 4, i, rate / (i + 1)) for i in range(2) for arm, rate in (("auto", 18), ("pd:4", 20), ("plain", 10))
+    ]
+    found = drawn.over_plain(runs)
+    assert list(found) == ["plain", "pd:4", "auto"]
+    assert found["auto"] == pytest.approx([1.8, 1.8]) and found["plain"] == [1.0, 1.0]
 
 
 def test_rounds_end_in_time(cpu_map: Any, monkeypatch: pytest.MonkeyPatch) -> None:

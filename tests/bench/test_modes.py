@@ -82,6 +82,8 @@ def test_rules_are_held_against_what_was_measured() -> None:
     counts = advice.rule_counts([many, few, found("C=8", 1.0, "no difference")])
     assert counts["readme"] == {"right": 1, "wrong": 1, "no difference": 1}
     assert counts["slides"] == {"right": 2, "no difference": 1}
+    once = advice.rule_counts([many, found("C=8", 1.2, "one seed")])
+    assert once["readme"] == once["slides"] == {"right": 1, modes.UNJUDGED: 1}
     [(_, ratio, levels)] = advice.gains(many)
     assert 5 < ratio < 7 and levels[0][1]["ratio"] == 1.5
     assert advice.fastest(many["scenarios"]["s"]) == "pdv"
@@ -133,6 +135,18 @@ def test_pdv_that_never_pipelined_says_nothing_of_three_lanes() -> None:
 def test_one_seed_is_explained_too() -> None:
     text = modes.as_markdown(found("C=64", 0.8, "one seed"))
     assert "## One seed, beside pd" in text and "50% of its plans leave a draft" in text
+    assert "| 0.80 one seed |" in text, "one seed has no interval"
+
+
+def test_one_seed_judges_no_mode() -> None:
+    """Neither seen nor unseen; beside scenarios of more seeds it does not count."""
+    one = found("C=64", 0.8, "one seed")
+    mode = modes.named_modes(one)[0]
+    assert mode.seen == modes.UNJUDGED and mode.figures == "one seed cannot say (mean E2E: s: 0.80 one seed)"
+    both = found("C=64", 0.8, "faster")
+    both["grid"]["t"], both["scenarios"]["t"] = one["grid"]["s"], one["scenarios"]["s"]
+    mode = modes.named_modes(both)[0]
+    assert mode.seen == modes.SEEN and "faster in 1 of 1" in mode.figures
 
 
 def test_cpu_time_is_shown_by_token() -> None:

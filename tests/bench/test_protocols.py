@@ -201,7 +201,8 @@ def test_all_of_them_have_a_page_and_share_one_engine(
     assert list(found["sweep"]["scenarios"]) == ["A C=4"] and list(found["comprehensive"]["scenarios"]) == ["D C=10"]
     assert found["mixed"]["seeds"] == [0, 1] and found["sweep"]["seeds"] == [0]
     assert "requests arrive for 2 s" in found["sweep"]["note"], "a shorter sweep says so"
-    assert "lengths / 32" in found["mixed"]["note"] and found["mixed"]["protocol"]["letter"] == "E"
+    assert "lengths / 32; requests arrive for 2 s" in found["mixed"]["note"]
+    assert found["mixed"]["protocol"]["letter"] == "E"
 
 
 def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
@@ -213,7 +214,9 @@ def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
     first = wanted_mixed(FULL, made.pairs, (8,), 5.0).scenarios([1])[0].workloads[0].arrivals
     assert first == tuple(a for a in file.arrivals if a.at <= 5.0), "a shorter run is the beginning of a longer one"
     few = wanted_mixed(SIZES["quick"], made.pairs)
-    assert few.rates == (2,) and "lengths / 32" in few.note and few.longest < 200
+    assert few.rates == (2,) and "lengths / 32; requests arrive for 6 s" in few.note and few.longest < 200
+    assert wanted_mixed(FULL, made.pairs, (), 1.5).note.endswith("requests arrive for 1.5 s")
+    assert "arrive" not in wanted_mixed(FULL, made.pairs).note, "that is the protocol's own time"
     with pytest.raises(ConfigError, match="raise --duration"):
         wanted_mixed(FULL, made.pairs, (0.01,), 1.0).scenarios([1])
 

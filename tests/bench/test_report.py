@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -15,6 +16,8 @@ from verifypd import cli
 from verifypd.bench import charts, page, part_charts, pictures, svg
 from verifypd.bench.charts import Chart, Series
 from verifypd.bench.report import read_kept, write_kept
+from verifypd.bench.results import itself_line
+from verifypd.bench.statistics import UNKNOWN
 from verifypd.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +38,8 @@ def test_a_committed_result_has_a_whole_report(tmp_path: Path) -> None:
     assert {f"{name}.png" for name in FIVE} <= made
     text = (tmp_path / "report.html").read_text()
     assert "Where the time went" in text and "Histograms" not in text, "small files have no histograms"
+    assert not [words for words in ("Share that took", "Requests by lane", "Draft tokens a verdict") if words in text]
+    assert not [path.name for path in tmp_path.glob("cdf-*.png")]
     assert "<h3></h3>" not in text and "nan" not in text
 
 
@@ -86,6 +91,33 @@ def test_a_frontier_of_wide_heights_has_powers() -> None:
 def test_one_seed_wins_nothing_and_has_no_picture_of_it() -> None:
     assert "scenarios_won" not in {each.name for each in part_charts.overview(read("bench-three-way-h200"))}
     assert "scenarios_won" in {each.name for each in part_charts.overview(read("simulated-three-way-h200"))}
+
+
+def test_one_seed_is_said_to_judge_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = RESULTS / "bench-three-way-h200.json"
+    assert cli.main(["bench", "report", str(file), "--out", str(tmp_path), "--no-png"]) == 0
+    printed = capsys.readouterr().out
+    page, summary, modes = ((tmp_path / name).read_text() for name in ("report.html", "summary.md", "modes.md"))
+    for text in (printed, page, summary):
+        assert "plain ran twice (A/A), but with one seed nothing can be judged." in text
+        assert "as they must" not in text and not re.search(r"\d–\d\S*( |<br>)(<span \S+>)?one seed", text)
+    for text in (page, summary):
+        assert "one seed, so no interval" in text and "95 % interval over" not in text
+        assert "Scenarios won and lost" not in text
+    assert "not seen" not in modes and "not judged" in modes and "0 of 1" not in modes
+    lines = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    [line] = [each for each in lines if (each["scenario"][:4], each["arm"]) == ("B n=", "pd")][:1]
+    assert line["tok_s_over_reference_ratio"] and line["tok_s_over_reference_low"] == ""
+
+
+def test_of_two_seeds_all_is_said(tmp_path: Path) -> None:
+    """Comparisons of one seed among others are left out of the count of A/A."""
+    found = write_kept(RESULTS / "bench-serve-h200-closed.json", tmp_path, pictures=False)
+    assert "95 % interval over 2 seeds" in (tmp_path / "summary.md").read_text()
+    itself = [each for one in found["scenarios"].values() for each in one["itself"].values()]
+    assert f"{len(itself)} comparisons of it with itself" in itself_line(found)
+    itself[0]["verdict"] = UNKNOWN
+    assert f"{len(itself) - 1} comparisons of it with itself" in itself_line(found)
 
 
 def test_labels_cover_neither_points_nor_labels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,18 @@ beside = load("serve_beside_vllm")
 def test_servers_are_started_driven_and_stopped(tmp_path: Path) -> None:
     traffic = ["--quick", "--source", "fixed:12x8", "--concurrency", "1", "--seeds", "1", "--no-control", "--no-png"]
     arms = ["--arms", "ours:plain", "ours:head:controller=fixed", "--tiny", "--batch", "4"]
-    small = tmp_path / "small.json"
-    assert beside.main([*arms, "--out", str(tmp_path / "out"), "--json", str(small), "--", *traffic]) == 0
-    found = json.loads(small.read_text())["scenarios"]["fixed 12x8 closed 1"]["arms"]
+    small, other = ["--out", str(tmp_path / "out"), "--json", str(tmp_path / "small.json")], [*traffic, "--seed", "2"]
+    assert beside.main([*arms, *small, "--", *traffic, "--", *other]) == 0
+    first, second = (json.loads((tmp_path / f"small-{n}.json").read_text()) for n in (1, 2))
+    found = first["scenarios"]["fixed 12x8 closed 1"]["arms"]
     assert set(found) == {"ours-plain", "ours-head-controller-fixed"}
     assert found["ours-head-controller-fixed"]["drafts"]["spans"] > 0
     assert all(arm["figures"]["failed"] == 0 and arm["figures"]["tpot_ms_p50"] > 0 for arm in found.values())
+    assert (first["seeds"], second["seeds"]) == ([0], [2])
+    launched = {name: arm["about"]["launch"] for name, arm in second["arms"].items()}
+    assert all(text.startswith("python -m verifypd serve --") for text in launched.values())
+    assert "--draft none" in launched["ours-plain"]
+    assert "--controller fixed" in launched["ours-head-controller-fixed"]
 
 
 def test_traffic_that_cannot_be_is_refused_before_servers_start(
@@ -30,6 +37,14 @@ def test_traffic_that_cannot_be_is_refused_before_servers_start(
     given = ["--arms", "ours:plain", "--tiny", "--out", str(tmp_path / "out"), "--", "--source", "fixed:12:8"]
     assert beside.main(given) == 2
     assert "give PROMPTxOUTPUT" in capfd.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_server_says_how_it_was_started(tmp_path: Path) -> None:
+    config = json.dumps({"a": str(Path.cwd() / "b")})
+    command = [sys.executable, "-c", "", "--model", str(Path.cwd() / "out" / "m"), "--config", config]
+    server = beside.Server("ours", command, {}, tmp_path / "log", 1)
+    server.stop()
+    assert server.about == """ours=python -c '' --model out/m --config '{"a": "b"}'"""
 
 
 def test_settings_become_flags() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verifypd import cli
+from verifypd.bench.campaign import Folder
 from verifypd.bench.figures import figures
 from verifypd.bench.protocols import LLAMA
 from verifypd.bench.simulated import NOISE, Simulated, device_costs, pair_costs, read_costs
@@ -111,11 +112,37 @@ def test_every_table_and_plot_says_simulated(protocol: str, tmp_path: Path) -> N
     assert cli.main(["bench", "simulate", protocol, "--gpu", "a100", "--out", str(tmp_path), *arguments, *traffic]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["complete"] and found["note"].startswith("SIMULATED with the costs of a100")
+    assert found["note"].endswith("requests arrive for 4 s") == (protocol == "mixed"), "a shorter run says so"
     assert all("(simulated)" in name for name in found["scenarios"])
     for name in ("report.html", "summary.md", "modes.md"):
         assert "SIMULATED" in (tmp_path / name).read_text()
     page = (tmp_path / "report.html").read_text()
     assert page.count("<figure><figcaption>") == page.count("[SIMULATED"), "every picture says so"
+
+
+def test_a_complete_run_that_is_asked_for_again_stays_as_it_is(tmp_path: Path) -> None:
+    command = ["bench", "simulate", "three-way", "--quick", "--pair", LLAMA, "--arm", "plain", "--num-requests", "5"]
+    found = []
+    for seeds in ("1", "1", "2"):
+        assert cli.main([*command, "--out", str(tmp_path), "--no-png", "--seeds", seeds]) == 0
+        found.append(json.loads((tmp_path / "results.json").read_text()))
+    assert found[0] == found[1], "nothing ran, so no sitting is added"
+    assert [len(each["sittings"]) for each in found] == [1, 1, 2]
+
+
+def test_seeds_join_a_sweep_however_many_requests_they_bring(tmp_path: Path) -> None:
+    """More come with the second seed than with the first."""
+    command = ["bench", "simulate", "sweep", "--quick", "--pair", LLAMA, "--concurrency", "16", "--no-png"]
+    arms = ["--arm", "pd", "--arm", "pdv pipelined", "--out", str(tmp_path), "--seed", "1"]
+    assert cli.main([*command, *arms, "--seeds", "1"]) == 0
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    assert cli.main([*command, *arms, "--seeds", "2"]) == 0
+    cells = {(cell.seed, cell.arm): cell.outcome.wanted for cell in Folder(tmp_path).cells()}
+    assert set(cells) == {(seed, arm) for seed in (1, 2) for arm in ("pd", "pd again", "pdv pipelined")}
+    assert cells[1, "pd"] < cells[2, "pd"]
+    assert len(written) == 3 and {path: path.stat().st_mtime_ns for path in written} == written, "none ran again"
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["complete"] and found["seeds"] == [1, 2] and len(found["sittings"]) == 2
 
 
 def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path) -> None:

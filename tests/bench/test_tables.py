@@ -51,3 +51,15 @@ def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any
     earlier = figures([cut(tables.lanes.equal_systems()[1], 9.5)])
     assert earlier["tok_s_original"] == 0 and earlier["tok_s"] == pytest.approx(100)
     assert "+4,600 %" in tables.lanes.equal_metric()
+
+
+def test_every_result_is_shown_on_some_page(tables: Any) -> None:
+    names = [path.name for path in sorted(tables.index.RESULTS.glob("*.json"))]
+    assert len(names) > 50 and [name for name in names if not tables.index.citing(name)] == []
+
+
+def test_the_index_names_every_result_and_only_what_can_be_run(tables: Any) -> None:
+    listed = tables.index.results()
+    assert all(f"(results/{path.name})" in listed for path in tables.index.RESULTS.glob("*.json"))
+    assert "127.0.0.1" not in listed
+    assert "[`h200.py`](h200.py)" in tables.index.scripts() and "cells.py" not in tables.index.scripts()

@@ -76,6 +76,7 @@ def test_without_a_drafter_there_is_no_break_even(options: list[str], capsys: py
     assert "draft_step" not in out, "a coefficient that nothing measured is not shown"
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "costs.png"
     assert cli.main(["costs", "--plot", str(path), *options]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
@@ -11,20 +10,22 @@ import pytest
 from tests.cli.program import ROOT, program
 
 
-def test_help_needs_no_torch_and_little_time():
-    spent = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = program("--help")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert result.returncode == 0
-        assert "generate" in result.stdout
-    assert min(spent) < 0.3  # seconds of processor time: the machine may be busy with something else
-    code = "import sys, verifypd.cli as c; c.build_parser().format_help(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_help_imports_nothing_that_takes_long():
+    """No installed package at all, torch least of all: these make help slow, and how slow is the machine's affair."""
+    result = program("--help")
+    assert result.returncode == 0 and "generate" in result.stdout
+    code = (
+        "import sys, verifypd.cli as c; c.build_parser().format_help();"
+        "print(*{n.partition('.')[0] for n, m in sys.modules.items()"
+        " if 'site-packages' in (getattr(m, '__file__', None) or '')}, len(sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *packages, count = shown.stdout.split()
+    assert not [name for name in packages if not name.startswith("_")]  # an editable install has helpers of its own
+    assert int(count) < 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "chat", "pull", "models", "trace", "explain", "version"])
 def test_every_command_has_help(command):
     result = program(command, "--help")

@@ -236,6 +236,7 @@ VIEWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(

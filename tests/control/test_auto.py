@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifyBatch
 from verifypd.control.architectures import Architecture
@@ -117,6 +119,7 @@ def test_plain_when_nothing_pays() -> None:
     assert rate > 0.98 * World(GPU, 16, 0.03).run(make_architecture("plain", FixedController(0), CostModel(GPU)), 200)
 
 
+@pytest.mark.slow
 def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
     world, policy = World(GPU, 16, 0.8), auto()
     gained = world.run(policy, 200)

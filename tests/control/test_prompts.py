@@ -260,6 +260,7 @@ def made(waiting: list[tuple[int, int, float, float]]) -> list[RequestView]:
     ]
 
 
+@pytest.mark.slow
 @given(
     WAITING, BESIDE, COSTS, st.integers(1, 4096), st.integers(0, 9), st.none() | st.integers(-1, 3), st.floats(0.5, 2)
 )

@@ -54,6 +54,7 @@ def drafter(pair: tuple[Path, Path]) -> Any:  # noqa: F811
             llm.engine.sampling.release(slot)
 
 
+@pytest.mark.slow
 def test_a_line_goes_on_and_is_the_next_draft(drafter: AheadDrafter) -> None:
     drafter.begin(0, 1, [5, 6, 7, 8], FACTS)
     [first] = drafter.ask([Want(0, 1, 2, 1.0, ())])
@@ -71,6 +72,7 @@ def test_a_line_goes_on_and_is_the_next_draft(drafter: AheadDrafter) -> None:
     assert anew.tokens == miss.tokens, "what was thrown away has left no trace"
 
 
+@pytest.mark.slow
 def test_a_text_without_room_is_not_drafted_for_until_there_is(drafter: AheadDrafter) -> None:
     long = [3 + i % 200 for i in range(LEVEL)]
     for slot in range(2):

@@ -26,6 +26,7 @@ def search(tokens: list[int], shortest: int, longest: int, depth: int) -> list[i
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4),

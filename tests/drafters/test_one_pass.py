@@ -54,6 +54,7 @@ class AtOnce:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_texts_follow_the_verifiers_law(pair: tuple[Path, Path]) -> None:  # noqa: F811
     """Drawn by rejection from what it really drew from: the second token has the verifier's distribution."""
     params = SamplingParams(temperature=1.0, allowed_token_ids=list(ALLOWED), max_tokens=3, ignore_eos=True)

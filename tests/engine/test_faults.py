@@ -9,6 +9,7 @@ import pytest
 
 from verifypd import LLM, SamplingParams
 from verifypd.request import Request
+from verifypd.runtime.streams import Ticket
 
 OPTIONS: dict[str, Any] = {
     "controller": "fixed",
@@ -148,3 +149,80 @@ def test_a_forgiving_engine_computes_again_what_ran_out_of_memory(
         engine.drain()
         assert not engine.busy
         engine.check()
+
+
+def steps_that_failed(llm: LLM) -> int:
+    """How many of more steps than the requests need ran out of memory."""
+    failed = 0
+    for _ in range(500):
+        try:
+            llm._step()
+        except MemoryError:
+            failed += 1
+        llm.engine.check()
+    return failed
+
+
+@pytest.mark.parametrize("forgiving", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("nth", [1, 3, 6])
+def test_a_launched_pass_that_comes_to_nothing(
+    pair: tuple[Path, Path], nth: int, late: bool, forgiving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests end, or are computed again; those behind it are absorbed, and nobody is left in the engine."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [[5 + i, 9, 200, 31, 7] for i in range(5)]
+    settings = {**OPTIONS, "batch_size": 4, "late_tickets": late, "arch": "pd"}
+    with LLM(str(pair[0]), draft=str(pair[1]), **settings) as llm:
+        good = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        engine, result, calls = llm.engine, Ticket.result, []
+        engine.forgiving = forgiving
+
+        def broken(ticket: Ticket) -> Any:
+            calls.append(len(ticket.slots))
+            if len(calls) == nth:
+                raise MemoryError("injected")
+            return result(ticket)
+
+        monkeypatch.setattr(Ticket, "result", broken)
+        requests = [job.texts[0].request for job in llm._submit(prompts, [params] * 5)]
+        assert steps_that_failed(llm) == 1 and not engine.busy
+        ends = {request.finish_reason for request in requests}
+        assert "length" in ends and ends <= {"length", "error"}
+        for request, expected in zip(requests, good, strict=True):
+            assert request.output_ids == expected[: request.output_len]
+            assert request.finish_reason == "error" or request.output_len == 20
+        if forgiving and not late and calls[nth - 1] > 1:
+            assert ends == {"length"} and engine.stats.preemptions
+
+
+@pytest.mark.parametrize("forgiving", [False, True])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("nth", [1, 3, 5])
+def test_a_request_that_cannot_be_brought_to_the_device(
+    pair: tuple[Path, Path], nth: int, drafter: str, forgiving: bool
+) -> None:
+    """Those admitted with it end, or are admitted again, fewer at once; nobody runs with another's settings."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias={7: 2.0})
+    prompts = [[5 + i, 9, 200, 31, 7] for i in range(6)]
+    draft = str(pair[1]) if drafter == "model" else drafter
+    with LLM(str(pair[0]), draft=draft, **{**OPTIONS, "batch_size": 4}) as llm:
+        good = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        engine: Any = llm.engine
+        engine.forgiving = forgiving
+        assign, calls = engine.sampling.assign, []
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            calls.append(1)
+            if len(calls) == nth:
+                raise MemoryError("injected")
+            assign(*args, **kwargs)
+
+        engine.sampling.assign = broken
+        requests = [job.texts[0].request for job in llm._submit(prompts, [params] * 6)]
+        assert steps_that_failed(llm) == 1 and not engine.busy
+        for request, expected in zip(requests, good, strict=True):
+            assert request.finish_reason in ("length", "error")
+            assert request.output_ids == (expected if request.finish_reason == "length" else [])
+        ended = sum(request.finish_reason == "error" for request in requests)
+        assert ended == (int(nth == 1) if forgiving else nth)

@@ -13,7 +13,7 @@ from tests.models.checkpoints import FAMILIES, VOCAB, tiny
 from verifypd import LLM, SamplingParams
 from verifypd.kernels import build
 
-TOKENS, FEWER = 200, 60  # outputs of one schedule of each test, and of the others
+TOKENS, FEWER = 130, 40  # outputs of one schedule of each test, and of the others
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
 GROUP_BY = r"(gemma\d?|llama3?|mistral|qwen\d)"  # one process makes a family's checkpoints, once
 Pair = tuple[Path, Path, Path]  # verifier, draft model, draft head

@@ -14,9 +14,11 @@ import pytest
 from tests.engine.arms import finish, make, prompts, switch_every, texts
 from tests.engine.pairs import preempt_every
 from tests.engine.test_apart import START, walk
+from tests.engine.test_grammar import Steps
 from verifypd import LLM, SamplingParams
 from verifypd.errors import ConfigError
 from verifypd.lanes.hand_over import PrefillProcess
+from verifypd.sampling.grammar import GrammarState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 pytestmark = pytest.mark.xdist_group("hand-over")
@@ -31,6 +33,14 @@ def send(llm: LLM, number: int) -> None:
     peer = reader_of(llm).keeper.peer
     assert peer is not None
     os.kill(peer.process.pid, number)
+
+
+def await_process(reader: PrefillProcess) -> None:
+    deadline = time.monotonic() + START
+    while not reader.keeper.ready:
+        reader.look()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +86,7 @@ def test_a_prompt_that_waits_for_its_process_holds_up_nobody(apart: LLM, pair: t
     mark = {"paused": 11, "killed": 12, "silent": 13}[end]  # a prefix that no cache has
     running, late = [mark, 5, 6, 7], [mark, 9, *prompts(6)[5]]
     reader = reader_of(apart)
-    deadline = time.monotonic() + START
-    while not reader.keeper.ready:
-        reader.look()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    await_process(reader)
     restarts, handed = reader.keeper.restarts, reader.handed_over
     [first] = apart._submit([running], [SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)])
     walk(apart, lambda: first.texts[0].request.output_len > 3)
@@ -105,6 +111,24 @@ def test_a_prompt_that_waits_for_its_process_holds_up_nobody(apart: LLM, pair: t
     assert reader.keeper.restarts - restarts == (end != "paused")
     with make(pair, "plain", "none") as alone:
         assert request.output_ids == alone.generate([late], GREEDY)[0].outputs[0].token_ids
+    apart.engine.check()
+
+
+def test_nothing_is_asked_of_the_format_of_a_request_that_has_left(apart: LLM) -> None:
+    """Its prompt is still out: the pass ends without it, and a format that is closed is not followed any more."""
+    await_process(reader_of(apart))
+    [job] = apart._submit([[14, 9, *prompts(6)[5][:8]]], [GREEDY])
+    request = job.texts[0].request
+    grammar = Steps()
+    request.grammar = GrammarState(grammar, request.prompt_len)
+    send(apart, signal.SIGSTOP)
+    try:
+        walk(apart, lambda: bool(apart.engine.inflight.away))
+        apart.engine.finish(request)
+    finally:
+        send(apart, signal.SIGCONT)
+    finish(apart)
+    assert not hasattr(grammar, "drafts"), "nothing was asked"
     apart.engine.check()
 
 

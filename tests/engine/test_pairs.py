@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.engine.heads import head_for
 from tests.engine.pairs import assert_greedy, noisy_copy
 from tests.models.checkpoints import VOCAB, tiny
 from verifypd import LLM, SamplingParams
@@ -142,6 +144,37 @@ def test_a_map_that_does_not_fit_is_refused(tmp_path: Path, pair: tuple[Path, Pa
     (draft / "vocab_map.safetensors").unlink()
     with pytest.raises(ModelError, match="says which"):
         LLM(str(pair[0]), draft=str(draft), **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verifier with 20 ids more than its tokenizer: no request can be given one of those."""
+    base = tmp_path_factory.mktemp("padded")
+    verifier = tiny("llama", base / "verifier", vocab_size=VOCAB + 20)
+    shutil.copy(tiny("llama", base / "small") / "tokenizer.json", verifier)
+    return verifier
+
+
+def test_a_map_to_ids_that_the_tokenizer_lacks_is_refused(tmp_path: Path, padded: Path) -> None:
+    draft = subset_draft(padded, tmp_path / "subset", torch.arange(VOCAB - 30, VOCAB + 10))
+    with pytest.raises(ModelError, match=f"40 int64 token ids below {VOCAB}"):
+        LLM(str(padded), draft=str(draft), **OPTIONS)
+
+
+@pytest.mark.parametrize("kernels", ["torch", NATIVE])
+def test_a_head_proposes_no_id_that_the_tokenizer_lacks(tmp_path: Path, padded: Path, kernels: str) -> None:
+    head = head_for(padded, tmp_path / "head", taught=False)
+    weights = load_file(head / "model.safetensors")
+    weights["vocab_map"] = torch.arange(VOCAB + 20 - 300, VOCAB + 20, dtype=torch.int32)
+    save_file(weights, head / "model.safetensors", metadata={"format": "pt"})
+    for params in (GREEDY, SamplingParams(seed=9, max_tokens=40, ignore_eos=True)):
+        texts = []
+        for draft, arch in ((None, "plain"), (str(head), "unified")):
+            with LLM(str(padded), draft=draft, arch=arch, kernels=kernels, **OPTIONS) as llm:
+                texts.append(llm.generate([PROMPT], params)[0].outputs[0].token_ids)
+                drafts = llm.engine.slots.drafts
+                assert bool(draft) == (llm.engine.stats.drafted > 20) and int(drafts.max()) < VOCAB
+        assert texts[0] == texts[1]
 
 
 class HiddenReader:

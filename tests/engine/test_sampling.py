@@ -148,7 +148,8 @@ def test_self_draft_acceptance_when_sampling(pair: tuple[Path, Path]) -> None:
 
 def test_synthetic_acceptance_has_the_mean_length_it_promises(pair: tuple[Path, Path]) -> None:
     with make(pair, synthetic_acceptance=0.8, max_draft=4, batch_size=16) as llm:
-        outputs = llm.generate([PROMPT] * 64, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+        params = [SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, seed=seed) for seed in range(64)]
+        outputs = llm.generate([PROMPT] * 64, params)
     passes = sum(o.metrics.passes for o in outputs)
     emitted = sum(o.metrics.emitted for o in outputs)
     assert emitted / passes == pytest.approx(3.36, abs=0.12)
@@ -279,6 +280,21 @@ def test_bad_words_never_appear(pair: tuple[Path, Path]) -> None:
     for output in outputs:
         chosen = output.outputs[0].token_ids
         assert not any(chosen[i : i + len(ids)] == ids for i in range(len(chosen)))
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_a_request_that_runs_out_of_tokens_keeps_what_plain_decoding_gives(
+    pair: tuple[Path, Path], drafter: str
+) -> None:
+    with make(pair, "none") as llm:
+        [only] = llm.get_tokenizer().encode("z", add_special_tokens=False)
+        params = SamplingParams(temperature=0.0, max_tokens=20, allowed_token_ids=[only], bad_words=["zzzzz"])
+        [plain] = llm.generate([[only] * 8], params)
+    with make(pair, drafter) as llm:
+        [drafted] = llm.generate([[only] * 8], params)
+        assert llm.engine.stats.accepted
+    assert plain.outputs[0].token_ids == drafted.outputs[0].token_ids == [only] * 4
+    assert plain.outputs[0].finish_reason == drafted.outputs[0].finish_reason == "error"
 
 
 def test_a_bad_word_of_no_token_bans_nothing(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from verifypd import LLM
 from verifypd.config import EngineConfig
 from verifypd.engine import sizes
 from verifypd.engine.sizes import check_memory
-from verifypd.errors import MemoryBudgetError, ModelError
+from verifypd.errors import HubError, MemoryBudgetError, ModelError
 from verifypd.models import loader
 from verifypd.models.builtin import BUILTINS
 from verifypd.models.config import ModelSource
@@ -57,6 +57,11 @@ def test_too_much_is_refused_before_anything_is_allocated(
 def test_a_head_for_another_verifier_is_refused_before_anything_is_allocated() -> None:
     with pytest.raises(ModelError, match="smollm2-draft is a draft head for a verifier of hidden size 576"):
         LLM("tinyllama-1.1b", draft="smollm2-draft", load_format="dummy", device="cpu")
+
+
+def test_a_draft_that_is_not_there_is_called_the_draft() -> None:
+    with pytest.raises(HubError, match=r"--draft: no model 'nope': give a built-in name"):
+        LLM("tinyllama-1.1b", draft="nope", load_format="dummy", device="cpu")
 
 
 def test_gpu_memory_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:

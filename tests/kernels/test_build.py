@@ -72,6 +72,7 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert build.build() not in (None, first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_one_openmp_runtime() -> None:
     if build.library() is None:

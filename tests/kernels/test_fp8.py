@@ -64,6 +64,7 @@ def test_quantising() -> None:
     assert packed.nbytes == 40 * 304
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize(
     ("outputs", "depth", "rows", "bias"), [(48, 512, 5, True), (32, 768, 32, False), (4112, 192, 17, True)]
@@ -76,6 +77,7 @@ def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
     close(kernels.linear(x, weight, b), expected if b is None else expected + b.double())
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize(("outputs", "depth", "rows"), [(512, 512, 5), (4352, 64, 17)])
 def test_a_chain_as_a_layer_has_it(outputs: int, depth: int, rows: int) -> None:

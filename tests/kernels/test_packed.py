@@ -35,6 +35,7 @@ def tiling(library_with_tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
     return kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("width", [128, 576])
 def test_tiles_are_exact(tiling: NativeKernels, width: int, kind: torch.dtype) -> None:
@@ -152,6 +153,7 @@ def panels(kernels: NativeKernels, weight: Tensor, dtype: torch.dtype) -> PanelW
     return Int8Panels.pack(Int8Weight.quantize(weight))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", PANELED)
 @pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1040, 112), (2064, 64), (16, 16)])
 def test_panel_linear(paneling: NativeKernels, width: int, outputs: int, dtype: torch.dtype) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch.testing import assert_close
 pytest.importorskip("triton")
 
 from verifypd.errors import ConfigError
-from verifypd.kernels import Int8Weight, select
+from verifypd.kernels import Int8Weight, select, skinny
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton import TritonKernels
 
@@ -50,6 +52,44 @@ def test_norms(rows: int, width: int, dtype: torch.dtype, unit_offset: bool) -> 
 def test_norm_of_heads_in_a_fused_tensor() -> None:
     x, weight = random(5, 7 * 16).view(5, 7, 16)[:, 2:5], random(16)
     close(kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x.contiguous(), weight, 1e-6))
+
+
+@pytest.mark.parametrize("scale", [None, 24.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 576), (3, 37), (4, 2048)])
+def test_embeddings(rows: int, width: int, dtype: torch.dtype, scale: float | None) -> None:
+    """Normed, or beside features whose rows lie apart; what is not normed is the same to the bit."""
+    table, weights = random(50, width, dtype=dtype), (random(width, dtype=dtype), random(width, seed=1, dtype=dtype))
+    ids = torch.arange(7, 7 + 9 * rows, 3, device=DEVICE)[::3]  # apart
+    features = random(rows, 3, width, dtype=dtype)[:, 1]
+    for unit_offset in (False, True):
+        normed, stream = kernels.embed_norm(ids, table, scale, weights[0], 1e-5, unit_offset, dtype)
+        expected, rows_of = reference.embed_norm(ids, table, scale, weights[0], 1e-5, unit_offset, dtype)
+        assert torch.equal(stream, rows_of)
+        assert torch.equal(normed, kernels.rms_norm(stream, weights[0], 1e-5, unit_offset))
+        close(normed, expected)
+    for norms in (None, weights):
+        found, kept = kernels.embed_beside(ids, table, scale, features, norms, 1e-5)
+        expected, _ = reference.embed_beside(ids, table, scale, features, norms, 1e-5)
+        close(found, expected)
+        assert torch.equal(found[:, width:], kept)
+        assert norms is not None or torch.equal(found, expected)
+
+
+def test_launches_that_begin_early_wait() -> None:
+    """One function gives both options: a kernel that is launched early and does not wait is a race."""
+    package = Path(skinny.__file__).parent.parent
+    files = [path for path in package.rglob("*.py") if "launch_pdl" in path.read_text()]
+    assert [path.name for path in files] == ["launch.py"]
+
+
+def test_packed_embeddings_are_read_as_ever() -> None:
+    table, weight = Int8Weight.quantize(random(40, 64)), random(64)
+    ids, features = torch.tensor([3, 39], device=DEVICE), random(2, 64)
+    found = kernels.embed_norm(ids, table, None, weight, 1e-5, False, torch.float32)
+    close(found[0], reference.embed_norm(ids, table, None, weight, 1e-5, False, torch.float32)[0])
+    beside, _ = kernels.embed_beside(ids, table, None, features, (weight, weight), 1e-5)
+    close(beside, reference.embed_beside(ids, table, None, features, (weight, weight), 1e-5)[0])
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

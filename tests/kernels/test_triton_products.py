@@ -49,6 +49,7 @@ def wide(x: Tensor) -> Tensor:
     return x.double()
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize(("rows", "bias"), [(1, True), (5, False), (17, True), (32, False)])
 @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
@@ -61,6 +62,7 @@ def test_product(outputs: int, depth: int, rows: int, bias: bool) -> None:
         assert torch.equal(kernels.linear(random(rows, 3 * depth)[:, depth : 2 * depth].copy_(x), weight, b), found)
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize(("rows", "unit_offset"), [(5, False), (17, True)])
 @pytest.mark.parametrize(("outputs", "depth"), WIDTHS)
@@ -100,6 +102,7 @@ def test_float16_streams_are_normed_at_once() -> None:
     assert normed.isfinite().all()
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize(("activation", "bias"), [("silu", False), ("gelu_tanh", True)])
 @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
@@ -163,6 +166,7 @@ def test_tiles_fit(outputs: int, depth: int, gated: bool, fp8: bool) -> None:
     assert columns * tile.depth * tile.parts * under_way <= SKINNY_MEMORY
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "depth"), [(3, 1, 32, 512), (30, 1, 128, 64)])

@@ -59,6 +59,7 @@ def same(divided: Divided, whole: PagedRun, slack: float = 1e-4) -> None:
     assert (ours - theirs).abs().max() <= slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_give_the_logits_of_one(
     family: str, checkpoint: Checkpoint, second: Connection, tmp_path: Path

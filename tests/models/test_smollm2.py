@@ -221,6 +221,7 @@ def test_pip_download_follows_the_users_settings(index: Index, monkeypatch: pyte
     assert left_in_cache() == {"tiny", "tiny.lock"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

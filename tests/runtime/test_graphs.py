@@ -76,6 +76,7 @@ def generate(draft: Path, verifier: Path, params: list[SamplingParams], **change
         return texts, set() if padded is None else {key[1] for key in padded.graphs.keys}
 
 
+@pytest.mark.slow
 def test_texts_do_not_feel_the_padding(tmp_path: Path) -> None:
     """Greedy, drawn and coupled requests side by side, against torch without any of it."""
     verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
@@ -104,6 +105,7 @@ SHAPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["model", "head"])
 def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
     """Drafted by loops of a second kind, as they are without padding; who asks for nothing feels nothing."""
@@ -124,6 +126,7 @@ def test_drafts_of_requests_with_penalties(draft: str, tmp_path: Path) -> None:
     assert texts == other_texts and same_drafts(drafts, other_drafts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "late"), [("ours", False), ("eagle3", True)])
 def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) -> None:
     """Verify passes that a head reads, prompts read behind them, and draft loops with features: the same drafts."""
@@ -142,6 +145,7 @@ def test_heads_do_not_feel_the_padding(kind: str, late: bool, tmp_path: Path) ->
     assert kinds == {"verify", "catch up", "draft"}
 
 
+@pytest.mark.slow
 def test_passes_are_the_same_while_nobody_drafts(tmp_path: Path) -> None:
     """Who stops drafting finds the passes captured: there are none that keep no features."""
     verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)
@@ -158,6 +162,7 @@ def test_passes_are_the_same_while_nobody_drafts(tmp_path: Path) -> None:
         assert kept.any(1).sum() >= len(PROMPTS), "the passes are those that keep features"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [False, True])
 def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
     """They name slot 0 and position 0: a block there may be shared, and its features are somebody's."""
@@ -183,6 +188,7 @@ def test_void_rows_keep_no_feature(chunks: bool, tmp_path: Path) -> None:
         assert {place for place in written if place >= size} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [False, True])
 def test_padding_leaves_the_caches_of_others_alone(chunks: bool, tmp_path: Path) -> None:
     verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=LAYERS)

@@ -178,5 +178,5 @@ def test_a_span_alone_lies_where_it_lies_among_others(rows: int, start: int) -> 
     among = PassLayout.build([rows, 3], [20, 20], slots, starts, table, 4)
     assert alone.row_offsets.tolist() == [0, rows] and alone.row_span.tolist() == [0] * rows
     assert alone.positions.tolist() == among.positions[:rows].tolist() == [max(start + j, 0) for j in range(rows)]
-    places = [0 if start + j < 0 else (11 + (start + j) // 4) * 4 + (start + j) % 4 for j in range(rows)]
-    assert alone.write_index.tolist() == among.write_index[:rows].tolist() == places
+    written = [0 if start + j < 0 else (11 + (start + j) // 4) * 4 + (start + j) % 4 for j in range(rows)]
+    assert alone.write_index.tolist() == among.write_index[:rows].tolist() == written

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from verifypd.runtime.peer import LOST, Keeper, Message, Peer
@@ -32,6 +33,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_messages_arrive_as_they_were_and_a_loss_is_told() -> None:
     keeper = Keeper("test", lambda: Peer("tests.runtime.echo", {}))
     try:
@@ -56,6 +58,7 @@ def test_messages_arrive_as_they_were_and_a_loss_is_told() -> None:
         keeper.close()
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

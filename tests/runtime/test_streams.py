@@ -135,6 +135,17 @@ def test_what_runs_beside_the_rest_is_not_waited_for() -> None:
     assert inflight.away == set() and len(inflight) == 1
 
 
+def test_tickets_that_were_not_absorbed_come_first_again() -> None:
+    inflight = Inflight()
+    for value in range(3):
+        inflight.add(ticket(value))
+    first, *others = inflight.finished()
+    inflight.add(ticket(3))
+    inflight.put_back(others)
+    assert len(inflight) == 3
+    assert [each.result() for each in [first, *inflight.finished()]] == [0, 1, 2, 3]
+
+
 def test_a_pause_is_short_and_ends_with_the_ticket() -> None:
     inflight = Inflight()
     inflight.pause("block")  # nothing is out

@@ -17,7 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from tests.engine.heads import head_for
 from tests.engine.pairs import noisy_copy
-from tests.models.checkpoints import tiny
+from tests.models.checkpoints import tiny, write_tokenizer
 from verifypd import LLM, SamplingParams
 from verifypd.engine.rehearsal import rehearse
 
@@ -40,8 +40,8 @@ OPTIONS: dict[str, Any] = {
     "graphs": "start",
 }
 SIZES = {"hidden_size": 512, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 4}
-JUDGES = ("judge_rows", "judge_spans")  # run; of others the results are zeros, for they would take minutes
-RESULTS = ("out", "stream", "total", "new_squares")
+RUN = ("judge_rows", "judge_spans", "prepare_rows")  # of others the results are zeros, for they would take minutes
+RESULTS = ("out", "stream", "total", "new_squares", "kept")
 
 
 def kind(value: Any, name: str, rules: dict[str, Any]) -> Any:
@@ -71,7 +71,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
             for name, value in sorted(given.items())
         )
         found.add((self.fn.__name__, key))
-        if self.fn.__name__ in JUDGES:
+        if self.fn.__name__ in RUN:
             run(self, *args, grid=grid, warmup=warmup, **named)
             return
         for name in RESULTS:
@@ -82,11 +82,25 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
     return found
 
 
-@pytest.mark.parametrize(("draft", "changes"), [("model", {}), ("head", {}), ("model", {"batch_invariant": True})])
+PADDED = {"vocab_size": 336}  # of which the tokenizer knows some
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draft", "sizes", "changes"),
+    [
+        ("model", {}, {}),
+        ("head", {}, {}),
+        ("model", {}, {"batch_invariant": True}),
+        ("model", PADDED, {"dtype": "bfloat16"}),
+    ],
+)
 def test_nothing_new_comes_with_requests(
-    draft: str, changes: dict[str, Any], tmp_path: Path, variants: set[Any]
+    draft: str, sizes: dict[str, int], changes: dict[str, Any], tmp_path: Path, variants: set[Any]
 ) -> None:
-    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=1, **SIZES)
+    verifier = tiny("llama", tmp_path / "verifier", num_hidden_layers=1, **SIZES, **sizes)
+    if sizes:
+        write_tokenizer(verifier, sizes["vocab_size"] - 5)
     small = noisy_copy(verifier, tmp_path / "draft", 0.1)
     small = head_for(verifier, tmp_path / "head", taught=False) if draft == "head" else small
     base: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True}
@@ -104,4 +118,6 @@ def test_nothing_new_comes_with_requests(
             llm.generate(prompts, [SamplingParams(**base, **kinds[i % 3]) for i in range(len(prompts))])
         assert llm.engine.stats.drafted
         assert set(graphs) == captured
+        llm.generate([[5, 6, 7, 5, 6]], SamplingParams(**base, repetition_penalty=1.3))  # its loops come late
+        assert {key[1] for key in set(graphs) - captured} == {"shaped draft"}
         assert not {name for name, _ in variants - compiled}

@@ -47,6 +47,7 @@ def speculate(toy: Toy) -> None:
     toy.judge()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_joint_law_of_the_first_three_tokens(name, acceptance):
@@ -69,6 +70,7 @@ def along_the_span(toy: Toy, tokens: np.ndarray, counts: np.ndarray) -> dict[int
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("tau", [0.6, 1.0, 1.6])
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
@@ -96,6 +98,7 @@ def test_a_drafter_temperature_leaves_the_law_alone(tau):
     assert passes(toy.deviation(toy.run(3, step)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("name", ["plain", "top_p", "presence and frequency"])
 def test_point_mass_drafts(name, acceptance):
@@ -229,6 +232,7 @@ def test_synthetic_acceptance_is_conditional():
         assert abs(after / before - 0.8) < 4 * 0.4 / np.sqrt(before)
 
 
+@pytest.mark.slow
 def test_mixed_modes_and_depths_in_one_batch():
     """Every request keeps its own law beside neighbours of other kinds."""
     toy = Toy(SamplingParams(temperature=0.9), requests=6000)

@@ -42,6 +42,7 @@ def test_verdicts_of_every_kind_are_the_same(seed: int) -> None:
     assert torch.equal(found.state.alive, expected.state.alive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["greedy", "rejection", "coupled"])
 @pytest.mark.parametrize(("depth", "point"), [(0, False), (1, True), (2, False), (4, True)])
 def test_verdicts_at_the_edges(acceptance: str, depth: int, point: bool) -> None:

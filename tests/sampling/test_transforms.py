@@ -122,6 +122,7 @@ def test_bad_words_match_the_reference(prompt, output, draft, words):
     check([(SamplingParams(), prompt, output, draft, words)], 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(REQUESTS, st.integers(0, 9))
 def test_all_transforms_together_match_the_reference(requests, seed):

@@ -18,9 +18,11 @@ from verifypd.request import SamplingParams
 from verifypd.sampling import triton_noise, triton_state
 from verifypd.sampling.case import Finish
 from verifypd.sampling.philox import Role, gumbel, uniforms
-from verifypd.sampling.rows import Rows
+from verifypd.sampling.rows import DraftVocabulary, Rows
+from verifypd.sampling.sampler import propose
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import transform
+from verifypd.sampling.triton import draft_
 from verifypd.sampling.triton_noise import gumbel_noise, uniform_pair
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,7 +53,7 @@ def test_noise_is_the_same() -> None:
 
 def test_roles_and_columns_are_the_ones_of_the_state() -> None:
     state = SamplingState(1, 10, 1)
-    names = {"TEMPERATURE": "temperature", "TOP_P": "top_p", "MIN_P": "min_p", "ALPHA": "alpha"}
+    names = {"TEMPERATURE": "temperature", "TOP_P": "top_p", "LOG_MIN_P": "log_min_p", "ALPHA": "alpha"}
     integers = ("TOP_K", "SEED", "CHOICE", "PROMPT_LEN", "MAX_LEN", "MODE")
     for table, each in ((state.floats, names), (state.integers, {name: name.lower() for name in integers})):
         for constant, attribute in each.items():
@@ -96,6 +98,7 @@ def cut(kernels: str, logits: torch.Tensor, heat: bool) -> torch.Tensor:
     return transform(logits.to(DEVICE), rows, state, table, table, state.needs(ids), temperature_scale=scale).cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "ties", "flat", "peaked", "masked", "heated"])
 def test_what_is_kept_is_the_same_to_the_bit(kind: str) -> None:
     generator = torch.Generator().manual_seed(5)
@@ -120,6 +123,7 @@ def test_what_is_kept_is_the_same_to_the_bit(kind: str) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [8, 9])
 def test_verdicts_of_every_kind_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.sampling.test_cuda.VOCAB", VOCAB)
@@ -131,8 +135,61 @@ def test_verdicts_of_every_kind_are_the_same(seed: int, monkeypatch: pytest.Monk
     assert torch.equal(found.state.alive, expected.state.alive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize(("depth", "point"), [(0, False), (2, False), (4, True)])
 def test_verdicts_at_the_edges(acceptance: str, depth: int, point: bool) -> None:
     found, expected = (outcome(kernels, acceptance, depth, point, 31, DEVICE) for kernels in ("triton", "torch"))
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "mapped"), [(VOCAB, False), (VOCAB + 20, False), (VOCAB - 90, False), (300, True)])
+def test_a_draft_token_in_one_launch_is_the_one_of_many(
+    width: int, mapped: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits as a drafter has them, narrow, padded or of other ids, with NaN and infinities among them: widened,
+    cleaned, heated, cut and drawn as one after the other; void rows are skipped. Slots come in another order."""
+    monkeypatch.setattr("verifypd.sampling.triton.ROW_TOKENS", 512)  # a row is read in several turns
+    generator = torch.Generator().manual_seed(width)
+    count = len(CUTS) + 3
+    synthetic, nothing, padded = range(len(CUTS), count)  # slots; the last two are greedy
+    logits = torch.randn(count, width, generator=generator) * 3
+    logits[1, 5], logits[2, 7], logits[4, 8] = torch.nan, torch.inf, torch.inf
+    logits[9], logits[2, 0] = torch.nan, -torch.inf
+    logits[synthetic] = logits[synthetic].round()  # level ones, of which the first in the verifier's order counts
+    logits[2, 100:120] = torch.inf
+    logits[nothing] = torch.nan  # token 0
+    logits[[synthetic, padded], VOCAB:] = 1e4  # padding, of which none is chosen
+    order = [*reversed(range(count))]
+    slots = torch.tensor([*order, -1], device=DEVICE)
+    logits = logits[[*order, 0]].to(DEVICE, dtype)
+    vocab_map = torch.randperm(VOCAB, generator=generator)[:width].to(DEVICE) if mapped else None
+    scale = torch.linspace(0.6, 1.6, count).to(DEVICE)
+    tokens = torch.zeros(count, 4, dtype=torch.int64, device=DEVICE)
+    lengths = torch.arange(1, count + 1, device=DEVICE)
+    found = []
+    for at_once in (False, True):
+        state = SamplingState(count, VOCAB, 2, DEVICE, "triton")
+        greedy: dict[str, Any] = {"temperature": 0.0}
+        for slot, params in enumerate([*CUTS, {"temperature": 0.9}, greedy, greedy]):
+            alpha = 0.5 if slot == synthetic else -1.0
+            state.assign(slot, SamplingParams(**params), seed=slot, prompt_len=1, max_len=9, alpha=alpha)
+        drafts = torch.full((count, 2), -7, device=DEVICE)
+        draft_q = torch.zeros(count, 2, VOCAB, device=DEVICE)
+        if at_once:
+            known = None if vocab_map is None else DraftVocabulary.of(vocab_map, VOCAB)
+            draft_(logits, known, slots, 1, state, lengths, drafts, draft_q, scale)
+        else:
+            propose(
+                logits[:-1].float(), slots[:-1], order, 1, state, tokens, lengths, drafts, draft_q,
+                temperature_scale=scale, vocab_map=vocab_map,
+            )  # fmt: skip
+        found.append((drafts, draft_q))
+    (one, one_q), (other, other_q) = found
+    assert torch.equal(one, other) and (one[:, 0] == -7).all() and (one[:, 1] >= 0).all()
+    assert one[nothing, 1] == 0
+    assert one_q[:, 1].any() and not one_q[:, 0].any()
+    # compiled, another kernel may add up in another order
+    torch.testing.assert_close(other_q, one_q, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.sampling.toy import chi_square
+from verifypd.kernels import build
 from verifypd.request import SamplingParams
 from verifypd.sampling.case import Finish, Spans, Verdicts
 from verifypd.sampling.draws import draw
@@ -13,14 +14,15 @@ from verifypd.sampling.torch import leading, residual
 from verifypd.sampling.verify import judge
 
 NEVER = float("-inf")
+needs_compiler = pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
 MODES = {"greedy": {"temperature": 0}, "rejection": {}, "coupled": {"acceptance": "coupled"}}
 
 
 class Slots:
     """A few slots whose verifier is certain of what comes next."""
 
-    def __init__(self, slots: int = 1, vocab: int = 40, depth: int = 4) -> None:
-        self.state = SamplingState(slots, vocab, depth)
+    def __init__(self, slots: int = 1, vocab: int = 40, depth: int = 4, kernels: str = "torch") -> None:
+        self.state = SamplingState(slots, vocab, depth, kernels=kernels)
         self.tokens = torch.full((slots, 50), 9)
         self.lengths = torch.full((slots,), 5)
         self.drafts = torch.zeros(slots, depth, dtype=torch.int64)
@@ -185,6 +187,19 @@ def test_rows_without_any_token_harm_their_own_request_only(mode):
     assert verdicts.accepted.tolist() == [2, 0, 2, 0]
     assert slots.state.alive.tolist() == [True, False, True, True]
     assert slots.lengths.tolist() == [8, 5, 8, 6]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
+def test_drafts_before_a_row_without_tokens_stand(mode, kernels):
+    slots = Slots(kernels=kernels)
+    slots.assign(**{"temperature": 1, **MODES[mode]})
+    slots.propose([11, 12, 13])
+    dead = torch.full((40,), float("nan"))
+    verdicts = slots.judge_logits(torch.stack([slots.sure(11), slots.sure(12), dead, dead]), [3])
+    assert (emitted(verdicts), verdicts.accepted.item(), verdicts.finish.item()) == ([[11, 12]], 2, Finish.ERROR)
+    assert slots.tokens[0, 5:8].tolist() == [11, 12, 9] and slots.lengths.item() == 7
+    assert not slots.state.alive.item()
 
 
 def test_a_stop_before_a_row_without_tokens_is_a_stop():

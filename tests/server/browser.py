@@ -41,7 +41,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
 
-    def until(self, condition: str, seconds: float = 20.0) -> None:
+    def until(self, condition: str, seconds: float = 60.0) -> None:
         """Wait for a condition in the page. Playwright's own way needs `eval`, which the page's policy forbids."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(condition):

@@ -6,13 +6,29 @@ import http.client
 import json
 import threading
 import time
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from tests.server.clients import connect, request_bytes
 from tests.server.serving import Server
 
 PAUSE = 0.02  # s between two looks at /health
 ASK: dict[str, Any] = {"prompt": [5, 9, 200, 31], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+
+TRIES = 4
+Seen = TypeVar("Seen")
+
+
+def calmest(attempt: Callable[[], Seen], waited: Callable[[Seen], float], allowed: float) -> Seen:
+    """The attempt in which others waited least, of a few, none after one in which they waited less than is allowed.
+
+    What holds up others does so every time; a machine that is busy elsewhere does not.
+    """
+    seen = [attempt()]
+    while waited(seen[-1]) >= allowed and len(seen) < TRIES:
+        seen.append(attempt())
+    return min(seen, key=waited)
 
 
 class Neighbour:

@@ -68,7 +68,7 @@ def test_what_is_no_architecture_is_refused(keyed, body):
     assert status == 400 and answer["error"]["param"] in ("architecture", "x")
     assert "--arch" not in answer["error"]["message"]
     if body == {"architecture": "pvd"}:
-        assert "'pvd' is not known; choose from" in answer["error"]["message"]
+        assert "architecture: 'pvd' is not known; choose from" in answer["error"]["message"]
 
 
 def test_a_switch_does_not_wait_for_an_engine_that_is_gone(tokenizer):

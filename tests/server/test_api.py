@@ -101,6 +101,8 @@ def test_a_request_that_breaks_something_is_told_in_the_shape_of_all_errors(
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "internal_error") and "secret" not in answer.text
     assert "ZeroDivisionError" in caplog.text
+    line = next(record for record in caplog.records if record.getMessage() == "request")
+    assert line.levelname == "WARNING" and line.__dict__["fields"]["code"] == "internal_error"
 
 
 @pytest.mark.parametrize(("words", "status"), [([" "], 200), (["ab", " "], 200), (["xyz" * 100], 400)])

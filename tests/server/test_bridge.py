@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -264,6 +265,27 @@ def test_offsets_of_a_stream_are_those_of_the_whole_and_cost_no_more(
 # -- the inbox ---------------------------------------------------------------------------------------------------------
 
 
+def test_who_serves_collects_nothing_that_lived_before() -> None:
+    """Among all that was imported, a look for garbage would stop every stream."""
+
+    async def run(folder: str) -> int:
+        bridge, _ = connected(None)
+        worker = Worker(0, ServerConfig(), Addresses(folder), bridge, os.getppid())
+        supervisor = inbox(worker.context, worker.addresses.supervisor())
+        worker.start()
+        assert supervisor.poll(10_000)  # it says that it serves
+        frozen = gc.get_freeze_count()
+        supervisor.close()
+        worker.stop()
+        return frozen
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            assert asyncio.run(asyncio.wait_for(run(folder), 30)) > 10_000
+    finally:
+        gc.unfreeze()
+
+
 def test_an_engine_that_is_faster_than_its_worker_leaves_the_loop_its_turns() -> None:
     """Messages wait in the inbox by the thousand; clients have their turn after every flood of them."""
 
@@ -297,4 +319,5 @@ def test_an_engine_that_is_faster_than_its_worker_leaves_the_loop_its_turns() ->
 
     with tempfile.TemporaryDirectory() as folder:
         taken = asyncio.run(asyncio.wait_for(run(folder), 30))
+    gc.unfreeze()
     assert max(taken.values()) <= 3 * FLOOD

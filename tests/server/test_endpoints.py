@@ -130,6 +130,7 @@ def test_metrics_count(server):
     for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
         assert grown(name + "_count") == 1 and grown(name + "_sum") > 0
     assert grown("vllm:request_time_per_output_token_seconds_count") == 1
+    assert grown("vllm:request_prompt_tokens_sum") == len(IDS) and grown("vllm:request_generation_tokens_sum") == 30
     assert grown("verifypd:request_queue_time_seconds_count") == 1
     gaps = grown("verifypd:inter_token_latency_seconds_count")
     assert gaps == 30 - 1 - grown("vllm:spec_decode_num_accepted_tokens_total"), "what a pass gives comes at once"

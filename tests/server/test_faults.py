@@ -54,6 +54,11 @@ def test_the_engine_dies(frail: Server, texts: list[str], faults: Path, how: str
         assert stream.error is None and stream.text == texts[index] and stream.finish == "length" and stream.done
     frail.wait_ready()
     assert restarts(frail) == before + 1
+    engine = frail.children()["engine"]
+    assert Path(f"/proc/{engine}/comm").read_text() == "verifypd-engine\n"
+    why = {"kill": "killed by SIGKILL", "stall": "a step took longer than"}[how]
+    ends = frail.log.read_text().rpartition(f'engine died reason="{why}')[2]
+    assert re.search(rf"engine ready epoch=\d+ pid={engine} ", ends)
     assert frail.complete(PROMPTS[0], **LONG)["choices"][0]["text"] == texts[0]
     frail.idle()
 
@@ -123,14 +128,23 @@ def start(folders: tuple[Path, Path], tmp_path: Path, **flags: Any) -> Server:
     return Server(folders[0], str(folders[1]), tmp_path / "server.log", **flags)
 
 
-def test_sigterm_under_load(folders: tuple[Path, Path], tmp_path: Path, texts: list[str]) -> None:
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_under_load(
+    folders: tuple[Path, Path], tmp_path: Path, texts: list[str], signal_: signal.Signals
+) -> None:
     """What runs finishes, what is new is refused, and the server ends with status 0 and nothing left behind."""
-    server = start(folders, tmp_path, **{"drain-timeout": 40})
+    before = signal.signal(signal_, signal.SIG_DFL)  # the tests may run under `nohup`, and programs inherit that
+    try:
+        server = start(folders, tmp_path, **{"drain-timeout": 40})
+    finally:
+        signal.signal(signal_, before)
     children = server.children()
     running = [Stream(server, body(i)).start() for i in range(10)]
     for stream in running[:6]:
         stream.begun()
-    server.terminate()
+    for pid in children.values() if signal_ is signal.SIGHUP else ():
+        os.kill(pid, signal_)  # a terminal that is closed sends it to all its processes
+    os.kill(server.process.pid, signal_)
     until = time.monotonic() + 5
     while server.ready() and time.monotonic() < until:
         time.sleep(0.02)
@@ -142,13 +156,24 @@ def test_sigterm_under_load(folders: tuple[Path, Path], tmp_path: Path, texts: l
         assert stream.error is None and stream.text == text and stream.done
     assert server.wait(20) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
-    assert "draining" in server.stop()
+    assert f"draining signal={signal_.name} seconds=40" in server.stop()
+
+
+def test_nohup_is_heeded(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does it: programs inherit what is ignored
+    try:
+        server = start(folders, tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.kill(server.process.pid, signal.SIGHUP)
+    assert server.complete(PROMPTS[0], max_tokens=2)["usage"]["completion_tokens"] == 2
+    assert server.ready() and "draining signal=SIGTERM" in server.stop()
 
 
 @pytest.mark.slow
 def test_bodies_that_are_read_when_the_server_is_told_to_end(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """One that is read in time has its answer; others are told that the server ends, in the shape of any error."""
-    soon = {"prompt": "hello world " * 40_000, "truncate_prompt_tokens": 5, "max_tokens": 4}
+    soon = {"prompt": "hello world " * 40_000, "truncate_prompt_tokens": 5, "max_tokens": 4, "ignore_eos": True}
     never = {"prompt": "a " * 3_900_000}
     asked = [request_bytes("/v1/completions", soon), request_bytes("/tokenize", never)]
     asked.append(request_bytes("/v1/completions", soon)[:-5])  # it never arrives whole

@@ -206,7 +206,7 @@ def test_tls(folders: tuple[Path, Path], tmp_path: Path) -> None:
                     assert answer.status == 200
                     break
             except urllib.error.URLError as error:
-                if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > until:
+                if not isinstance(error.reason, (ConnectionRefusedError, TimeoutError)) or time.monotonic() > until:
                     raise
                 time.sleep(0.05)
         with pytest.raises(OSError):

@@ -1,4 +1,4 @@
-"""Requests are counted as good by the targets of the engine that was up last."""
+"""What is counted of requests that end: how long they were, and whether they were good by the targets of the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verifypd.server.totals import GAP_BUCKETS, Spread
 
 def call(first: float) -> Any:
     params = SimpleNamespace(slo_ttft=None, slo_tpot=None)
-    choices = [SimpleNamespace(tokens=3)]
+    choices = [SimpleNamespace(tokens=3, prompt=[5] * 7), SimpleNamespace(tokens=2, prompt=[5] * 7)]
     times = {"arrival": 1.0, "first_token": 1.0 + first, "last_token": 1.01 + first}
     return SimpleNamespace(
         tries=1, gaps=Spread(GAP_BUCKETS), choices=choices, ask=SimpleNamespace(params=params), **times
@@ -34,3 +34,13 @@ def test_targets_are_the_engines() -> None:
     assert (good(0.1), good(0.3)) == (1, 0)
     bridge.up = None  # it fell; what it had written reaches its client
     assert (good(0.1), good(0.3)) == (1, 0)
+
+
+def test_lengths_are_counted_by_choice_where_a_call_ended_well() -> None:
+    metrics = ServerMetrics(Bridge(0, None, 0), "m")
+    metrics.finished(call(0.1), "ok")
+    metrics.finished(call(0.1), "client_gone")
+    samples = metrics.samples()
+    assert samples["vllm:request_prompt_tokens_count"] == samples["vllm:request_generation_tokens_count"] == 2
+    assert samples["vllm:request_prompt_tokens_sum"] == 14 and samples["vllm:request_generation_tokens_sum"] == 5
+    assert samples['vllm:request_generation_tokens_bucket{le="2.0"}'] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from typing import Any
 
 import openai
@@ -21,6 +22,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"suffix": None, "logit_bias": {}, "stop": None, "stream_options": None, "response_format": {"type": "text"}},
     {"spaces_between_special_tokens": True, "detokenize": True, "return_tokens_as_token_ids": False},
     {"n": None, "temperature": None, "top_p": None, "max_tokens": None, "seed": None},
+    {"nonsense": None, "guided_decoding_backend": "xgrammar", "guided_json": None},
 ]
 
 
@@ -38,7 +40,8 @@ def test_neutral_chat_values_pass(server):
         "prompt_cache_key": "k",
     }
     more = {"parallel_tool_calls": True, "reasoning_effort": None, "safety_identifier": "x", "functions": None}
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields, **more}
+    message = {"role": "user", "content": "hi", "reasoning": None}
+    body = {"messages": [message], "max_tokens": 2, "include_reasoning": True, **fields, **more}
     assert server.post("/v1/chat/completions", body)[0] == 200
 
 
@@ -167,9 +170,12 @@ def test_unknown_model_and_path(server, client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-9", prompt="x")
     assert caught.value.code == "model_not_found"
-    assert server.get("/v1/nothing")[0] == 404 and "error" in server.get("/v1/nothing")[1]
+    with pytest.raises(openai.NotFoundError, match="no /v1/embeddings here; GET / lists the paths") as caught:
+        client.embeddings.create(model="tiny", input="x")
+    assert caught.value.code == "not_found"
     status, body, headers = server.get("/v1/completions")
     assert status == 405 and body["error"]["code"] == "method_not_allowed" and "POST" in headers["allow"]
+    assert body["error"]["message"] == "GET is not for /v1/completions: use POST"
 
 
 def test_request_ids(server):
@@ -182,6 +188,41 @@ def test_request_ids(server):
     )
     assert headers["x-request-id"] == "in-the-body"
     assert "request_id=my-own-7 " in server.logged("request_id=in-the-body ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prefix"),
+    [
+        ("/v1/completions", {"prompt": IDS, "max_tokens": 1}, "cmpl-"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, "chatcmpl-"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}, "resp_"),
+    ],
+)
+def test_an_answer_is_found_in_the_log_by_its_id(server, path, body, prefix):
+    status, answer, headers = server.post(path, body)
+    assert status == 200 and answer["id"] == prefix + headers["x-request-id"]
+    server.logged(f"request_id={answer['id'].removeprefix(prefix)} ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/completions", {"prompt": IDS, "top_q": 1}, "status=400 ms=* code=unknown_parameter param=top_q"),
+        ("/v1/completions", {"prompt": IDS, "y" * 9999: 1}, f"status=400 ms=* code=unknown_parameter param={'y' * 64}"),
+        ("/v1/completions", {"prompt": IDS, "suffix": "x"}, "status=400 ms=* code=unsupported_parameter param=suffix"),
+        ("/v1/completions", {"prompt": IDS, "model": "x"}, "status=404 ms=* code=model_not_found param=model"),
+        ("/v1/completions", b"{", "status=400 ms=* code=invalid_json"),
+        ("/v1/embeddings", {}, "status=404 ms=* code=not_found"),
+    ],
+)
+def test_the_log_says_why_a_request_was_refused(server, path, body, why):
+    _, _, headers = server.post(path, body)
+    line = next(
+        line
+        for line in server.logged(f"request_id={headers['x-request-id']} ").splitlines()
+        if headers["x-request-id"] in line
+    )
+    assert re.sub(r"ms=\S+", "ms=*", line).endswith(why)
 
 
 def test_no_client_writes_lines_into_the_log(server):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -15,8 +18,9 @@ from tests.server.serving import ROOT
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, EngineError
 from verifypd.server.config import ServerConfig
-from verifypd.server.engine_process import BAD_SETTINGS, make_engine
-from verifypd.server.supervisor import check_tls
+from verifypd.server.engine_process import make_engine
+from verifypd.server.lifeline import BAD_SETTINGS
+from verifypd.server.supervisor import Supervisor, check_tls, listen, warn_if_open
 
 pytestmark = pytest.mark.xdist_group("server-faults")
 
@@ -37,10 +41,52 @@ def test_a_port_that_is_taken(folders: tuple[Path, Path]) -> None:
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_a_host_that_is_not_here(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on .*choose another --host$"):
+        listen(ServerConfig(host=host))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": ("k",)}, False), ({"host": "127.0.0.1"}, False)],
+)
+def test_an_open_server_says_so(settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    config = ServerConfig(port=0, **settings)
+    with listen(config) as listener:
+        warn_if_open(config, listener)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert not warned or "it has no --api-key" in caplog.text
+
+
+def test_origins() -> None:
+    origins = ("*", "null", "https://example.org", "http://localhost:3000", "http://[::1]:80", "app://here")
+    assert ServerConfig(cors_origin=origins).cors_origin == origins
+
+
 def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
     found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", "0", "--max-model-len", "100000")
     assert found.returncode == 2 and "--max-model-len" in found.stderr and "Traceback" not in found.stderr
     assert "serves" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("tokenizer.json", "{", "cannot be read"),
+        ("chat_template.jinja", "{% for %}", "the chat template is broken"),
+        ("generation_config.json", '{"top_p": 7}', "start with --generation-config none"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read(
+    folders: tuple[Path, Path], tmp_path: Path, name: str, text: str, why: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folders[0], folder)
+    (folder / name).write_text(text)
+    found = serve("--model", str(folder), "--draft", "ngram", "--port", "0")
+    assert found.returncode == 2 and why in found.stderr and str(folder) in found.stderr
+    assert "Traceback" not in found.stderr and "restarts" not in found.stderr
 
 
 def test_a_certificate_that_is_none(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -69,10 +115,36 @@ def test_only_what_will_never_do_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "epoch", "crashes", "status", "why"),
+    [
+        (-9, 1, 0, 1, "its first start failed"),
+        (BAD_SETTINGS, 1, 0, 2, "these settings will never do"),
+        (-9, 7, 5, 1, "--max-restarts 5 are used up"),
+        (-9, 7, 4, 0, None),
+    ],
+)
+def test_a_server_that_gives_up_says_why(
+    code: int, epoch: int, crashes: int, status: int, why: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(EngineConfig(), ServerConfig(), None)
+    supervisor.to_workers, supervisor.epoch, supervisor.crashes = [], epoch, crashes
+    with caplog.at_level("INFO"):
+        supervisor._engine_died(cast(BaseProcess, SimpleNamespace(join=lambda: None, exitcode=code)))
+    told = {record.getMessage(): record.__dict__["fields"] for record in caplog.records}
+    assert supervisor.status == status
+    assert told.get("the engine is not started again", {}).get("because") == why
+    assert ("engine restarts" in told) == (why is None)
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"port": 70000}, "--port"),
         ({"api_workers": 0}, "--api-workers"),
+        ({"drain_timeout": -1}, "--drain-timeout -1 must be 0 or more"),
+        ({"cors_origin": ("https://a.example", "example.org")}, "--cors-origin 'example.org' is no origin"),
+        ({"cors_origin": ("https://example.org/",)}, "without a path or a slash"),
+        ({"cors_origin": ("https://[",)}, "--cors-origin"),
         ({"tls_cert": "x"}, "--tls-key"),
         ({"api_key": ("",)}, "--api-key"),
         ({"admin_key": ""}, "--admin-key"),

@@ -61,6 +61,7 @@ def burst(count: int, prompt: int, output: int, at: float = 0.0) -> list[Arrival
 # -- without drafts, auto is plain -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [2.0, math.inf])
 def test_auto_without_drafts_plans_as_plain_does(rate: float) -> None:
     """Plan for plan: the same requests, the same chunks."""

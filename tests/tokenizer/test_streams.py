@@ -34,6 +34,7 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], cuts: l
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -102,6 +103,17 @@ def test_prompt_may_end_inside_a_character() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = tokenizer.encode("😀!")
     assert tokenizer.stream(ids[:2]).push(ids[2:]) == "😀!"
+
+
+@pytest.mark.parametrize("text", ["ab😀 x", "abé�é"])
+def test_a_prompt_of_a_window_may_end_inside_a_character(text: str) -> None:
+    core = CORES["byte-level"]
+    ids = core.encode(text).ids
+    for cut in range(len(ids)):
+        stream = WindowStream(core.decode, ids[:cut])
+        got = "".join(stream.push([index]) for index in ids[cut:]) + stream.finish()
+        before = core.decode(ids[:cut])
+        assert got == text[len(before) if text.startswith(before) else len(before) - 1 :]
 
 
 def test_leading_space_is_stripped_only_at_the_start_of_the_whole_text() -> None:

@@ -67,13 +67,13 @@ class PassLayout:
         if device.type != "cpu":
             pinned = (t.pin_memory() if device.type == "cuda" else t for t in (offsets, row_span, within))
             offsets, row_span, within = (t.to(device, non_blocking=True) for t in pinned)
-        return cls.placed(
+        return cls.from_rows(
             span_rows, contexts, offsets, row_span, within, slots=slots, starts=starts, block_table=block_table,
             block_size=block_size, first=first,
         )  # fmt: skip
 
     @classmethod
-    def placed(
+    def from_rows(
         cls,
         span_rows: Sequence[int],
         contexts: Sequence[int],
@@ -87,14 +87,14 @@ class PassLayout:
         block_size: int,
         first: Tensor | None = None,
     ) -> PassLayout:
-        """The same where the rows' indices are on the device already; within [N] int64 is the place in the span.
+        """The same where the rows' indices are on the device already; within [N] int64 is the offset in the span.
 
         `span_rows` may then be bounds, for backends that read `row_offsets` ("triton").
         """
         row_offsets, row_span, within, slots, starts = (
             each.contiguous() for each in (row_offsets, row_span, within, slots, starts)
         )
-        positions, write_index = _places(row_span, within, slots, starts, block_table, block_size, first)
+        positions, write_index = _positions(row_span, within, slots, starts, block_table, block_size, first)
         return cls(
             span_rows=tuple(span_rows),
             contexts=tuple(contexts),
@@ -121,7 +121,7 @@ class PassLayout:
         return len(self.span_rows)
 
 
-def _places(
+def _positions(
     row_span: Tensor,
     within: Tensor,
     slots: Tensor,
@@ -130,7 +130,7 @@ def _places(
     block_size: int,
     first: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Position and place in the pool of each row, [N]. In one call on a CPU: ten of torch's take 0.2 ms there between
+    """`positions` and `write_index` of each row. In one call on a CPU: ten of torch's take 0.2 ms there between
     two passes, which leave the caches cold."""
     compiled = build.loaded() if row_span.device.type == "cpu" else None
     if compiled is None:
@@ -140,7 +140,7 @@ def _places(
         write_index = torch.add(positions, block_table[row_slots, index] - index, alpha=block_size)
         return positions, write_index.masked_fill_(raw < (0 if first is None else first[row_slots]), 0)
     positions, write_index = torch.empty_like(row_span), torch.empty_like(row_span)
-    beyond = compiled.vpd_place(
+    beyond = compiled.vpd_positions(
         row_span.data_ptr(), within.data_ptr(), slots.data_ptr(), len(block_table), starts.data_ptr(),
         block_table.shape[1], block_table.data_ptr(), block_table.stride(0), block_size,
         None if first is None else first.data_ptr(), len(row_span), positions.data_ptr(), write_index.data_ptr(),

@@ -22,7 +22,7 @@ from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import attend_tile, rotate_and_write, write_cache
 from verifypd.attention.triton_plans import PAIR, PLANNED, plan_chunks, plan_pairs
-from verifypd.kernels.launch import dependent, processors, shared_memory
+from verifypd.kernels.launch import dependent, launch_early, processors, shared_memory
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
@@ -247,9 +247,8 @@ def rotate_and_write_rows(
         BLOCK_H=block_h,
         BLOCK_D=power_of_two(half),
         BLOCK_W=power_of_two(width),
-        PDL=dependent(q.device),
         num_warps=2,
-        launch_pdl=dependent(q.device),
+        **launch_early(q.device),
     )
     return q
 
@@ -406,8 +405,7 @@ def _attend(
         PAIRED=plan is not None,
         SPLIT=cut.splits > 1,
         SPLIT_TOKENS=cut.split_tokens if cut.splits > 1 else 0,
-        PDL=early,
         num_warps=cut.warps,
         num_stages=cut.stages,
-        launch_pdl=early,
+        **launch_early(q.device, early),
     )

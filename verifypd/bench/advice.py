@@ -9,7 +9,8 @@ from collections import Counter
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN
-from verifypd.bench.modes import pipelined
+from verifypd.bench.modes import UNJUDGED, pipelined
+from verifypd.bench.results import judged
 from verifypd.bench.statistics import FASTER, SLOWER
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.models.builtin import find
@@ -61,6 +62,8 @@ def rule_verdicts(found: dict[str, Any]) -> list[dict[str, str]]:
             word = RIGHT if measured["verdict"] == good else WRONG
             if arm and not pipelined(own, arm):
                 word = ALIKE
+            elif not judged(measured):
+                word = UNJUDGED
             elif measured["verdict"] not in (FASTER, SLOWER):
                 word = EITHER
             row |= {variant: said, f"{variant} verdict": word}
@@ -69,7 +72,7 @@ def rule_verdicts(found: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def rule_counts(founds: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """By variant: in how many scenarios its choice was right, wrong, or did not matter, and why not."""
+    """By variant: in how many scenarios its choice was right, wrong, did not matter, and why not, or was not judged."""
     rows = [row for found in founds for row in rule_verdicts(found)]
     return {variant: Counter(row[f"{variant} verdict"] for row in rows) for variant in SELECT_VARIANTS}
 

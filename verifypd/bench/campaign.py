@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +24,7 @@ from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
 from verifypd.bench.meter import Parts, metered
-from verifypd.bench.play import Arm, Call, Drafts, Limits, Tunable, counted, play, warm_up
+from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Tunable, counted, play, warm_up
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -56,10 +57,11 @@ class Cell:
     spec: str  # the arm's digest
     files: str  # the code's hash
     parts: Parts | None = None  # what the arm was doing, where it says
+    pauses: dict[str, float] | None = None  # what held up its steps besides their work, where it says
 
     def packed(self) -> dict[str, Any]:
         """As plain data."""
-        names = ("scenario", "seed", "arm", "workload", "spec", "files")
+        names = ("scenario", "seed", "arm", "workload", "spec", "files", "pauses")
         drafts = None if self.drafts is None else self.drafts.packed()
         parts = None if self.parts is None else self.parts.packed()
         own = {name: getattr(self, name) for name in names}
@@ -83,8 +85,11 @@ class Folder:
         if (path / "run.json").exists():
             self.head = _read(path / "run.json")
 
-    def begin(self, plan: dict[str, Any], sitting: dict[str, Any]) -> None:
-        """Write down what is run, and by which code. A folder takes one plan; more arms or seeds may join it."""
+    def begin(self, plan: dict[str, Any], sitting: dict[str, Any] | None) -> None:
+        """Write down what is run, and by which code. A folder takes one plan; more arms or seeds may join it.
+
+        sitting: None where nothing is left to run.
+        """
         if self.head.get("targets", plan["targets"]) != plan["targets"]:
             raise ConfigError(f"{self.path} holds a run with other targets; choose another --out")
         before = self.head.get("arms", {})
@@ -99,7 +104,7 @@ class Folder:
             "scenarios": scenarios,
             "grid": grid,
             "seeds": seeds,
-            "sittings": [*self.head.get("sittings", []), sitting],
+            "sittings": [*self.head.get("sittings", []), *([] if sitting is None else [sitting])],
         }
         self.save_head()
 
@@ -177,6 +182,11 @@ class Turn:
         return self.scenario.workloads[self.index]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Of its scenario, and how many requests come, where that does not say."""
+        return {"requests": len(self.workload.arrivals), **self.scenario.settings}
+
+    @property
     def requests(self) -> str:
         """How many there are, in words."""
         count, clients = len(self.workload.arrivals), self.workload.clients
@@ -224,17 +234,18 @@ class Campaign:
             )
 
     def turns(self) -> Iterator[Turn]:
-        """Seed by seed and scenario by scenario all arms, each time beginning with another one."""
+        """Seed by seed and scenario by scenario all arms, each time in another order, which a seed draws: what an arm
+        leaves behind (heat, clocks, caches) falls on one arm now and on another then."""
         for group in dict.fromkeys(scenario.group for scenario in self.scenarios):
             yield from self._turns([scenario for scenario in self.scenarios if scenario.group == group])
 
     def _turns(self, scenarios: Sequence[Scenario]) -> Iterator[Turn]:
-        for index in range(len(self.seeds)):
-            for number, scenario in enumerate(scenarios):
+        for index, seed in enumerate(self.seeds):
+            for scenario in scenarios:
                 row = [Turn(scenario, index, arm, arm.name) for arm in self.arms]
                 row += [Turn(scenario, index, a, a.name + AGAIN) for a in self.arms if a.name == self.control]
-                first = (index + number) % len(row)
-                yield from [*row[first:], *row[:first]]
+                random.Random(f"{scenario.name}, seed {seed}").shuffle(row)
+                yield from row
 
     def left(self) -> list[Turn]:
         """What is still to be run. A cell of another workload or arm is not taken for this one's."""
@@ -265,7 +276,7 @@ class Campaign:
                 watch.begin(turn, done, len(left))
                 try:
                     if isinstance(turn.arm, Tunable):
-                        about = await turn.arm.prepare(turn.scenario.settings)
+                        about = await turn.arm.prepare(turn.settings)
                         self.folder.head["arms"][turn.arm.name]["about"].update(about)
                     if (turn.arm.name, turn.scenario.name) not in warmed:
                         before = await turn.arm.drafts()
@@ -293,16 +304,22 @@ class Campaign:
         seed = self.seeds[turn.index]
         mark = digest([self.folder.head["run"], turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
         seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
-        before = await turn.arm.drafts()
+        before, paused = await turn.arm.drafts(), await _pauses(turn.arm)
         limits = replace(self.limits, seconds=seconds)
         async with metered(turn.arm) as parts:
             outcome = await play(turn.arm, turn.workload.marked(mark), limits, call)
         after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
+        pauses = {name: value - paused.get(name, 0) for name, value in (await _pauses(turn.arm)).items()}
         return Cell(
             turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,
-            spec_digest(turn.arm, turn.scenario), self.files, next(iter(parts), None),
+            spec_digest(turn.arm, turn.scenario), self.files, next(iter(parts), None), pauses or None,
         )  # fmt: skip
+
+
+async def _pauses(arm: Arm) -> dict[str, float]:
+    """What held up an arm's steps so far; nothing where it does not say."""
+    return (await arm.pauses() if isinstance(arm, Pausing) else None) or {}
 
 
 def plan_of(

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifypd.bench import advice
-from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, Mode, pipelined
+from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, pipelined
 from verifypd.bench.part_charts import CLAIMED
 from verifypd.bench.protocols import PROTOCOLS
 from verifypd.bench.results import number
-from verifypd.bench.statistics import FASTER, SLOWER
+from verifypd.bench.statistics import FASTER, SLOWER, UNKNOWN
 
 Results = Sequence[tuple[str, dict[str, Any]]]  # a protocol's letter, and a result of it
 SYSTEMS = {"Baseline": "baseline", "PD": "pd", "PDV": "pdv pipelined"}
@@ -27,6 +27,11 @@ SWEEPS = {"tokens/s": ((5.19, 8.98), (5.62, 8.53), (5.18, 8.62)), "latency": ((1
 
 def _word(holds: bool) -> str:
     return SEEN if holds else NOT_SEEN
+
+
+def _if_judged(verdicts: Sequence[str], word: str) -> str:
+    """The word that comparisons lead to, unless all of them are of one seed, which judges nothing."""
+    return word if any(each != UNKNOWN for each in verdicts) else UNJUDGED
 
 
 def _own(founds: Results, arm: str) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
@@ -97,16 +102,16 @@ def acceptance(chosen: Results, real: Results) -> Mode:
 
 def decode_tails(found: dict[str, Any], arm: str = "pdv") -> Mode:
     """Mixed traffic: PDV's times between tokens over the reference's."""
-    told, faster = [], 0
+    told, verdicts = [], []
     names = {"tpot_ms_p95": "TPOT p95", "gap_ms_p99": "gap p99"}
     for scenario, own in found["scenarios"].items():
         each = {name: own["compared"][arm][figure] for figure, name in names.items()}
-        faster += sum(one["verdict"] == FASTER for one in each.values())
+        verdicts += [one["verdict"] for one in each.values()]
         words = (f"{name} {number(one['ratio'])}{_aside(one)}" for name, one in each.items())
         told.append(f"{scenario.partition(',')[0]}: {', '.join(words)}")
     claim = "PDV's decode latency stays low where the baseline's spikes"
     said = f"over {found['reference']}: {'; '.join(told)}"
-    return Mode("stable p95", claim, _word(faster > len(found["scenarios"])), said)
+    return Mode("stable p95", claim, _if_judged(verdicts, _word(2 * verdicts.count(FASTER) > len(verdicts))), said)
 
 
 def _aside(each: dict[str, Any]) -> str:
@@ -122,7 +127,8 @@ def won(founds: Sequence[dict[str, Any]]) -> Mode:
     said = (
         f"A and B, simulated: faster than PD in {faster}, slower in {slower}, planned as PD in {alike} of {len(rows)}"
     )
-    return Mode("scenarios won", "PDV wins 20 of 32", _word(2 * faster > len(rows)) if told else OPEN, said)
+    word = _if_judged(told, _word(2 * faster > len(rows))) if told else OPEN
+    return Mode("scenarios won", "PDV wins 20 of 32", word, said)
 
 
 def sweep(found: dict[str, Any]) -> list[Mode]:
@@ -138,10 +144,11 @@ def sweep(found: dict[str, Any]) -> list[Mode]:
     claim = f"PDV over PD, mean of all C, three pairs: {', '.join(changes)}"
     alike = f"simulated: PDV pipelined in none of {len(every)} loads: it planned as PD does"
     said = f"simulated: faster than PD in {words.count(FASTER)} of {len(words)} loads" if words else alike
+    word = _if_judged(words, _word(2 * words.count(FASTER) > len(words))) if words else OPEN
     return [
         Mode("peak of tokens/s", "PD's at C = 16, PDV's at C = 64", _word(peaks == {"pd": "C=16", "pdv": "C=64"}),
              f"simulated: PD at {peaks['pd']}, PDV at {peaks['pdv']}; arrivals set them"),
-        Mode("sweep", claim, _word(2 * words.count(FASTER) > len(words)) if words else OPEN, said),
+        Mode("sweep", claim, word, said),
     ]  # fmt: skip
 
 
@@ -169,7 +176,8 @@ def queue_depth(found: dict[str, Any]) -> Mode:
     advised = found["reference"].split()[-1]
     said = f"B, {levels}, simulated: mean E2E over that at {advised} is {'; '.join(told)}"
     claim = f"{advised} × the batch is best (1.0–2.0)"
-    return Mode("queue depth", claim, NOT_SEEN if FASTER in words else "no other depth is faster", said)
+    word = NOT_SEEN if FASTER in words else "no other depth is faster"
+    return Mode("queue depth", claim, _if_judged(words, word), said)
 
 
 def batch_sizes(found: dict[str, Any]) -> Mode:
@@ -178,7 +186,8 @@ def batch_sizes(found: dict[str, Any]) -> Mode:
              if name != found["reference"]]  # fmt: skip
     most = found["reference"].split()[-1]
     said = f"E, simulated: a limit below {most} is faster in {words.count(FASTER)} of {len(words)} comparisons"
-    return Mode("dynamic batch sizes", "smaller batches at lower loads", _word(FASTER in words), said)
+    word = _if_judged(words, _word(FASTER in words))
+    return Mode("dynamic batch sizes", "smaller batches at lower loads", word, said)
 
 
 # -- B, C and D --------------------------------------------------------------------------------------------------------

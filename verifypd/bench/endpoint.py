@@ -23,6 +23,9 @@ DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
 PLACE = re.compile(rb'position="(\d+)"')
+PAUSE = re.compile(
+    rb'^verifypd:(pauses|pause_seconds|memory_calls)_total\{[^\n]*?kind="(\w+)"[^\n]*\} (\S+)$', re.MULTILINE
+)
 
 
 class Endpoint:
@@ -38,8 +41,9 @@ class Endpoint:
         vocab: int | None = None,
         fields: dict[str, Any] | None = None,
         patience: float = 60.0,
+        launch: str = "",
     ) -> None:
-        """fields: more of each request's body. patience: s that a server may take to be there."""
+        """fields: more of each request's body. patience: s that a server may take to be there. launch: its command."""
         self.address = Address.parse(url)
         self._name = name or f"{self.address.host}:{self.address.port}"
         self.model = model  # found at the start where it is not given
@@ -47,6 +51,7 @@ class Endpoint:
         self.vocab = vocab
         self.fields = {"temperature": 0.0, "ignore_eos": True} if fields is None else fields
         self.patience = patience
+        self.launch = launch
         self._client = Client(self.address, key)
 
     @property
@@ -79,7 +84,8 @@ class Endpoint:
             if not names:
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
-        return {"model": relative(self.model), "server": await self._version()}
+        about = {"model": relative(self.model), "server": await self._version()}
+        return about | ({"launch": self.launch} if self.launch else {})
 
     async def _version(self) -> str | None:
         try:
@@ -118,9 +124,8 @@ class Endpoint:
 
     async def drafts(self) -> Drafts | None:
         """From the server's metrics, by vLLM's names, which ours has too."""
-        try:
-            text = await self._client.get("/metrics", 10.0)
-        except (OSError, TimeoutError, HTTPError):
+        text = await self._metrics()
+        if text is None:
             return None
         totals = {DRAFTS: 0.0, DRAFT_TOKENS: 0.0, EMITTED: 0.0}
         places: dict[int, float] = {}
@@ -133,6 +138,24 @@ class Endpoint:
         accepted = tuple(round(places.get(i, 0.0)) for i in range(max(places, default=-1) + 1))
         spans, tokens, emitted = (round(totals[name]) for name in (DRAFTS, DRAFT_TOKENS, EMITTED))
         return Drafts(spans, tokens, accepted, emitted or None)
+
+    async def pauses(self) -> dict[str, float] | None:
+        """From the metrics of our own server; no other has them."""
+        found: dict[str, float] = {}
+        for name, label, value in PAUSE.findall(await self._metrics() or b""):
+            kind = label.decode()
+            if name == b"pause_seconds":
+                found[f"{kind}_ms"] = found.get(f"{kind}_ms", 0.0) + 1e3 * float(value)
+            else:
+                found[kind] = found.get(kind, 0) + round(float(value))
+        return found or None
+
+    async def _metrics(self) -> bytes | None:
+        """None: the server has none."""
+        try:
+            return await self._client.get("/metrics", 10.0)
+        except (OSError, TimeoutError, HTTPError):
+            return None
 
     async def close(self) -> None:
         """The server is somebody else's."""

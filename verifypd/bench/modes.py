@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.campaign import Folder, write_whole
-from verifypd.bench.results import markdown_table, ratio, results
+from verifypd.bench.results import judged, markdown_table, ratio, results
 from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 from verifypd.errors import ConfigError
 
 Row = tuple[str, dict[str, Any]]  # a scenario, and two arms' mean latencies compared
 KINDS = ("passes", "draft", "host")  # prompts ride in passes under some architectures
-SEEN, NOT_SEEN, OPEN = "seen", "not seen", "not measured"
+SEEN, NOT_SEEN, OPEN, UNJUDGED = "seen", "not seen", "not measured", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +147,16 @@ def _lanes(
 
 
 def _judged(name: str, claim: str, rows: Sequence[Row], word: str) -> Mode:
-    """Seen, where most of these comparisons say so."""
+    """Seen, where most of these comparisons say so; comparisons of one seed say nothing."""
     if not rows:
         return Mode(name, claim, OPEN, "no scenario here says")
-    said = sum(each["verdict"] == word for _, each in rows)
-    shown = "; ".join(f"{scenario}: {ratio(each)}" for scenario, each in rows[:4])
+    told = [row for row in rows if judged(row[1])]
+    said = sum(each["verdict"] == word for _, each in told)
+    shown = "; ".join(f"{scenario}: {ratio(each)}" for scenario, each in (told or rows)[:4])
+    if not told:
+        return Mode(name, claim, UNJUDGED, f"one seed cannot say (mean E2E: {shown})")
     return Mode(
-        name, claim, SEEN if 2 * said > len(rows) else NOT_SEEN, f"{word} in {said} of {len(rows)} (mean E2E: {shown})"
+        name, claim, SEEN if 2 * said > len(told) else NOT_SEEN, f"{word} in {said} of {len(told)} (mean E2E: {shown})"
     )
 
 

@@ -8,7 +8,19 @@ from html import escape
 from typing import Any
 
 from verifypd.bench import charts, modes, part_charts, svg
-from verifypd.bench.results import HEADER, NAMES, WON, interval, itself_line, number, published, row, won_rows
+from verifypd.bench.results import (
+    HEADER,
+    NAMES,
+    WON,
+    interval,
+    itself_line,
+    judged,
+    number,
+    over_seeds,
+    published,
+    row,
+    won_rows,
+)
 from verifypd.bench.statistics import COMPARED
 
 STYLE = """
@@ -156,17 +168,19 @@ def _compared(found: dict[str, Any]) -> list[str]:
             cells = [_verdict(metrics[metric]) if metric in metrics else "–" for metric in COMPARED]
             body.append((f"<b>{escape(scenario)}</b><br>{escape(arm)}", *cells))
     if body:
-        title = (
-            f"<p>Ratios over <b>{escape(found['reference'])}</b>, 95 % interval over the seeds. Above 1 is more.</p>"
-        )
+        arms = (arm for own in found["scenarios"].values() for arm in own["compared"].values())
+        spread = over_seeds(each for arm in arms for each in arm.values())
+        title = f"<p>Ratios over <b>{escape(found['reference'])}</b>, {spread}. Above 1 is more.</p>"
         parts += [title, _table(("", *(NAMES[metric] for metric in COMPARED)), body, "dense")]
-        parts += ["<h2>Scenarios won and lost</h2>", _table((WON, *found["won_and_lost"]), won_rows(found))]
+        if counts := won_rows(found):
+            parts += ["<h2>Scenarios won and lost</h2>", _table((WON, *found["won_and_lost"]), counts)]
     return [f"<h2>Compared with {escape(found['reference'])}</h2>", *parts] if parts else []
 
 
 def _verdict(each: dict[str, Any]) -> str:
     word = escape(each["verdict"])
-    return f"<b>{number(each['ratio'])}</b><br>{interval(each)}<br><span class='{word}'>{word}</span>"
+    spread = f"{interval(each)}<br>" if judged(each) else ""
+    return f"<b>{number(each['ratio'])}</b><br>{spread}<span class='{word}'>{word}</span>"
 
 
 def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
@@ -238,6 +252,8 @@ def _distributions(found: dict[str, Any], scenario: str, shown: bool) -> str:
 
 def _provenance(found: dict[str, Any]) -> str:
     commands = "".join(f"<p><code>{escape(each['command'])}</code></p>" for each in found["sittings"])
+    started = {name: launch for name, arm in found["arms"].items() if (launch := arm.get("about", {}).get("launch"))}
+    commands += "".join(f"<p>{escape(name)}: <code>{escape(text)}</code></p>" for name, text in started.items())
     text = json.dumps({"sittings": found["sittings"], "arms": found["arms"]}, indent=1, ensure_ascii=False)
     return (
         f"{commands}<details><summary>Versions, machine, hashes, settings</summary><pre>{escape(text)}</pre></details>"

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from verifypd.bench.figures import Outcome, Record
 from verifypd.bench.workload import Arrival, Workload
 from verifypd.errors import VerifyPDError
+from verifypd.metrics.pauses import frozen_heap
 
 WARM_REQUESTS = 32
 WARM_OUTPUT = 16  # tokens
@@ -92,6 +93,16 @@ class Tunable(Protocol):
 
 
 @runtime_checkable
+class Pausing(Protocol):
+    """An arm that may say what held up its steps besides their work."""
+
+    async def pauses(self) -> dict[str, float] | None:
+        """Kernels compiled, graphs captured, garbage collected, memory got from the driver, since it started: how
+        often, and ms. None: it does not say."""
+        ...
+
+
+@runtime_checkable
 class Player(Protocol):
     """An arm that plays a whole workload by itself, in a time of its own."""
 
@@ -153,9 +164,17 @@ class Limits:
 
 
 async def play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None] = lambda _: None) -> Outcome:
-    """Send it all; `watch` is told of each request that has ended. Nothing is lost: what fails is in the outcome."""
+    """Send it all; `watch` is told of each request that has ended. Nothing is lost: what fails is in the outcome.
+
+    The heap is frozen meanwhile: a full garbage collection here would look like a pause of the arm.
+    """
     if isinstance(arm, Player):
         return await arm.play(workload, limits.seconds)
+    with frozen_heap():
+        return await _play(arm, workload, limits, watch)
+
+
+async def _play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None]) -> Outcome:
     began = time.perf_counter()
 
     def clock() -> float:

@@ -207,8 +207,7 @@ class Wanted:
             prompts = fixed(f"{PROMPT}x{self.tokens}") if pair.dummy else source(self.real_source).limited(self.tokens)
             for load in self.points():
                 made = tuple(_workload(prompts, load, seed) for seed in seeds)
-                requests = max(len(workload.arrivals) for workload in made)
-                settings = {**pair.packed(), "batch": load.batch, "requests": requests}
+                settings = {**pair.packed(), "batch": load.batch}
                 name = f"{self.protocol.letter} {load.label}"
                 name += f", {pair.label}" if len(self.pairs) > 1 or pair.dummy else ""
                 found.append(Scenario(name, made, load.cut, settings, pair.label, load.label, pair.name))
@@ -233,7 +232,7 @@ class Mixed:
     @property
     def note(self) -> str:
         """What stands in every table and plot."""
-        return note_of(self.protocol, self.pairs, f"scaled: lengths / {self.scale}" if self.scale > 1 else "")
+        return note_of(self.protocol, self.pairs, mixed_note(self.scale, self.seconds))
 
     @property
     def about(self) -> dict[str, Any]:
@@ -262,6 +261,13 @@ class Mixed:
                 name = f"E {rate:g}/s{scaled}, {pair.label}"
                 found.append(Scenario(name, made, None, settings, pair.label, f"{rate:g}/s", pair.name))
         return found
+
+
+def mixed_note(scale: int, seconds: float | None) -> str:
+    """What a reader must know of mixed traffic; nothing where it is the protocol's. seconds: None where a file says."""
+    scaled = f"scaled: lengths / {scale}" if scale > 1 else ""
+    other = "" if seconds in (None, MIXED_SECONDS) else f"requests arrive for {seconds:g} s"
+    return "; ".join(filter(None, (scaled, other)))
 
 
 def note_of(protocol: Protocol, pairs: Sequence[Pair], *more: str) -> str:

@@ -72,6 +72,11 @@ class History:
         self.root = root
         self._known: dict[str, str] = {}  # git's name of a content -> SHA-256
 
+    @property
+    def shallow(self) -> bool:
+        """Whether commits are missing because the repository was cloned without them."""
+        return _git("rev-parse", "--is-shallow-repository", root=self.root) == "true"
+
     def hashes(self, commit: str) -> dict[str, str] | None:
         """What `files_hash` says in a tree of that commit, with git and without; None where the commit is not here."""
         listing = _git("ls-tree", "-r", "-z", "--full-tree", commit, root=self.root)

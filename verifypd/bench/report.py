@@ -27,7 +27,7 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
 
 
 def write_kept(file: Path, path: Path, pictures: bool = True) -> dict[str, Any]:
-    """Make all files in a folder from results that were kept without curves: the same, but for charts of those."""
+    """Make all files in a folder from results that `write_small` wrote: the same, but for charts of what they lack."""
     found = read_kept(file)
     _files(path, found, pictures)
     return found

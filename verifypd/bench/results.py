@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN, Cell, Folder
 from verifypd.bench.figures import Outcome, Pool, Targets, figures
 from verifypd.bench.meter import pooled
-from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, compare, curve, histogram, own_noise
+from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, UNKNOWN, compare, curve, histogram, own_noise
 
 TIMES = ("ttft", "tpot", "e2e", "gap")
 NAMES = {
@@ -94,6 +94,7 @@ def _arm(cells: Sequence[Cell], targets: Targets) -> dict[str, Any]:
         "histograms": {name: histogram(times[name]) for name in TIMES},
         "drafts": _drafts(cells),
         "parts": _parts(cells),
+        "pauses": _pauses(cells),
         "errors": dict(errors.most_common(5)),
     }
 
@@ -121,6 +122,13 @@ def _drafts(cells: Sequence[Cell]) -> dict[str, Any] | None:
         "mean_accepted_length": _short(1 + sum(accepted) / spans),
         "by_place": [_short(each / spans) for each in accepted],
     }
+
+
+def _pauses(cells: Sequence[Cell]) -> dict[str, float] | None:
+    """What held up the arm's steps besides their work, in all its runs; None where it does not say."""
+    told = [cell.pauses for cell in cells if cell.pauses is not None]
+    names = dict.fromkeys(name for each in told for name in each)
+    return {name: _short(sum(each.get(name, 0) for each in told)) for name in names} or None
 
 
 def _parts(cells: Sequence[Cell]) -> dict[str, Any] | None:
@@ -186,6 +194,8 @@ def as_csv(found: dict[str, Any]) -> str:
             compared = each["compared"].get(arm, {})
             for metric in COMPARED:
                 parts = compared.get(metric, {})
+                if parts and not judged(parts):
+                    parts = {name: parts[name] for name in ("ratio", "verdict")}
                 line |= {
                     f"{metric}_over_reference_{part}": parts.get(part) for part in ("ratio", "low", "high", "verdict")
                 }
@@ -242,8 +252,20 @@ def published(found: dict[str, Any], scenario: str) -> list[tuple[str, str]]:
 
 
 def ratio(each: dict[str, Any]) -> str:
-    """`1.12 (1.05–1.19) faster`."""
-    return f"{number(each['ratio'])} ({interval(each)}) {each['verdict']}"
+    """`1.12 (1.05–1.19) faster`, or `1.12 one seed`."""
+    spread = f" ({interval(each)})" if judged(each) else ""
+    return f"{number(each['ratio'])}{spread} {each['verdict']}"
+
+
+def judged(each: dict[str, Any]) -> bool:
+    """Whether a comparison has an interval over seeds: one seed has none."""
+    return bool(each["verdict"] != UNKNOWN)
+
+
+def over_seeds(compared: Iterable[dict[str, Any]]) -> str:
+    """What the intervals of some comparisons are over, in words."""
+    seeds = max((each["seeds"] for each in compared if judged(each)), default=1)
+    return f"95 % interval over {seeds} seeds" if seeds > 1 else "one seed, so no interval"
 
 
 def interval(each: dict[str, Any]) -> str:
@@ -281,7 +303,10 @@ def itself_line(found: dict[str, Any]) -> str:
     alarms = false_alarms(found)
     if not made:
         return "No arm ran twice: nothing says how much figures differ here by chance."
-    same = f"{len(made) - len(alarms)} of {len(made)} comparisons of it with itself"
+    told = sum(map(judged, made))
+    if not told:
+        return f"{found['control']} ran twice (A/A), but with one seed nothing can be judged."
+    same = f"{told - len(alarms)} of {told} comparisons of it with itself"
     line = f"{found['control']} ran twice (A/A): {same} read “no difference”, as they must."
     return line + (f" These do not, so small differences of theirs are chance: {'; '.join(alarms)}." if alarms else "")
 
@@ -308,14 +333,15 @@ def as_markdown(found: dict[str, Any]) -> str:
         lines += [f"Published by the original, {what}: {text}\n" for what, text in published(found, scenario)]
         if each["compared"]:
             arms = list(each["compared"])
-            lines += [f"Over {found['reference']} (95 % interval over {len(found['seeds'])} seeds):", ""]
+            spread = over_seeds(one for own in each["compared"].values() for one in own.values())
+            lines += [f"Over {found['reference']} ({spread}):", ""]
             body = [
                 (NAMES[metric], *(ratio(each["compared"][arm][metric]) for arm in arms))
                 for metric in COMPARED
                 if all(metric in each["compared"][arm] for arm in arms)
             ]
             lines += [*markdown_table(("", *arms), body), ""]
-    if found["won_and_lost"]:
+    if won_rows(found):
         lines += [
             "## Scenarios won and lost",
             "",
@@ -330,13 +356,13 @@ WON = "faster / slower / no difference"
 
 
 def won_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """By figure, and arm by arm: scenarios in which it was faster, slower, and neither."""
+    """By figure, and arm by arm: scenarios in which it was faster, slower, and neither. One seed says none of them."""
     arms = found["won_and_lost"]
 
     def cell(own: dict[str, int] | None) -> str:
         return "–" if own is None else " / ".join(str(own[word]) for word in (FASTER, SLOWER, NONE))
 
-    metrics = [metric for metric in COMPARED if any(metric in own for own in arms.values())]
+    metrics = [metric for metric in COMPARED if any(sum(own.get(metric, {}).values()) for own in arms.values())]
     return [(NAMES[metric], *(cell(own.get(metric)) for own in arms.values())) for metric in metrics]
 
 

@@ -33,7 +33,7 @@ class Policy:
     arch: str
     controller: str = "fixed"
     verify: float | None = None  # verify batch as a share of the batch; None: the engine's default
-    admit_all: bool = False  # every request of the scenario holds a slot
+    admit_all: bool = False  # every request of the workload holds a slot
     batch: int | None = None  # of its own, and not the scenario's
     queue: float = QUEUE  # batches of requests that hold a slot
 

@@ -96,6 +96,8 @@ def _add_http_flags(parser: Parser) -> None:
     group.add_argument("--no-ignore-eos", action="store_true", help="for servers that refuse ignore_eos")
     group.add_argument("--field", action="append", dest="fields", default=[], metavar="[ARM:]NAME=VALUE",
                        help="more of each request's body, for one arm or for all; may be repeated")  # fmt: skip
+    group.add_argument("--about", action="append", dest="abouts", default=[], metavar="NAME=TEXT",
+                       help="how an arm's server was started, for the report; may be repeated")  # fmt: skip
     group.add_argument("--server-wait", type=float, default=60.0, metavar="S",
                        help="wait so long for a server to answer (default: 60)")  # fmt: skip
 
@@ -148,7 +150,7 @@ def run_inside(args: argparse.Namespace) -> int:
 def run_mixed(args: argparse.Namespace) -> int:
     """`verifypd bench mixed`."""
     from verifypd.bench.campaign import Scenario
-    from verifypd.bench.protocols import MIXED
+    from verifypd.bench.protocols import MIXED, mixed_note
     from verifypd.bench.workload import mixed
 
     if args.concurrency:
@@ -176,7 +178,8 @@ def run_mixed(args: argparse.Namespace) -> int:
     ]
     if any(not workload.arrivals for each in scenarios for workload in each.workloads):
         raise ConfigError("no request arrives in that time: raise --duration or --rate")
-    about = {"note": f"scaled: lengths / {scale}" * (scale > 1), "protocol": MIXED.packed()}
+    note = mixed_note(scale, None if args.workload else seconds)
+    about = {"note": note, "protocol": MIXED.packed()}
     return run_campaign(args, _endpoints(args) if args.urls else _engines(args), scenarios, about=about)
 
 
@@ -224,6 +227,13 @@ def _endpoints(args: argparse.Namespace) -> list[Arm]:
             raise ConfigError(f"--field {text}: give NAME=VALUE or ARM:NAME=VALUE with an arm of {names}")
         for each in meant:
             each.fields |= parsed([f"{name}={value}"])
+    for text in args.abouts:
+        name, _, launch = text.partition("=")
+        arm = next((each for each in made if each.name == name), None)
+        if arm is None or not launch:
+            names = ", ".join(each.name for each in made)
+            raise ConfigError(f"--about {text}: give NAME=TEXT with an arm of {names}")
+        arm.launch = launch
     return list(made)
 
 

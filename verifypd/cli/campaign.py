@@ -112,7 +112,8 @@ def run_campaign(
             "".join(f"{turn.scenario.name}, seed {seeds[turn.index]}, {turn.label}: {turn.requests}\n" for turn in left)
         )
         return 0
-    folder.begin(plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}, sitting)
+    plan = plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}
+    folder.begin(plan, sitting if left else None)
     total = sum(1 for _ in campaign.turns())
     if len(left) < total:
         say(f"{args.out}: {total - len(left)} of {total} runs are there already")

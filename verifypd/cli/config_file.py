@@ -28,7 +28,16 @@ KINDS = {
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads booleans as YAML 1.2 does: only true and false are; `off` and `no` are words, and values of settings."""
+    """Reads as YAML 1.2 does: only true and false are booleans, `off` and `no` are words; a name stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping; one that has a name twice is refused."""
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            names = [name.value for name, _ in node.value]
+            twice = next((name for name in names if names.count(name) > 1), "a name")
+            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
+        return found
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from verifypd.config import EngineConfig, flag, setting
+from verifypd.config import EngineConfig, check_range, flag, setting
 from verifypd.errors import ConfigError
 from verifypd.hints import advice
 from verifypd.server.config import ServerConfig
@@ -65,8 +65,7 @@ class ClusterConfig:
             value = getattr(self, name)
             if value is None and name == "max_replicas":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+            check_range(name, value, low, high)
         if self.most < self.replicas:
             raise ConfigError(f"--max-replicas {self.most} must not be less than --replicas {self.replicas}")
         if self.routing not in ROUTINGS:

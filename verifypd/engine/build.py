@@ -21,7 +21,7 @@ from verifypd.engine.quantized import check_verifier, draft_quantization, kept_i
 from verifypd.engine.rehearsal import rehearse
 from verifypd.engine.sizes import DEFAULT_MAX_LEN, GPU_SHARE, available_bytes, check_memory, process_bytes
 from verifypd.engine.wiring import Parts, chunk_rows, graph_count, wire
-from verifypd.errors import ConfigError, MemoryBudgetError, ModelError, TokenizerError
+from verifypd.errors import ConfigError, HubError, MemoryBudgetError, ModelError, TokenizerError
 from verifypd.kernels.base import Kernels
 from verifypd.kernels.choose import select
 from verifypd.kernels.watch import watch_compiles
@@ -77,7 +77,7 @@ def build(config: EngineConfig) -> Built:
             if config.load_format == "dummy" and name in DUMMIES:
                 draft_source = dummy_head(name, source.config)
             else:
-                draft_source = resolve(name, load_format=config.load_format, hf_token=config.hf_token)
+                draft_source = find_draft(name, config)
     head = draft_source is not None and draft_source.config.is_head
     if draft_source is not None and head:
         draft_source = fit_head(
@@ -102,10 +102,12 @@ def build(config: EngineConfig) -> Built:
     sampler = pick_sampler(config.sampler, device)
     replayed = pick_graphs(config, device, attends)
     tokenizer = read_tokenizer(source)
+    vocab = source.config.vocab_size  # token ids that requests may have
+    vocab = vocab if tokenizer is None else min(vocab, tokenizer.vocab_size)
     vocab_map = None
     if draft_source is not None and not head:
         check_pair(source, tokenizer, draft_source, read_tokenizer(draft_source))
-        vocab_map = read_vocab_map(draft_source, source.config.vocab_size, device)
+        vocab_map = read_vocab_map(draft_source, vocab, device)
     base = process_bytes()  # what a timing takes for a moment, the weights take over
     dtype = pick_dtype(config, source.config, device, kernels)
     aside = 0
@@ -135,8 +137,7 @@ def build(config: EngineConfig) -> Built:
     model = _load(config, source, dtype, device, kernels, max_len, form, shard, ranks)
     draft: Model | None = None
     if draft_source is not None and head:
-        tokens = None if tokenizer is None else tokenizer.vocab_size
-        draft = make_head(draft_source, model, load_format=config.load_format, quantization=drafts_in, tokens=tokens)
+        draft = make_head(draft_source, model, load_format=config.load_format, quantization=drafts_in, tokens=vocab)
     elif draft_source is not None and not apart:
         draft = _load(config, draft_source, dtype, device, kernels, max_len, drafts_in)
     if ranks is not None:
@@ -153,7 +154,6 @@ def build(config: EngineConfig) -> Built:
         "fp8" if fp8 else str(model.activation_dtype).removeprefix("torch."),
         budget,
     )
-    vocab = model.config.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.config.vocab_size)
     if draft is not None and not head:
         draft.narrow = draft.config.vocab_size < vocab
     eos_ids = tuple(dict.fromkeys((*source.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ()))))
@@ -163,9 +163,7 @@ def build(config: EngineConfig) -> Built:
         config=config, model=model, draft=draft, lookup=lookup, budget=budget, vocab_map=vocab_map, vocab=vocab,
         eos_ids=eos_ids, max_len=max_len, capacity=capacity, sampler=sampler, replayed=replayed, ranks=ranks,
         sample=tuple(calibration.sample(tokenizer, model.config.vocab_size, max_len)) if fp8 else (),
-        processes=lane_processes(
-            config, dtype, draft_name, source.config.vocab_size, {"decode": apart, "prefill": reading}
-        ),
+        processes=lane_processes(config, dtype, draft_name, {"decode": apart, "prefill": reading}),
     )  # fmt: skip
     engine = wire(parts, cost)
     if device.type == "cuda":
@@ -187,6 +185,14 @@ def drafts_for(config: EngineConfig) -> tuple[str, ...]:
     if known is None or known.draft is None or config.load_format == "dummy" or config.alphas is not None:
         return ("ngram",)
     return (known.draft, "ngram")
+
+
+def find_draft(name: str, config: EngineConfig) -> ModelSource:
+    """The draft's files; an error says that it is about the draft."""
+    try:
+        return resolve(name, load_format=config.load_format, hf_token=config.hf_token)
+    except HubError as error:
+        raise HubError(f"--draft: {error}") from None
 
 
 def seen_from_the_verifier(config: EngineConfig) -> EngineConfig:
@@ -224,7 +230,6 @@ def lane_processes(
     config: EngineConfig,
     dtype: torch.dtype,
     draft: str,
-    verifier_vocab: int,
     devices: dict[str, torch.device | None],
 ) -> dict[str, dict[str, Any]]:
     """What the processes of lanes are told, by lane, but for what the wiring adds. On a CPU they and this one share the
@@ -241,7 +246,6 @@ def lane_processes(
             "draft": draft,
             "device": str(device),
             "threads": each if device.type == "cpu" else threads,
-            "verifier_vocab": verifier_vocab,
         }
         for lane, device in chosen.items()
     }

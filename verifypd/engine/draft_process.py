@@ -29,7 +29,7 @@ def make(settings: dict[str, Any]) -> AheadDrafter:
     runner, blocks = place.paged(model)
     slots = Slots(config.slots, place.capacity, config.max_draft, device, vocab)
     sampling = SamplingState(config.slots, vocab, config.max_draft, device, pick_sampler(config.sampler, device))
-    drawing = Drawing(sampling, read_vocab_map(source, settings["verifier_vocab"], device))
+    drawing = Drawing(sampling, read_vocab_map(source, vocab, device))
     drafter = ModelDrafter(runner, slots, drawing)
     return AheadDrafter(drafter, slots, sampling, blocks, runner.tables, settings["eos_ids"])
 

@@ -209,7 +209,7 @@ class Engine:
         if self.inflight.delay:
             return []  # verdicts are held back by counting steps
         self._collecting = self.clock()
-        news = [request for ticket in self.inflight.finished() for request in self.absorb(ticket)]
+        news = self._absorb_all(self.inflight.finished())
         if not self.busy:
             self.tell()
         return news
@@ -220,21 +220,14 @@ class Engine:
         self._begun = self.clock() if self._collecting is None else self._collecting
         self._collecting = None
         self._read_prompts()
-        for ticket in self.inflight.finished():
-            news.update((request.order, request) for request in self.absorb(ticket))
-        admitted = self.residents.admit(unread=not self.verify.keeps)
-        if self.synthetic and admitted:
-            self._set_alpha(admitted)
-        for drafter in self.decode.drafters.values() if admitted else ():
-            for request in admitted:
-                drafter.admitted(request)
+        news.update((request.order, request) for request in self._absorb_all(self.inflight.finished()))
+        self._admit()
         self._price()
         plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
             self.inflight.pause(self.config.wait)
-        for ticket in self.inflight.arrived():
-            news.update((request.order, request) for request in self.absorb(ticket))
+        news.update((request.order, request) for request in self._absorb_all(self.inflight.arrived()))
         self.tell()
         if not self.busy:
             self.check()
@@ -243,6 +236,22 @@ class Engine:
         if self._launched is not None:
             self._launched.ended, self._launched = ended, None
         return list(news.values())
+
+    def _admit(self) -> None:
+        """Let requests in. Where one cannot be brought to the device, those who came with it fail as in a launch."""
+        if not self.residents.waiting:
+            return
+        before = set(self.running)
+        try:
+            admitted = self.residents.admit(unread=not self.verify.keeps)
+            if self.synthetic and admitted:
+                self._set_alpha(admitted)
+            for drafter in self.decode.drafters.values() if admitted else ():
+                for request in admitted:
+                    drafter.admitted(request)
+        except BaseException as error:
+            self._fail(set(self.running) - before, error)
+            raise
 
     def _price(self) -> None:
         """Tell the choice between drafters what a row and a step cost beside those who decode now."""
@@ -396,10 +405,25 @@ class Engine:
         if self.recorder:
             self.recorder.policy(self.stats.steps, self.clock(), self.architecture, idle=not self.busy)
 
+    def _absorb_all(self, tickets: Sequence[Ticket]) -> list[Request]:
+        """Take in finished passes, oldest first. Where one breaks off, those behind it are still out."""
+        news = []
+        for place, ticket in enumerate(tickets):
+            try:
+                news += self.absorb(ticket)
+            except BaseException:
+                self.inflight.put_back(tickets[place + 1 :])
+                raise
+        return news
+
     def absorb(self, ticket: Ticket) -> list[Request]:
         """Take in a finished pass: confirm tokens, end what has ended, free what nobody touches any more."""
         batch: VerifyBatch = ticket.batch
-        result: PassResult = ticket.result()
+        try:
+            result: PassResult = ticket.result()
+        except BaseException as error:
+            self._lose(batch, error)
+            raise
         now, news = self.clock(), []
         for span, verdict in zip(batch.spans, result.verdicts, strict=True):
             request = self.running[span.slot]
@@ -421,6 +445,23 @@ class Engine:
         if self.recorder:
             self.recorder.verdicts(self.clock(), batch, result.verdicts)
         return news
+
+    def _lose(self, batch: VerifyBatch, error: BaseException) -> None:
+        """A pass that was launched came to nothing: for its requests it is as if the launch had broken off.
+
+        Who has a later pass out cannot go on, for its tokens would follow ones that nobody knows.
+        """
+        requests = [self.running[span.slot] for span in batch.spans]
+        for request, span in zip(requests, batch.spans, strict=True):
+            request.tickets -= 1
+            if span.emits:
+                request.absorbed(0)
+            if request.tickets:
+                self.finish(request, "error")
+        self._fail({span.slot for span in batch.spans}, error)
+        for request in requests:
+            if request.slot is not None and not request.tickets and (request.finished or request.preempting):
+                self.residents.leave(request)  # it had ended, or given way, before
 
     def _confirm(self, request: Request, span: VerifySpan, verdict: Verdict, now: float) -> None:
         """The verdict's tokens are the request's; what ends with it ends."""
@@ -466,8 +507,7 @@ class Engine:
 
     def drain(self) -> None:
         """Wait for everything in flight; requests that have ended leave, whatever became of their passes."""
-        for ticket in self.inflight.drain():
-            self.absorb(ticket)
+        self._absorb_all(self.inflight.drain())
         for request in [r for r in self.running.values() if r.finished]:
             request.tickets = 0
             self.residents.leave(request)

@@ -199,8 +199,10 @@ class Residents:
         if request in self.waiting:
             self.waiting.remove(request)
             self.forget(request)  # it may have run before, and been preempted
-        elif request.slot is not None and not request.tickets:
-            self.leave(request)
+        elif request.slot is not None:
+            self.grammars.pop(request.slot, None)  # nothing is asked of it any more, whatever is in flight
+            if not request.tickets:
+                self.leave(request)
 
     def grow(self) -> None:
         """Some steps have gone well since memory ran out: one request more may run."""

@@ -85,6 +85,31 @@ class Kernels(Protocol):
         """Rows `ids` [N] of a table [V, H], or of one that `pack` made: [N, H], of its dtype or wider."""
         ...
 
+    def embed_norm(
+        self,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        weight: Tensor,
+        eps: float,
+        unit_offset: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x, weight, eps, unit_offset), x), where x are `embed(ids, table)` in `dtype`, times `scale`."""
+        ...
+
+    def embed_beside(
+        self,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        features: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Such x in the dtype of features [N, H], with those beside them, [N, 2 H]; and those. norms: of either."""
+        ...
+
     def whole(self, x: Rows) -> Tensor:
         """Rows as a tensor."""
         ...
@@ -156,12 +181,45 @@ class Kernels(Protocol):
         ...
 
 
+def _scaled(rows: Tensor, scale: float | None) -> Tensor:
+    return rows if scale is None else rows * scale
+
+
 class Composed:
     """What is made of several operations, one after the other."""
 
     def embed(self, ids: Tensor, table: Weight) -> Tensor:
         """See Kernels.embed."""
         return embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
+
+    def embed_norm(
+        self: Kernels,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        weight: Tensor,
+        eps: float,
+        unit_offset: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.embed_norm."""
+        rows = _scaled(self.embed(ids, table).to(dtype), scale)
+        return self.rms_norm(rows, weight, eps, unit_offset), rows
+
+    def embed_beside(
+        self: Kernels,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        features: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.embed_beside."""
+        rows = _scaled(self.embed(ids, table).to(features.dtype), scale)
+        if norms is not None:
+            rows, features = self.rms_norm(rows, norms[0], eps), self.rms_norm(features, norms[1], eps)
+        return torch.cat([rows, features], -1), features
 
     def whole(self, x: Rows) -> Tensor:
         """See Kernels.whole."""

@@ -181,8 +181,8 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_norm": "pnpppipnnffi",
         "vpd_gated": "pnpnnii",
         "vpd_rotate": "pnnpnnpppnnni",
-        "vpd_place": "pppnpnpnnpnpp",
-        "vpd_place_last": "pppnpnnpnnpnppp",
+        "vpd_positions": "pppnpnpnnpnpp",
+        "vpd_decode_positions": "pppnpnnpnnpnppp",
         "vpd_ids": "pppppnpnnp",
         "vpd_look_up": "pnnppnnnnipnp",
         "vpd_keep": "ppnpnnppppn",
@@ -197,8 +197,8 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_draft": "p",
     }
     told = (
-        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_takes_panels", "vpd_attend", "vpd_layers", "vpd_place",
-        "vpd_embed", "vpd_project", "vpd_read", "vpd_draft", "vpd_place_last", "vpd_ids",
+        "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_takes_panels", "vpd_attend", "vpd_layers",
+        "vpd_positions", "vpd_embed", "vpd_project", "vpd_read", "vpd_draft", "vpd_decode_positions", "vpd_ids",
     )  # fmt: skip
     results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t

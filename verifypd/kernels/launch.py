@@ -36,3 +36,9 @@ def fp8_products(device: torch.device) -> bool:
 def dependent(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one before it is done (programmatic dependent launch)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_early(device: torch.device, allowed: bool = True) -> dict[str, bool]:
+    """Options of a Triton launch that may begin so. One without the other is a race: the kernel must wait by itself."""
+    begins = allowed and dependent(device)
+    return {"PDL": begins, "launch_pdl": begins}

@@ -110,11 +110,11 @@ EXPORT void vpd_rotate(float *q, ptrdiff_t qs, ptrdiff_t Hq, float *k, ptrdiff_t
 
 /* Row i is entry within[i] of a span that begins at starts[row_span[i]] of its slot: where that is in the text and in
  * the cache. Before the text begins: at position 0, and in the null block, as is what lies before first[slot] (NULL: 0).
- * Returns 1 where the table has no such place. */
-EXPORT int vpd_place(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
-                     const int64_t *starts, ptrdiff_t blocks, const int32_t *table, ptrdiff_t table_stride,
-                     ptrdiff_t block_size, const int64_t *first, ptrdiff_t n, int64_t *positions,
-                     int64_t *write_index) {
+ * Returns 1 where the table has no such position. */
+EXPORT int vpd_positions(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
+                         const int64_t *starts, ptrdiff_t blocks, const int32_t *table, ptrdiff_t table_stride,
+                         ptrdiff_t block_size, const int64_t *first, ptrdiff_t n, int64_t *positions,
+                         int64_t *write_index) {
     for (ptrdiff_t i = 0; i < n; i++) {
         const int64_t span = row_span[i], at = starts[span] + within[i], position = at < 0 ? 0 : at;
         const int64_t slot = slots[span], index = position / block_size;
@@ -126,18 +126,18 @@ EXPORT int vpd_place(const int64_t *row_span, const int64_t *within, const int64
     return 0;
 }
 
-/* The same for spans that begin at the last of the lengths[slot] tokens of their slots, whose places come out too; row i
- * of the pass is of a span that has offsets[span] rows before it. */
-EXPORT int vpd_place_last(const int64_t *row_span, const int64_t *within, const int64_t *slots, ptrdiff_t all_slots,
-                          const int64_t *lengths, ptrdiff_t spans, ptrdiff_t blocks, const int32_t *table,
-                          ptrdiff_t table_stride, ptrdiff_t block_size, const int64_t *first, ptrdiff_t n,
-                          int64_t *starts, int64_t *positions, int64_t *write_index) {
+/* The same for spans that begin at the last of the lengths[slot] tokens of their slots; their starts come out too. */
+EXPORT int vpd_decode_positions(const int64_t *row_span, const int64_t *within, const int64_t *slots,
+                                ptrdiff_t all_slots, const int64_t *lengths, ptrdiff_t spans, ptrdiff_t blocks,
+                                const int32_t *table, ptrdiff_t table_stride, ptrdiff_t block_size,
+                                const int64_t *first, ptrdiff_t n, int64_t *starts, int64_t *positions,
+                                int64_t *write_index) {
     for (ptrdiff_t i = 0; i < spans; i++) {
         if (slots[i] < 0 || slots[i] >= all_slots) return 1;
         starts[i] = lengths[slots[i]] - 1;
     }
-    return vpd_place(row_span, within, slots, all_slots, starts, blocks, table, table_stride, block_size, first, n,
-                     positions, write_index);
+    return vpd_positions(row_span, within, slots, all_slots, starts, blocks, table, table_stride, block_size, first, n,
+                         positions, write_index);
 }
 
 /* Tokens of such a pass: the last confirmed one of each span, then its drafts. Returns 1 where a row has none. */
@@ -154,7 +154,7 @@ EXPORT int vpd_ids(const int64_t *row_span, const int64_t *slots, const int64_t 
 }
 
 /* Row i goes where the cache holds position positions[i] of slot slots[row_span[i]]; a void row, which writes its keys to
- * place 0, goes nowhere. */
+ * index 0, goes nowhere. */
 EXPORT void vpd_keep(float *data, const float *rows, ptrdiff_t width, const int32_t *table, ptrdiff_t table_stride,
                      ptrdiff_t block_size, const int64_t *slots, const int64_t *row_span, const int64_t *positions,
                      const int64_t *write_index, ptrdiff_t n) {

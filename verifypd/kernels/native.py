@@ -119,13 +119,33 @@ class NativeKernels(Composed):
         """See Kernels.rms_norm."""
         if x.dim() > 2 or x.stride(-1) != 1:
             x = x.contiguous()
+        return self._normed(x, weight, eps, unit_offset)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.add_rms_norm."""
+        x, residual = x.contiguous(), residual.contiguous()
+        total = torch.empty_like(x)
+        return self._normed(x, weight, eps, unit_offset, residual, total), total
+
+    def _normed(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        unit_offset: bool,
+        residual: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> Tensor:
+        """x with its residual, where there is one, normed; `total` gets their sum."""
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         width = weight.shape[0]
         self._norm(
             x.data_ptr(),
             x.stride(0) if x.dim() == 2 else width,
-            None,
-            None,
+            None if residual is None else residual.data_ptr(),
+            None if total is None else total.data_ptr(),
             weight.data_ptr(),
             TYPES[weight.dtype],
             y.data_ptr(),
@@ -136,29 +156,6 @@ class NativeKernels(Composed):
             torch.get_num_threads(),
         )
         return y
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """See Kernels.add_rms_norm."""
-        x, residual = x.contiguous(), residual.contiguous()
-        y, total = torch.empty_like(x), torch.empty_like(x)
-        width = weight.shape[0]
-        self._norm(
-            x.data_ptr(),
-            width,
-            residual.data_ptr(),
-            total.data_ptr(),
-            weight.data_ptr(),
-            TYPES[weight.dtype],
-            y.data_ptr(),
-            x.numel() // width,
-            width,
-            eps,
-            1.0 if unit_offset else 0.0,
-            torch.get_num_threads(),
-        )
-        return y, total
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See Kernels.gated."""

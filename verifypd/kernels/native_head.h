@@ -143,14 +143,14 @@ typedef struct {
     const draft_span *spans; ptrdiff_t count; /* longest drafts first */
     const int64_t *tokens; ptrdiff_t tokens_stride; const int64_t *lengths; /* of each slot */
     int64_t *drafts; ptrdiff_t drafts_stride; int64_t *draft_lens;
-    const float *features;                                                  /* [places, H], kept of the verifier */
+    const float *features;                                                  /* [pool rows, H], kept of the verifier */
     const int64_t *verifier_ids; ptrdiff_t proposed;                        /* of the first so many output rows */
     int64_t threads;
 } draft_args;
 
 typedef struct { int64_t *ids, *positions, *write_index, *offsets, *slots, *starts, *row_span, *within; } draft_rows;
 
-INLINE ptrdiff_t place_of(const paged_cache *c, int64_t slot, int64_t position) {
+INLINE ptrdiff_t write_index_of(const paged_cache *c, int64_t slot, int64_t position) {
     return c->table[slot * c->table_stride + position / c->block_size] * c->block_size + position % c->block_size;
 }
 
@@ -167,15 +167,15 @@ static int catching_rows(const draft_args *a, const draft_rows *r, float *featur
         for (ptrdiff_t j = 0; j < span->rows; j++, row++) { r->row_span[row] = i; r->within[row] = j; }
     }
     r->offsets[a->count] = row;
-    if (vpd_place(r->row_span, r->within, r->slots, c->slots, r->starts, c->blocks, c->table, c->table_stride,
-                  c->block_size, c->first, n, r->positions, r->write_index))
+    if (vpd_positions(r->row_span, r->within, r->slots, c->slots, r->starts, c->blocks, c->table, c->table_stride,
+                      c->block_size, c->first, n, r->positions, r->write_index))
         return 2;
     for (ptrdiff_t i = 0; i < n; i++) {
         const int64_t slot = r->slots[r->row_span[i]], at = r->positions[i];
         if (at >= a->tokens_stride) return 2;
         r->ids[i] = a->tokens[slot * a->tokens_stride + at];
         if (at == 0) memset(features + i * H, 0, sizeof(float) * (size_t)H);
-        else memcpy(features + i * H, a->features + place_of(c, slot, at - 1) * H, sizeof(float) * (size_t)H);
+        else memcpy(features + i * H, a->features + write_index_of(c, slot, at - 1) * H, sizeof(float) * (size_t)H);
     }
     return 0;
 }
@@ -213,7 +213,7 @@ static int draft_with(const draft_args *a, const draft_rows *r, float *work, ptr
             if (at / c->block_size >= c->blocks) return 2;
             r->slots[i] = slot;
             r->starts[i] = r->positions[i] = at;
-            r->write_index[i] = place_of(c, slot, at);
+            r->write_index[i] = write_index_of(c, slot, at);
         }
         failed = read_rows(h, r->ids, stream, stream, x, scratch, r->positions, c, r->write_index, r->offsets,
                            r->slots, r->starts, some, some, threads);

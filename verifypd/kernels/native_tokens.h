@@ -47,7 +47,7 @@ EXPORT void vpd_verdicts(const verdict_args *a) {
         const int64_t whole = accepted + 1 < limit ? accepted + 1 : limit;
         const int error = hopeless && limit > accepted; /* the missing token is one that would have been emitted */
         const int stopped = stop_at < whole;
-        const int64_t count = alive && !error ? whole : 0;
+        const int64_t count = !alive ? 0 : error ? accepted : whole; /* drafts before the missing token stand */
         out[0] = count;
         out[1] = accepted < count ? accepted : count;
         out[2] = alive ? drafted : 0;

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 H200 = 132  # multiprocessors of what tiles were timed on
 SKINNY_ROWS = 32  # most rows of a skinny product; from 33 on cuBLAS is as fast with its norms and gates apart
 
+WIDE_ROW = 2048  # elements from which a row takes eight warps
 SKINNY_MEMORY = 210 * 1024  # bytes of shared memory that its largest tile takes
 
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not less than n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def row_warps(width: int) -> int:
+    """Warps of a program that takes a row."""
+    return 8 if width >= WIDE_ROW else 4
 
 
 @dataclass(frozen=True, slots=True)

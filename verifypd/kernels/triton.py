@@ -15,10 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels import skinny
+from verifypd.kernels import embeddings, skinny
 from verifypd.kernels.base import Activation, Normed, PagedRows, Rows
-from verifypd.kernels.launch import dependent, fp8_products, shared_memory
-from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, skinny_tile
+from verifypd.kernels.launch import fp8_products, launch_early, shared_memory
+from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, row_warps, skinny_tile
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton_kernels import (
     add_norm_rows,
@@ -34,16 +34,11 @@ from verifypd.kernels.weights import FP8, Fp8Weight, Int8Panels, Int8Weight, Pac
 
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
-WIDE_ROW = 2048  # elements from which a row takes eight warps
 
 FETCH_AHEAD = True  # fp8 weights, while their rows are split
 
 # Triton's interpreter gets products of bfloat16 wrong.
 INTERPRETED = not isinstance(product_tile, triton.JITFunction)
-
-
-def _warps(width: int) -> int:
-    return 8 if width >= WIDE_ROW else 4
 
 
 class TritonKernels(TorchKernels):
@@ -87,8 +82,9 @@ class TritonKernels(TorchKernels):
         scale = torch.empty(rows, dtype=torch.float32, device=x.device)
         if rows:
             narrow_rows[(rows,)](
-                x, out, scale, x.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=_warps(width)
-            )
+                x, out, scale, x.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=row_warps(width),
+                **launch_early(x.device),
+            )  # fmt: skip
         return out, scale
 
     def whole(self, x: Rows) -> Tensor:
@@ -107,7 +103,8 @@ class TritonKernels(TorchKernels):
             BLOCK=power_of_two(width),
             SQUARES=len(x.squares),
             SQUARES_PADDED=power_of_two(len(x.squares)),
-            num_warps=_warps(width),
+            num_warps=row_warps(width),
+            **launch_early(out.device),
         )
         return out
 
@@ -270,9 +267,39 @@ class TritonKernels(TorchKernels):
                 WIDTH=width,
                 BLOCK=power_of_two(width),
                 UNIT=unit_offset,
-                num_warps=_warps(width),
+                num_warps=row_warps(width),
+                **launch_early(out.device),
             )
         return out
+
+    def embed_norm(
+        self,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        weight: Tensor,
+        eps: float,
+        unit_offset: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.embed_norm."""
+        if isinstance(table, Tensor) and table.dtype == dtype and table.is_contiguous():
+            return embeddings.embed_norm(ids, table, scale, weight, eps, unit_offset)
+        return super().embed_norm(ids, table, scale, weight, eps, unit_offset, dtype)
+
+    def embed_beside(
+        self,
+        ids: Tensor,
+        table: Weight,
+        scale: float | None,
+        features: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernels.embed_beside."""
+        if isinstance(table, Tensor) and table.dtype == features.dtype and table.is_contiguous():
+            return embeddings.embed_beside(ids, table, scale, features, norms, eps)
+        return super().embed_beside(ids, table, scale, features, norms, eps)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
@@ -292,7 +319,8 @@ class TritonKernels(TorchKernels):
                 WIDTH=width,
                 BLOCK=power_of_two(width),
                 UNIT=unit_offset,
-                num_warps=_warps(width),
+                num_warps=row_warps(width),
+                **launch_early(out.device),
             )
         return out, total
 
@@ -304,7 +332,13 @@ class TritonKernels(TorchKernels):
         block = min(GATE_ELEMENTS, power_of_two(width))
         if rows:
             gate_rows[(rows, -(-width // block))](
-                gate_up, out, WIDTH=width, BLOCK=block, SILU=activation == "silu", num_warps=4
+                gate_up,
+                out,
+                WIDTH=width,
+                BLOCK=block,
+                SILU=activation == "silu",
+                num_warps=4,
+                **launch_early(out.device),
             )
         return out
 
@@ -354,7 +388,6 @@ def _split(given: _Given) -> _Given:
     rows, width = given.values.shape
     out = torch.empty(2 * rows, width, dtype=FP8, device=given.values.device)
     scale = torch.empty(1, rows, dtype=torch.float32, device=out.device)
-    pdl = dependent(out.device)
     split_rows[(rows,)](
         given.values,
         scale if given.squares is None else given.squares,
@@ -365,10 +398,9 @@ def _split(given: _Given) -> _Given:
         given.eps,
         WIDTH=width,
         BLOCK=power_of_two(width),
-        PDL=pdl,
-        num_warps=_warps(width),
-        launch_pdl=pdl,
+        num_warps=row_warps(width),
         **given.sums,
+        **launch_early(out.device),
     )
     return _Given(out, scale, 0.0)
 
@@ -389,7 +421,7 @@ def _constants(
     rows: int, given: _Given, channels: Tensor | None, bias: Tensor | None, tile: SkinnyTile
 ) -> dict[str, int]:
     """Compile-time constants and options that skinny products have in common."""
-    pdl = dependent(given.values.device)
+    options = launch_early(given.values.device)
     return {
         "DEPTH": given.values.shape[1],
         "FP8": channels is not None,
@@ -400,10 +432,9 @@ def _constants(
         "BLOCK_K": tile.depth,
         "PARTS": tile.parts,
         "STAGES": tile.stages,
-        "PDL": pdl,
-        "AHEAD": pdl and tile.parts == 1 and channels is not None and FETCH_AHEAD,
+        "AHEAD": options["PDL"] and tile.parts == 1 and channels is not None and FETCH_AHEAD,
         "num_warps": 4,
-        "launch_pdl": pdl,
+        **options,
     }
 
 
@@ -464,4 +495,5 @@ def _move_rows(data: Tensor, rows: Tensor, where: PagedRows, keep: bool) -> None
             BLOCK_SIZE=where.block_size,
             BLOCK=block,
             KEEP=keep,
+            **launch_early(data.device),
         )

@@ -71,11 +71,14 @@ def norm_rows(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH padded to a power of two
     UNIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: rows times groups."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    if PDL:
+        after_the_kernel_before()
     begin = x + program // GROUP * x_row + program % GROUP * x_group
     wide = tl.load(begin + column, mask=inside, other=0.0).to(tl.float32)
     result = normed(wide, weight, column, inside, eps, WIDTH, UNIT, out.dtype.element_ty)
@@ -93,11 +96,14 @@ def add_norm_rows(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid: rows."""
     row = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    if PDL:
+        after_the_kernel_before()
     added = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
     added += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
     kind = out.dtype.element_ty
@@ -118,8 +124,11 @@ def divide_rows(
     BLOCK: tl.constexpr,
     SQUARES: tl.constexpr,
     SQUARES_PADDED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rows of a `Normed` as they are meant. Grid: rows."""
+    if PDL:
+        after_the_kernel_before()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SQUARES_PADDED)
     total = tl.sum(tl.load(squares + part * squares_row + row, mask=part < SQUARES, other=0.0), 0)
@@ -137,8 +146,11 @@ def narrow_rows(
     x_row,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rows in fp8: the largest entry of each becomes 448. Grid: rows."""
+    if PDL:
+        after_the_kernel_before()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -156,8 +168,11 @@ def gate_rows(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     SILU: tl.constexpr,  # else GELU by tanh
+    PDL: tl.constexpr,
 ):
     """activation(gate) * up. Grid: rows, parts of a row."""
+    if PDL:
+        after_the_kernel_before()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -218,8 +233,11 @@ def move_rows(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     KEEP: tl.constexpr,  # rows go into the cache; else those of the position before come out of it
+    PDL: tl.constexpr,
 ):
     """Rows of a paged cache. Grid: rows, parts of a row."""
+    if PDL:
+        after_the_kernel_before()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -20,14 +20,14 @@ class LayerCache(NamedTuple):
     v: Tensor
     scales: Tensor | None = None  # float32 [2, kv_heads], of keys and values in e4m3: see `fp8`
 
-    def write(self, k: Tensor, v: Tensor, places: Tensor) -> None:
-        """Rows [N, kv_heads, head_dim] to their places [N] among those of all blocks."""
+    def write(self, k: Tensor, v: Tensor, write_index: Tensor) -> None:
+        """Rows [N, kv_heads, head_dim] to the rows [N] of the pool that `write_index` names."""
         if self.scales is None:
             k, v = k.to(self.k.dtype), v.to(self.v.dtype)
         else:
             k, v = narrowed(k, self.scales[0]), narrowed(v, self.scales[1])
         for rows, held in ((k, self.k), (v, self.v)):
-            _bytes(held).view(-1, *held.shape[2:]).index_copy_(0, places, _bytes(rows))
+            _bytes(held).view(-1, *held.shape[2:]).index_copy_(0, write_index, _bytes(rows))
 
     def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values of blocks [T, B], each [T, B * block_size, kv_heads, head_dim]."""

@@ -109,3 +109,14 @@ def freeze_heap() -> None:
     they stop the process for a tenth of a second."""
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """The same for what runs within, without a collection first. Behind it all is collected again, so that a model is
+    freed once nobody has it."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -112,7 +112,8 @@ class Model:
         if prepared is None:
             prepared = attention.prepare(layout)
         capture = reader.layers if reader is not None else ()
-        return self.through_layers(self.embed(ids), layout, attention, prepared, cache, capture, reader)[0]
+        rows, residual = self._begin(ids)
+        return self.through_layers(residual, layout, attention, prepared, cache, capture, reader, rows)[0]
 
     def forward_capturing(
         self,
@@ -137,17 +138,20 @@ class Model:
         cache: KVCache,
         capture: tuple[int, ...] = (),
         reader: Reader | None = None,
+        rows: Rows | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """[N, H] -> normed behind the last layer, the residual stream there, and the streams behind `capture`.
 
-        reader: gets the latter and, where it reads the output, what is normed.
+        reader: gets the latter and, where it reads the output, what is normed. rows: the input normed for the first
+        layer, if it is already.
         """
         captured = [residual] if -1 in capture else []
         if self.native is not None and isinstance(attention, NativeAttention) and self.native.takes(len(residual)):
             x, residual, behind = self.native.run(residual, layout, prepared, cache, capture)
             captured += behind
         else:
-            rows: Rows = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
+            if rows is None:
+                rows = self.kernels.rms_norm(residual, self.layers[0].input_norm, self._eps, self._unit)
             for index, layer in enumerate(self.layers):
                 rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
                 if index in capture:
@@ -175,14 +179,29 @@ class Model:
         return part if self.reduce is None else self.reduce(part)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[N] -> [N, H], in the activation dtype. Ids that a narrow model does not know are its last one."""
-        if self.narrow:
-            ids = ids.clamp(max=self.config.vocab_size - 1)
-        rows = self.kernels.embed(ids, self.embedding).to(self.activation_dtype)
+        """[N] -> [N, H], in the activation dtype."""
+        rows = self.kernels.embed(self.known(ids), self.embedding).to(self.activation_dtype)
         return rows if self.embed_scale is None else rows * self.embed_scale
+
+    def known(self, ids: Tensor) -> Tensor:
+        """Ids [N] as the embedding takes them: those that a narrow model does not know are its last one."""
+        return ids.clamp(max=self.config.vocab_size - 1) if self.narrow else ids
+
+    def _begin(self, ids: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What enters the first layer, normed unless all layers run in one call, and the residual stream."""
+        if self.native is not None:
+            return None, self.embed(ids)
+        return self.kernels.embed_norm(
+            self.known(ids), self.embedding, self.embed_scale, self.layers[0].input_norm, self._eps, self._unit,
+            self.activation_dtype,
+        )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, H] -> [M, rows of the head] float32, soft-capped where the family does so."""
-        logits = self.kernels.linear(hidden, self.head).float()
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """The same in the dtype they are computed in: who reads each of them once can widen it then."""
+        logits = self.kernels.linear(hidden, self.head)
         cap = self.config.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if cap is None else torch.tanh(logits.float() / cap) * cap

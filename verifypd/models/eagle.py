@@ -111,7 +111,7 @@ class EagleHead(EagleBase):
         if prepared is None:
             prepared = attention.prepare(layout)
         [layer] = self.layers
-        x = self.kernels.linear(torch.cat([self.embed(ids), features], -1), self._fc, self._fc_bias)
+        x = self.kernels.linear(self.beside(ids, features)[0], self._fc, self._fc_bias)
         _, stream = self.layer(layer, x, x, layout, attention, prepared, cache.layer(0))
         return stream, stream
 
@@ -183,10 +183,9 @@ class Eagle3Head(EagleBase):
         """See DraftHead.read; the residual stream is carried, or with `norm_output` what is normed."""
         if prepared is None:
             prepared = attention.prepare(layout)
-        norm, eps, first = self.kernels.rms_norm, self._eps, self.layers[0]
-        feature = norm(features, self._hidden_norm, eps)
-        residual = feature if self._eagle.norm_before_residual else features
-        rows: Rows = torch.cat([norm(self.embed(ids), first.input_norm, eps), feature], -1)
+        together, normed = self.beside(ids, features, (self.layers[0].input_norm, self._hidden_norm))
+        rows: Rows = together
+        residual = normed if self._eagle.norm_before_residual else features
         for index, layer in enumerate(self.layers):
             rows, residual = self.layer(layer, rows, residual, layout, attention, prepared, cache.layer(index))
         x = self.kernels.whole(rows)

@@ -61,6 +61,18 @@ class DraftHead(Llama):
         """How many streams [N, hidden size of the verifier] a feature is made of."""
         return len(self.feature_layers) + self.reads_output
 
+    @property
+    def embeds(self) -> Model:
+        """Whose embedding it reads tokens with."""
+        return self
+
+    def beside(
+        self, ids: Tensor, features: Tensor, norms: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [N] embedded with the features [N, H] beside them, [N, 2 H], and those: each normed by its norm."""
+        of = self.embeds
+        return self.kernels.embed_beside(of.known(ids), of.embedding, of.embed_scale, features, norms, self._eps)
+
     def project(self, streams: Sequence[Tensor]) -> Tensor:
         """Features [N, feature_width] from the verifier's residual streams after `feature_layers`, each [N, its hidden
         size], and its last hidden state where `reads_output`."""
@@ -152,11 +164,15 @@ class DistilledHead(DraftHead):
             return compiled.read(ids, features, layout, cache)
         if prepared is None:
             prepared = attention.prepare(layout)
-        norm, eps = self.kernels.rms_norm, self._eps
-        token = norm(self.embed(ids), self._embed_norm, eps)
-        residual = self.kernels.linear(torch.cat([token, norm(features, self._hidden_norm, eps)], -1), self._fc)
+        together, _ = self.beside(ids, features, (self._embed_norm, self._hidden_norm))
+        residual = self.kernels.linear(together, self._fc)
         x, stream, _ = self.through_layers(residual, layout, attention, prepared, cache)
         return x, stream
+
+    @property
+    def embeds(self) -> Model:
+        """The verifier."""
+        return self.verifier
 
     def embed(self, ids: Tensor) -> Tensor:
         """As the verifier embeds."""

@@ -102,7 +102,7 @@ def make_head(
     """
     config = source.config
     if config.family == "head":
-        return _distilled(source, verifier, load_format, quantization, seed)
+        return _distilled(source, verifier, load_format, quantization, seed, tokens)
     if config.rope.kind == "dynamic" and verifier.max_model_len > config.max_position:
         raise ConfigError(
             f"{source.name}: dynamic rope scaling past {config.max_position} tokens is not supported;"
@@ -169,7 +169,12 @@ def _check_distilled(source: ModelSource, other: ModelConfig) -> None:
 
 
 def _distilled(
-    source: ModelSource, verifier: Model, load_format: str, quantization: Quantization | None, seed: int
+    source: ModelSource,
+    verifier: Model,
+    load_format: str,
+    quantization: Quantization | None,
+    seed: int,
+    tokens: int | None,
 ) -> DraftHead:
     config = source.config
     device, dtype, kernels = verifier.device, verifier.dtype, verifier.kernels
@@ -190,6 +195,7 @@ def _distilled(
         if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
             raise ModelError(f"weights of {tensors.where}: {VOCAB_MAP} has ids outside the vocabulary")
     pack(weights, specs, config, kernels)
+    ids = ids if tokens is None else ids[ids < tokens]
     return DistilledHead(
         config,
         weights,

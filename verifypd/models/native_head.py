@@ -142,7 +142,7 @@ class NativeLoop:
         drafts: Tensor,
         draft_lens: Tensor,
     ) -> None:
-        """table: of the head's blocks; features: as kept of the verifier, [places, H] float32; vocab_map: [V], the
+        """table: of the head's blocks; features: as kept of the verifier, [pool rows, H] float32; vocab_map: [V], the
         verifier's id of each token that may be proposed; the others as Slots has them."""
         loaded = build.library()
         assert loaded is not None

@@ -58,7 +58,7 @@ class BlockTables:
         self._rows: list[list[int]] = [[] for _ in range(slots)]  # what `data` holds once it is flushed
         self._flat = self.data.view(-1)
         self._here = self._flat.numpy() if self.data.device.type == "cpu" else None  # the same memory
-        self._changed: dict[int, int] = {}  # place in `data` -> block
+        self._changed: dict[int, int] = {}  # index in `_flat` -> block
 
     def write(self, slot: int, blocks: Sequence[int]) -> None:
         """Set the row of `slot`; entries past its blocks point at the null block."""
@@ -95,8 +95,8 @@ class BlockTables:
             self._changed.clear()
         elif self._changed:
             changed = host_tensor([*self._changed, *self._changed.values()], self.data.device)
-            places, blocks = changed.view(2, -1).unbind(0)
-            self._flat.index_copy_(0, places, blocks.to(torch.int32))
+            index, blocks = changed.view(2, -1).unbind(0)
+            self._flat.index_copy_(0, index, blocks.to(torch.int32))
             self._changed.clear()
 
 
@@ -179,7 +179,7 @@ class _Shape(NamedTuple):
     slots: Tensor  # [R]
     offsets: Tensor  # [R+1]
     row_span: Tensor  # [N]
-    within: Tensor  # [N], place in the span
+    within: Tensor  # [N], offset in the span
 
 
 @lru_cache(SHAPES_KEPT)
@@ -187,7 +187,7 @@ def _decode_shape(spans: tuple[tuple[int, int], ...]) -> _Shape:
     """spans: slot and rows of each."""
     rows = [count for _, count in spans]
     row_span = [span for span, count in enumerate(rows) for _ in range(count)]
-    within = [place for count in rows for place in range(count)]
+    within = [offset for count in rows for offset in range(count)]
     return _Shape(
         *map(torch.tensor, ([slot for slot, _ in spans], list(accumulate(rows, initial=0)), row_span, within))
     )
@@ -201,7 +201,7 @@ def _decode_layout(compiled: ctypes.CDLL, spans: Sequence[VerifySpan], slots: Sl
         [len(spans), rows, rows]
     )
     table, first = tables.data, tables.first
-    if compiled.vpd_place_last(
+    if compiled.vpd_decode_positions(
         shape.row_span.data_ptr(), shape.within.data_ptr(), shape.slots.data_ptr(), len(table),
         slots.lengths.data_ptr(), len(spans), table.shape[1], table.data_ptr(), table.stride(0), tables.block_size,
         None if first is None else first.data_ptr(), rows, starts.data_ptr(), positions.data_ptr(),
@@ -252,10 +252,10 @@ def draft_layouts(spans: Sequence[DraftSpan], index: Tensor, slots: Slots, table
     size, passes = tables.block_size, spans[0].drafts - 1
     starts = slots.lengths[index] + torch.arange(passes, device=slots.device)[:, None]  # [passes, R]
     block = starts // size
-    places = torch.add(starts, tables.data[index, block] - block, alpha=size)
+    write_index = torch.add(starts, tables.data[index, block] - block, alpha=size)
     offsets = torch.arange(len(spans) + 1, device=slots.device)
     layouts = []
-    for depth, (at, place) in enumerate(zip(starts.unbind(0), places.unbind(0), strict=True)):
+    for depth, (at, written) in enumerate(zip(starts.unbind(0), write_index.unbind(0), strict=True)):
         count = sum(span.drafts > depth + 1 for span in spans)
         contexts = tuple(span.context for span in spans[:count])
         layouts.append(
@@ -268,7 +268,7 @@ def draft_layouts(spans: Sequence[DraftSpan], index: Tensor, slots: Slots, table
                 slots=index[:count],
                 starts=at[:count],
                 positions=at[:count],
-                write_index=place[:count],
+                write_index=written[:count],
                 block_table=tables.data,
                 block_size=size,
                 first=tables.first,

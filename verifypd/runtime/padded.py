@@ -20,10 +20,10 @@ from verifypd.buckets import CHUNKS, bucket
 from verifypd.errors import ConfigError
 from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.inputs import Slots
-from verifypd.runtime.passes import PassInputs, PassKey, pass_key, reachable
+from verifypd.runtime.passes import ModelInputs, PassInputs, PassKey, pass_key, reachable
 from verifypd.runtime.runner import HeadRunner, ModelRunner
 from verifypd.sampling.case import Spans
-from verifypd.sampling.rows import Rows, clean
+from verifypd.sampling.rows import DraftVocabulary, Rows, clean
 from verifypd.sampling.sampler import widen
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.transforms import shape_
@@ -44,7 +44,7 @@ class PaddedPasses:
         self.slots = slots
         self.widest = widest  # most rows of a decode span
         self.most_rows = most_rows  # of a pass with prompt chunks
-        self._attention, self._tables = runner.attention, runner.tables
+        self._attention, self.tables = runner.attention, runner.tables
         self._inputs: dict[Hashable, PassInputs] = {}
         self._prepared: dict[Hashable, Any] = {}
 
@@ -57,7 +57,7 @@ class PaddedPasses:
         inputs = self._inputs.get((kind, key))
         if inputs is None:
             inputs = self._inputs[kind, key] = PassInputs(key, self.slots.device)
-            self._prepared[kind, key] = self._attention.prepare(inputs.layout(*self.where))
+            self._prepared[kind, key] = self._attention.prepare(self.model_inputs(inputs).layout)
         return inputs
 
     def prepared(self, kind: str, inputs: PassInputs) -> Any:
@@ -70,11 +70,11 @@ class PaddedPasses:
         inputs.fill([], [], [], False)
         return inputs
 
-    @property
-    def where(self) -> tuple[Tensor, Tensor, int, int, Tensor | None]:
-        """What layouts are made from, besides inputs."""
-        tables = self._tables
-        return self.slots.lengths, tables.data, tables.block_size, self.slots.capacity, tables.first
+    def model_inputs(self, inputs: PassInputs, depth: int = 0) -> ModelInputs:
+        """See `model_inputs.model_inputs`."""
+        from verifypd.runtime.model_inputs import model_inputs
+
+        return model_inputs(inputs, self.slots, self.tables, depth)
 
 
 class VerifyPasses(PaddedPasses):
@@ -145,10 +145,7 @@ class VerifyPasses(PaddedPasses):
         out = self._hidden[: key.rows]
 
         def work() -> Tensor:
-            slots, layout = self.slots, inputs.layout(*self.where)
-            row_slots = layout.slots[layout.row_span]
-            drafted = slots.drafts[row_slots, (inputs.depth - 1).clamp(0, slots.drafts.shape[1] - 1)]
-            ids = torch.where(inputs.depth > 0, drafted, slots.tokens[row_slots, layout.positions])
+            ids, layout = self.model_inputs(inputs)
             return out.copy_(self.runner.forward(ids, layout, self.prepared("verify", inputs), self.reader))
 
         return self.graphs.run((id(self), "verify", key), work)
@@ -179,6 +176,8 @@ class DraftLoops(PaddedPasses):
         self.runner = runner
         self.routine = routine  # rows a span reads before it drafts: what its cache lacks after a verdict, at most
         self.drawing = drawing
+        known, vocab = drawing.vocab_map, drawing.sampling.vocab
+        self._vocabulary = None if known is None else DraftVocabulary.of(known, vocab)
         self._shaped: dict[Hashable, set[Hashable]] = {}  # by version of the tensors read, the latest last: keys
 
     def catch_up(self, spans: Sequence[DraftSpan]) -> list[DraftSpan]:
@@ -229,6 +228,7 @@ class DraftLoops(PaddedPasses):
         ]
         if self.drawing.sampling.kernels == "triton":
             found += [partial(self._draft_void, key, length) for key, length in loops]
+            found.append(self._draw_shaped_void)
         return found
 
     def _key(self, spans: int) -> PassKey:
@@ -249,37 +249,50 @@ class DraftLoops(PaddedPasses):
     def _draft_void(self, key: PassKey, longest: int) -> None:
         self._draft(self.void("draft", key), longest, 0)
 
+    @torch.inference_mode()
+    def _draw_shaped_void(self) -> None:
+        """Compile what loops with penalties draw with: other logits than those of the others may have another type."""
+        sampling = self.drawing.sampling
+        inputs = self.void("draft", self._key(1))
+        self._draw(torch.zeros(1, sampling.vocab, device=self.slots.device), None, inputs, 0)
+
+    def _draw(self, logits: Tensor, vocabulary: DraftVocabulary | None, inputs: PassInputs, depth: int) -> None:
+        """Draft the token at `depth` of each span."""
+        from verifypd.sampling.triton import draft_
+
+        slots = self.slots
+        assert slots.draft_q is not None, "a drafter that draws has room for what it draws from"
+        draft_(
+            logits, vocabulary, inputs.own, depth, self.drawing.sampling, slots.lengths, slots.drafts, slots.draft_q,
+            slots.draft_temperatures,
+        )  # fmt: skip
+
     def _catch_up(self, inputs: PassInputs) -> None:
         def work() -> None:
-            layout = inputs.layout(*self.where)
-            ids = self.slots.tokens[layout.slots[layout.row_span], layout.positions]
+            ids, layout = self.model_inputs(inputs)
             self.runner.catch_up(ids, layout, self.prepared("catch up", inputs))
 
         self.graphs.run((id(self), "catch up", inputs.key), work)
 
     def _draft(self, inputs: PassInputs, longest: int, text: int) -> None:
         """text: tokens that penalties look through; 0: no request has any, nor anything else that shapes logits."""
-        from verifypd.sampling.triton import cut_, propose_
-
-        sampling, draft_q = self.drawing.sampling, self.slots.draft_q
-        assert draft_q is not None, "a drafter that draws has room for what it draws from"
+        sampling, vocab_map = self.drawing.sampling, self.drawing.vocab_map
 
         def work() -> None:
-            slots, layout, last = self.slots, inputs.layout(*self.where), slice(self.routine - 1, None, self.routine)
-            ids = slots.tokens[layout.slots[layout.row_span], layout.positions]
+            slots, last = self.slots, slice(self.routine - 1, None, self.routine)
+            ids, layout = self.model_inputs(inputs)
             hidden, carried = self.runner.catch_up(ids, layout, self.prepared("draft", inputs))
             hidden, carried = hidden[last], carried[last]
-            scale = slots.draft_temperatures[inputs.slots]
             for depth in range(longest):
                 if depth:
-                    layout = inputs.step(depth, *self.where)
-                    hidden, carried = self.runner.draft(slots.drafts[inputs.slots, depth - 1], carried, layout)
-                x = clean(widen(self.runner.logits(hidden), self.drawing.vocab_map, sampling.vocab), sampling.vocab)
+                    ids, layout = self.model_inputs(inputs, depth)
+                    hidden, carried = self.runner.draft(ids, carried, layout)
+                logits, vocabulary = self.runner.raw_logits(hidden), self._vocabulary
                 if text:
+                    logits, vocabulary = clean(widen(logits.float(), vocab_map, sampling.vocab), sampling.vocab), None
                     rows = Rows(inputs.slots, torch.full_like(inputs.slots, depth), slots.lengths[inputs.slots])
-                    shape_(x, rows, sampling, slots.tokens[:, :text], slots.drafts)
-                cut_(x, inputs.own, sampling, scale)
-                propose_(x, inputs.own, depth, sampling, slots.lengths, slots.drafts, draft_q)
+                    shape_(logits, rows, sampling, slots.tokens[:, :text], slots.drafts)
+                self._draw(logits, vocabulary, inputs, depth)
 
         if not text:
             self.graphs.run((id(self), "draft", inputs.key, longest), work)

@@ -83,6 +83,13 @@ def _plain(count: int, widest: int) -> Iterator[PassKey]:
         below, rows = rows, row_bucket(rows + 1)
 
 
+class ModelInputs(NamedTuple):
+    """What a model reads of a pass."""
+
+    ids: Tensor  # [N] int64
+    layout: PassLayout
+
+
 class PassInputs:
     """What a padded pass reads, in one int64 tensor that one copy fills."""
 
@@ -94,6 +101,13 @@ class PassInputs:
         self._staging = Staging(self.data)
         self.slots, self.own, self.back, self.given, self.drafts, *rest = self.data.split(sizes)
         self.offsets, self.row_span, self.within, self.depth = rest
+        self.each = torch.arange(key.spans + 1, device=device)  # offsets and, but the last, spans of one row each
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Most rows of each span."""
+        key = self.key
+        return (key.widest,) * key.spans + (key.rows,) * (key.all_spans - key.spans)
 
     def fill(
         self,
@@ -127,23 +141,26 @@ class PassInputs:
     def layout(
         self, lengths: Tensor, table: Tensor, block_size: int, context: int, first: Tensor | None = None
     ) -> PassLayout:
-        """The pass: each span from its place on."""
-        key = self.key
+        """The pass: each span from its start on. `model_inputs` does the same in one launch, and is tested by this."""
         starts = torch.where(self.given < 0, lengths[self.slots] - self.back, self.given)
-        bounds = (key.widest,) * key.spans + (key.rows,) * (key.all_spans - key.spans)
-        return PassLayout.placed(
-            bounds, (context,) * key.all_spans, self.offsets, self.row_span, self.within,
+        return PassLayout.from_rows(
+            self.bounds, (context,) * self.key.all_spans, self.offsets, self.row_span, self.within,
             slots=self.slots, starts=starts, block_table=table, block_size=block_size, first=first,
         )  # fmt: skip
 
     def step(
         self, depth: int, lengths: Tensor, table: Tensor, block_size: int, context: int, first: Tensor | None = None
     ) -> PassLayout:
-        """One row a span: the token drafted at `depth` − 1."""
-        spans, device = self.key.spans, self.data.device
+        """One row a span: the token drafted at `depth` − 1. As `layout`, for tests of `model_inputs`."""
+        spans, each = self.key.spans, self.each
         starts = torch.where(self.own < 0, -1, lengths[self.slots] - 1 + depth)
-        each = torch.arange(spans + 1, device=device)
-        return PassLayout.placed(
+        return PassLayout.from_rows(
             (1,) * spans, (context,) * spans, each, each[:-1], torch.zeros_like(each[:-1]),
             slots=self.slots, starts=starts, block_table=table, block_size=block_size, first=first,
         )  # fmt: skip
+
+    def ids(self, layout: PassLayout, tokens: Tensor, drafts: Tensor) -> Tensor:
+        """Token ids [N] of the pass: confirmed ones, or drafts. For tests, too."""
+        row_slots = layout.slots[layout.row_span]
+        drafted = drafts[row_slots, (self.depth - 1).clamp(0, drafts.shape[1] - 1)]
+        return torch.where(self.depth > 0, drafted, tokens[row_slots, layout.positions])

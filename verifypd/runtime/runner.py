@@ -70,6 +70,10 @@ class ModelRunner:
         """Logits [M, vocab] in fp32."""
         return self.model.logits(hidden)
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """The same in the dtype they are computed in."""
+        return self.model.raw_logits(hidden)
+
     def close(self) -> None:
         """Free what is not this process's own, which of a model in one place is nothing."""
 
@@ -116,3 +120,7 @@ class HeadRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, tokens it may propose] in fp32."""
         return self.model.logits(hidden)
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """The same in the dtype they are computed in."""
+        return self.model.raw_logits(hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -146,6 +146,10 @@ class Inflight:
         """Tickets to absorb now, oldest first: those that are done, and as many more as exceed the limit."""
         self._round += 1
         return self._take(self.limit)
+
+    def put_back(self, tickets: Sequence[Ticket]) -> None:
+        """These were taken and not absorbed; they come first again."""
+        self._tickets.extendleft((self._round, ticket) for ticket in reversed(tickets))
 
     def pause(self, wait: str) -> None:
         """There is nothing to launch: wait for the oldest ticket, but not for long; somebody may have arrived."""

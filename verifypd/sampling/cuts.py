@@ -22,7 +22,7 @@ def cut_(x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tenso
             temperature = temperature * heated.of(scale)
         heated.update(x, lambda part: part.div_(temperature[:, None]))
     if needs.min_p:
-        floor = state.min_p[needs.min_p.of(rows.slots)]
+        floor = state.log_min_p[needs.min_p.of(rows.slots)]
         needs.min_p.update(x, lambda part: keep_min_p_(part, floor))
     if needs.top_k:
         slots = needs.top_k.of(rows.slots)
@@ -34,8 +34,8 @@ def cut_(x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tenso
 
 
 def keep_min_p_(x: Tensor, floor: Tensor) -> None:
-    """Keep tokens of at least floor [N] times the likeliest one's probability."""
-    x.masked_fill_(x < x.amax(-1, keepdim=True) + floor[:, None].log(), -torch.inf)
+    """Keep tokens of at least exp(floor [N]) times the likeliest one's probability."""
+    x.masked_fill_(x < x.amax(-1, keepdim=True) + floor[:, None], -torch.inf)
 
 
 def keep_top_k_(x: Tensor, k: Tensor, widest: int, share: Tensor | None = None) -> None:

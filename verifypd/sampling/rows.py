@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,25 @@ class Rows:
         return Rows(subset.of(self.slots), subset.of(self.depths), subset.of(self.lengths))
 
 
+class DraftVocabulary(NamedTuple):
+    """Which of a verifier's tokens a drafter knows."""
+
+    names: Tensor  # int64 [draft vocab], the verifier's ids; a vocab_map
+    places: Tensor  # int32 [vocab], where among those each of the verifier's is; -1: nowhere
+
+    @classmethod
+    def of(cls, vocab_map: Tensor, vocab: int) -> DraftVocabulary:
+        """Of a vocab_map, with its inverse."""
+        places = torch.full((vocab,), -1, dtype=torch.int32, device=vocab_map.device)
+        own = torch.arange(len(vocab_map), dtype=torch.int32, device=vocab_map.device)
+        return cls(vocab_map, places.index_copy_(0, vocab_map, own))
+
+
 def clean(logits: Tensor, vocab: int) -> Tensor:
-    """A copy [N, vocab] without padding, NaN (now -inf) and +inf (now very large)."""
-    return torch.nan_to_num(logits[:, :vocab], nan=-torch.inf, posinf=LARGEST, neginf=-torch.inf)
+    """A copy [N, vocab] without padding, NaN (now -inf) and +inf (now very large).
+
+    Rows lie side by side: torch would give a single row the stride of the wider one, for which kernels compile anew.
+    """
+    known = logits[:, :vocab]
+    out = known.new_empty(known.shape)
+    return torch.nan_to_num(known, nan=-torch.inf, posinf=LARGEST, neginf=-torch.inf, out=out)

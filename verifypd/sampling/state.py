@@ -7,6 +7,7 @@ models, KV memory or schedules, and does no sampling itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -161,7 +162,7 @@ class SamplingState:
         self.kernels = kernels  # what cuts and judges: "torch", "triton" on CUDA, or "native": C judges, torch cuts
         self.slots, self.vocab, self.max_draft, self.device = slots, vocab, max_draft, torch.device(device)
         self.floats = torch.zeros(slots, 7, device=self.device)
-        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition, self.alpha = (
+        self.temperature, self.top_p, self.log_min_p, self.presence, self.frequency, self.repetition, self.alpha = (
             self.floats.unbind(1)
         )
         self.integers = torch.zeros(slots, 8, dtype=torch.int64, device=self.device)
@@ -204,7 +205,8 @@ class SamplingState:
         guarded = dict.fromkeys([*eos_ids, *stop])
         needs = _slot_needs(params, self.vocab, acceptance, alpha >= 0, bool(bad_words_ids), len(stop))
         temperature = 1.0 if needs.mode is Mode.GREEDY else params.temperature
-        floats = (temperature, params.top_p, params.min_p, params.presence_penalty, params.frequency_penalty)
+        log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        floats = (temperature, params.top_p, log_min_p, params.presence_penalty, params.frequency_penalty)
         self._write(self.floats, slot, [*floats, params.repetition_penalty, alpha])
         bias_row = self._assign_bias(slot, params) if needs.bias else -1
         signed_seed = (seed + 2**63) % 2**64 - 2**63

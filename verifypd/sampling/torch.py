@@ -170,7 +170,7 @@ def _finish(case: Case, drafts: Tensor, accepted: Tensor, following: Tensor, hop
     finish = torch.where(stopped, int(Finish.STOP), finish)
     alive = state.alive[spans.slots]
     finish = torch.where(error, int(Finish.ERROR), finish) * alive
-    counts = counts * (alive & ~error)
+    counts = torch.where(error, accepted, counts) * alive  # drafts before the missing token stand
     stop_token = emitted.gather(1, stop_at.clamp_max(width - 1)[:, None]).squeeze(1)
     return Verdicts(
         tokens=emitted,

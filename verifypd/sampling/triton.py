@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verifypd.kernels.launch import launch_early
 from verifypd.kernels.tiles import power_of_two
 from verifypd.sampling.base import Greedy
 from verifypd.sampling.case import Case, Verdicts
 from verifypd.sampling.draws import block_of
-from verifypd.sampling.rows import Rows
+from verifypd.sampling.rows import DraftVocabulary, Rows
 from verifypd.sampling.state import Needs, SamplingState
 from verifypd.sampling.triton_cuts import cut_rows
 from verifypd.sampling.triton_verdicts import judge_rows, judge_spans, propose_rows
@@ -49,7 +50,6 @@ def cut_(x: Tensor, slots: Tensor, state: SamplingState, scale: Tensor | None = 
         slots,
         state.floats,
         state.integers,
-        state.min_p.log(),
         x if scale is None else scale,
         x.stride(0),
         VOCAB=x.shape[1],
@@ -62,10 +62,47 @@ def propose_(
     x: Tensor, slots: Tensor, depth: int, state: SamplingState, lengths: Tensor, drafts: Tensor, draft_q: Tensor
 ) -> None:
     """Draft token `depth` of slots [R] (negative: padding) from cut logits x [R, V], into drafts and draft_q."""
+    _propose(x, x, None, slots, depth, state, lengths, drafts, draft_q, None)
+
+
+def draft_(
+    logits: Tensor,
+    vocabulary: DraftVocabulary | None,
+    slots: Tensor,
+    depth: int,
+    state: SamplingState,
+    lengths: Tensor,
+    drafts: Tensor,
+    draft_q: Tensor,
+    scale: Tensor,
+) -> None:
+    """As `propose_`, from a drafter's logits [R, its vocabulary] as they come, in one launch: widened, cleaned and cut
+    with their temperature times scale [S]. vocabulary: None: ids are the verifier's."""
+    x = torch.empty(logits.shape[0], state.vocab, device=logits.device)
+    _propose(x, logits, vocabulary, slots, depth, state, lengths, drafts, draft_q, scale)
+
+
+def _propose(
+    x: Tensor,
+    logits: Tensor,
+    vocabulary: DraftVocabulary | None,
+    slots: Tensor,
+    depth: int,
+    state: SamplingState,
+    lengths: Tensor,
+    drafts: Tensor,
+    draft_q: Tensor,
+    scale: Tensor | None,
+) -> None:
+    """scale: None: logits are cut already."""
     vocab = x.shape[1]
+    names, places = vocabulary or (state.integers, state.integers)  # not read
     block, blocks, group = _blocks(vocab)
     propose_rows[(x.shape[0],)](
         x,
+        logits,
+        names,
+        places,
         slots,
         lengths,
         drafts,
@@ -73,18 +110,25 @@ def propose_(
         torch.empty(x.shape[0], blocks, device=x.device),
         state.floats,
         state.integers,
+        state.floats if scale is None else scale,
         x.stride(0),
+        logits.stride(0),
         drafts.stride(0),
         draft_q.stride(0),
         draft_q.stride(1),
         depth,
         VOCAB=vocab,
+        KNOWN=min(logits.shape[1], vocab if vocabulary is None else len(names)),
+        MAPPED=vocabulary is not None,
+        CUT=scale is not None,
+        CUT_BLOCK=min(CUT_TOKENS, power_of_two(vocab)),
         ROW=min(ROW_TOKENS, power_of_two(vocab)),
         BLOCK=power_of_two(block),
         BLOCKS=blocks,
         BLOCKS_PADDED=power_of_two(blocks),
         GROUP=group,
         num_warps=8,
+        **launch_early(x.device),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifypd.sampling.triton_state import ALPHA, FLOATS, GREEDY, INTEGERS, MIN_P, MODE, TEMPERATURE, TOP_K, TOP_P
+from verifypd.sampling.triton_state import ALPHA, FLOATS, GREEDY, INTEGERS, LOG_MIN_P, MODE, TEMPERATURE, TOP_K, TOP_P
 
 LARGEST: tl.constexpr = tl.constexpr(1e30)
 MASS_ONE: tl.constexpr = tl.constexpr(1099511627776.0)  # 2**40, see transforms
@@ -65,24 +65,96 @@ def largest_threshold(
     return found
 
 
+@triton.jit
+def given_logits(
+    row,
+    places,
+    token,
+    VOCAB: tl.constexpr,
+    KNOWN: tl.constexpr,
+    MAPPED: tl.constexpr,
+    CLEAN: tl.constexpr,
+):
+    """Logits of tokens as float32, from a row of any type that has KNOWN of them, each token's at its place where
+    MAPPED (see propose_rows); -inf where there is none."""
+    if MAPPED:
+        at = tl.load(places + token, mask=token < VOCAB, other=-1)
+        value = tl.load(row + at, mask=at >= 0, other=float("-inf")).to(tl.float32)
+    else:
+        value = tl.load(row + token, mask=token < KNOWN, other=float("-inf")).to(tl.float32)
+    return cleaned(value) if CLEAN else value
+
+
+@triton.jit
+def cut_row(
+    given,  # the row as it comes: see given_logits
+    row,  # float32 [VOCAB], out; may be `given`
+    places,
+    slot,
+    temperature,
+    floats,
+    integers,
+    VOCAB: tl.constexpr,
+    KNOWN: tl.constexpr,
+    MAPPED: tl.constexpr,
+    CLEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Temperature, min_p, top_k, top_p of one row, in this order; what falls is -inf."""
+    floor = tl.load(floats + slot * FLOATS + LOG_MIN_P)
+    share = tl.load(floats + slot * FLOATS + TOP_P)
+    top_k = tl.load(integers + slot * INTEGERS + TOP_K)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    for begin in range(0, VOCAB, BLOCK):
+        token = begin + tl.arange(0, BLOCK)
+        value = given_logits(given, places, token, VOCAB, KNOWN, MAPPED, CLEAN)
+        value = tl.div_rn(value, temperature)
+        tl.store(row + token, value, mask=token < VOCAB)
+        highest = tl.maximum(highest, value)
+    if (floor > float("-inf")) | (top_k > 0) | (share < 1.0):
+        tl.debug_barrier()  # what other threads of the program stored is read from here on
+        top = tl.maximum(tl.max(highest, 0), -LARGEST)
+        least = tl.zeros([1], tl.float32) + (top + floor)
+        key = tl.full([1], 0, tl.int64)  # tokens with keys below it fall
+        weight_key = tl.full([1], 0, tl.int64)
+        if top_k > 0:
+            key = largest_threshold(row, top, least, top_k, VOCAB, BLOCK, True, False)
+        if share < 1.0:
+            # what is left weighs 1 and more, so a share of it is never nothing
+            total = tl.zeros([BLOCK], tl.int64)
+            for begin in range(0, VOCAB, BLOCK):
+                token = begin + tl.arange(0, BLOCK)
+                value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+                weight = tl.where(ordered(value) >= key, weighed(value, top, least), 0.0)
+                total += (weight * MASS_ONE).to(tl.int64)
+            needed = tl.ceil(tl.sum(total, 0).to(tl.float64) * share.to(tl.float64)).to(tl.int64)
+            needed = tl.maximum(needed, 1)
+            if top_k > 0:
+                key = tl.maximum(key, largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, False))
+            else:
+                weight_key = largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, True)
+        for begin in range(0, VOCAB, BLOCK):
+            token = begin + tl.arange(0, BLOCK)
+            value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+            kept = (value >= least) & (ordered(value) >= key) & (ordered(weighed(value, top, least)) >= weight_key)
+            tl.store(row + token, tl.where(kept, value, float("-inf")), mask=token < VOCAB)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def cut_rows(
     x,  # float32 [N, x_row], changed in place
     slots,  # [N] int64
     floats,  # [S, FLOATS]
     integers,  # [S, INTEGERS]
-    log_min_p,  # [S]
     heat,  # [N] float32, multiplies the temperature; read where HEATED
     x_row,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     HEATED: tl.constexpr,
 ):
-    """Temperature, min_p, top_k, top_p of one row, in this order; what falls is -inf. Grid: rows."""
+    """The cuts of sampled rows; others stay. Grid: rows."""
     row_index = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row_index)
-    if slot < 0:  # padding
-        return
     mode = tl.load(integers + slot * INTEGERS + MODE)
     alpha = tl.load(floats + slot * FLOATS + ALPHA)
     if mode == GREEDY:
@@ -92,44 +164,5 @@ def cut_rows(
     temperature = tl.load(floats + slot * FLOATS + TEMPERATURE)
     if HEATED:
         temperature = temperature * tl.load(heat + row_index)
-    min_p = tl.load(floats + slot * FLOATS + MIN_P)
-    share = tl.load(floats + slot * FLOATS + TOP_P)
-    top_k = tl.load(integers + slot * INTEGERS + TOP_K)
     row = x + row_index * x_row
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in range(0, VOCAB, BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-        value = tl.div_rn(value, temperature)
-        tl.store(row + token, value, mask=token < VOCAB)
-        highest = tl.maximum(highest, value)
-    if (min_p <= 0.0) & (top_k <= 0) & (share >= 1.0):
-        return
-    tl.debug_barrier()  # what other threads of the program stored is read from here on
-    top = tl.maximum(tl.max(highest, 0), -LARGEST)
-    least = tl.full([1], float("-inf"), tl.float32)
-    if min_p > 0.0:
-        least = top + tl.load(log_min_p + slot + tl.arange(0, 1))
-    key = tl.full([1], 0, tl.int64)  # tokens with keys below it fall
-    weight_key = tl.full([1], 0, tl.int64)
-    if top_k > 0:
-        key = largest_threshold(row, top, least, top_k, VOCAB, BLOCK, True, False)
-    if share < 1.0:
-        # what is left weighs 1 and more, so a share of it is never nothing
-        total = tl.zeros([BLOCK], tl.int64)
-        for begin in range(0, VOCAB, BLOCK):
-            token = begin + tl.arange(0, BLOCK)
-            value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-            weight = tl.where(ordered(value) >= key, weighed(value, top, least), 0.0)
-            total += (weight * MASS_ONE).to(tl.int64)
-        needed = tl.ceil(tl.sum(total, 0).to(tl.float64) * share.to(tl.float64)).to(tl.int64)
-        needed = tl.maximum(needed, 1)
-        if top_k > 0:
-            key = tl.maximum(key, largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, False))
-        else:
-            weight_key = largest_threshold(row, top, least, needed, VOCAB, BLOCK, False, True)
-    for begin in range(0, VOCAB, BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        value = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-        kept = (value >= least) & (ordered(value) >= key) & (ordered(weighed(value, top, least)) >= weight_key)
-        tl.store(row + token, tl.where(kept, value, float("-inf")), mask=token < VOCAB)
+    cut_row(row, row, row, slot, temperature, floats, integers, VOCAB, VOCAB, False, False, BLOCK)

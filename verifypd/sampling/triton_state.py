@@ -7,7 +7,7 @@ import triton.language as tl
 # columns of SamplingState.floats and .integers
 TEMPERATURE: tl.constexpr = tl.constexpr(0)
 TOP_P: tl.constexpr = tl.constexpr(1)
-MIN_P: tl.constexpr = tl.constexpr(2)
+LOG_MIN_P: tl.constexpr = tl.constexpr(2)
 ALPHA: tl.constexpr = tl.constexpr(6)
 FLOATS: tl.constexpr = tl.constexpr(7)
 TOP_K: tl.constexpr = tl.constexpr(0)

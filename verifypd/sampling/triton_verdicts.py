@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifypd.sampling.triton_cuts import LARGEST, cleaned
+from verifypd.kernels.triton_kernels import after_the_kernel_before
+from verifypd.sampling.triton_cuts import LARGEST, cleaned, cut_row
 from verifypd.sampling.triton_noise import (
     ACCEPT_ROLE,
     DRAFT_ROLE,
@@ -23,6 +24,7 @@ from verifypd.sampling.triton_state import (
     COUPLED,
     ERROR,
     FLOATS,
+    GREEDY,
     INTEGERS,
     LENGTH,
     MAX_LEN,
@@ -31,6 +33,7 @@ from verifypd.sampling.triton_state import (
     REJECTION,
     SEED,
     STOP,
+    TEMPERATURE,
 )
 
 
@@ -269,7 +272,7 @@ def judge_spans(
     finish = tl.where(error, ERROR, finish)
     living = tl.load(alive + slot) != 0
     finish = tl.where(living, finish, 0).to(tl.int64)
-    counts = tl.where(living & (error == 0), counts, 0)
+    counts = tl.where(living, tl.where(error, accepted, counts), 0)
     stop_token = tl.sum(tl.where(place == tl.minimum(stop_at, WIDTH - 1), emitted, 0), 0)
     out = packed + r * (WIDTH + 5)
     tl.store(out, counts)
@@ -283,9 +286,31 @@ def judge_spans(
     tl.store(alive + slot, (living & (finish == 0)).to(alive.dtype.element_ty))
 
 
+@triton.jit
+def likeliest_token(row, names, VOCAB: tl.constexpr, KNOWN: tl.constexpr, MAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    """The token with the highest of KNOWN logits, the first of those that are level; 0 where there is none."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    where = tl.full([BLOCK], VOCAB, tl.int32)
+    for begin in range(0, KNOWN, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        value = cleaned(tl.load(row + place, mask=place < KNOWN, other=float("-inf")).to(tl.float32))
+        token = place
+        if MAPPED:
+            token = tl.load(names + place, mask=place < KNOWN, other=VOCAB).to(tl.int32)
+        better = (value > best) | ((value == best) & (token < where))
+        where = tl.where(better, token, where)
+        best = tl.where(better, value, best)
+    score = tl.max(best, 0)
+    token = tl.min(tl.where(best == score, where, VOCAB), 0)
+    return tl.where(score == float("-inf"), 0, token)
+
+
 @triton.jit(do_not_specialize=["depth"], do_not_specialize_on_alignment=["slots"])
 def propose_rows(
-    x,  # float32 [R, x_row], cut
+    x,  # float32 [R, x_row]: cut logits; where CUT, room for those of rows that are drawn
+    logits,  # [R, logits_row], of any type: read where CUT
+    names,  # [KNOWN] int64, where MAPPED: the token at each place of a row of logits
+    places,  # int32 [VOCAB], where MAPPED: the place of each token, -1: nowhere
     slots,  # [R] int64; a negative one is padding
     lengths,
     drafts,  # [S, drafts_row] int64, written at depth
@@ -293,20 +318,29 @@ def propose_rows(
     block_sums,  # float32 [R, BLOCKS], scratch
     floats,
     integers,
+    heat,  # [S] float32, multiplies the temperature; read where CUT
     x_row,
+    logits_row,
     drafts_row,
     q_slot,
     q_depth,
     depth,  # place of the draft token
     VOCAB: tl.constexpr,
+    KNOWN: tl.constexpr,
+    MAPPED: tl.constexpr,
+    CUT: tl.constexpr,  # logits are as the drafter gave them
+    CUT_BLOCK: tl.constexpr,
     ROW: tl.constexpr,  # tokens read at once
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCKS_PADDED: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One draft token: the likeliest, the likeliest with noise, or one drawn from q, which is kept. Grid: rows."""
     r = tl.program_id(0).to(tl.int64)
+    if PDL:
+        after_the_kernel_before()
     slot = tl.load(slots + r)
     if slot < 0:
         return
@@ -316,6 +350,15 @@ def propose_rows(
     choice = tl.load(integers + slot * INTEGERS + CHOICE)
     index = tl.load(lengths + slot) + depth - tl.load(integers + slot * INTEGERS + PROMPT_LEN)
     row = x + r * x_row
+    if CUT:
+        given = logits + r * logits_row
+        if (mode == GREEDY) | (alpha >= 0.0):
+            token = likeliest_token(given, names, VOCAB, KNOWN, MAPPED, ROW)
+            tl.store(drafts + slot * drafts_row + depth, token.to(tl.int64))
+            return
+        temperature = tl.load(floats + slot * FLOATS + TEMPERATURE) * tl.load(heat + slot)
+        cut_row(given, row, places, slot, temperature, floats, integers, VOCAB, KNOWN, MAPPED, True, CUT_BLOCK)
+        tl.debug_barrier()
     noisy = (mode == COUPLED) & (alpha < 0.0)
     score, likeliest, top, total = scanned(row, seed, choice, index, noisy, False, VOCAB, ROW)
     found = likeliest.to(tl.int64)

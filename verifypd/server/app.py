@@ -126,8 +126,9 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-def refusal(error: CallError, headers: dict[str, str] | None = None) -> Response:
-    """An error in OpenAI's shape."""
+def refusal(request: Request, error: CallError, headers: dict[str, str] | None = None) -> Response:
+    """An error in OpenAI's shape. The gate logs its code."""
+    request.scope["state"]["error"] = error
     more = dict(headers or {})
     if error.retry_after:
         more["retry-after"] = str(error.retry_after)
@@ -369,21 +370,26 @@ def add_errors(app: FastAPI) -> None:
     """Every error in OpenAI's shape."""
 
     @app.exception_handler(CallError)
-    async def refused(_request: Request, error: CallError) -> Response:
-        return refusal(error)
+    async def refused(request: Request, error: CallError) -> Response:
+        return refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        return refusal(wrong_form(error.errors()))
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return refusal(request, wrong_form(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def http(_request: Request, error: HTTPException) -> Response:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        made = CallError(error.status_code, str(error.detail), code=code)
+    async def http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
         if headers.get("Allow") == "GET":
             headers["Allow"] = "GET, HEAD"
-        return refusal(made, headers)
+        path = request.scope["path"][:200]
+        told = {
+            404: ("not_found", f"no {path} here; GET / lists the paths"),
+            405: ("method_not_allowed", f"{request.method} is not for {path}: use {headers.get('Allow')}"),
+        }
+        code, message = told.get(error.status_code, (None, str(error.detail)))
+        made = CallError(error.status_code, message, code=code)
+        return refusal(request, made, headers)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verifypd.errors import RequestError
@@ -49,6 +50,7 @@ class Limits:
     max_choices: int
     max_scores: int
     special_in_content: bool = False  # special tokens written in messages act as such
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling where a body says nothing, by field
 
 
 @dataclass(slots=True)
@@ -80,11 +82,11 @@ def check_neutral(body: GenerationBody) -> None:
 
 
 def sampling(body: GenerationBody, limits: Limits, max_tokens: int | None, **more: Any) -> dict[str, Any]:
-    """Fields of SamplingParams: what the body says, where it is not the default."""
+    """Fields of SamplingParams: what the body says, where it is not what SamplingParams has anyway."""
     fields: dict[str, Any] = {}
     defaults = SamplingParams()
     for name in SAME_NAME:
-        value = getattr(body, name)
+        value = understood(body, name, limits)
         if value is not None and value != getattr(defaults, name):
             fields[name] = value
     if body.logit_bias:
@@ -103,6 +105,13 @@ def sampling(body: GenerationBody, limits: Limits, max_tokens: int | None, **mor
         if wrong is not None:
             raise bad(f"{name}: token id {wrong} is outside the vocabulary of {limits.vocab}", name)
     return fields
+
+
+def understood(body: GenerationBody, name: str, limits: Limits) -> Any:
+    """What a field says, or where it says nothing the model's own default."""
+    value = getattr(body, name)
+    said = value is not None and name in body.model_fields_set
+    return value if said else limits.defaults.get(name, value)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

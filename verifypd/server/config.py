@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
-from verifypd.config import flag, parse_bytes, setting
+from verifypd.config import check_range, parse_bytes, setting
 from verifypd.errors import ConfigError
 
 LOG_FORMATS = ("json", "text")
+GENERATION_CONFIGS = ("auto", "none")
+
+
+def _is_origin(text: str) -> bool:
+    """Whether a browser could send it as `Origin`, or it stands for all."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    whole = parts.scheme and parts.netloc and text == f"{parts.scheme}://{parts.netloc}"
+    return bool(whole) or text in ("*", "null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +74,12 @@ class ServerConfig:
     special_tokens_in_content: bool = setting(
         False, "let special tokens that clients write into messages act as such; by default they are text"
     )
+    generation_config: str = setting(
+        "auto",
+        "sampling of requests that do not say: temperature, top_p, top_k, min_p and repetition_penalty of the model's"
+        " generation_config.json, or none: temperature 1 and all tokens",
+        choices=GENERATION_CONFIGS,
+    )
     log_format: str = setting("text", "log lines", choices=LOG_FORMATS)
     log_prompts: bool = setting(False, "write prompts and outputs into the log")
     metrics_interval: float = setting(0.5, "s between two reports of the engine to /metrics")
@@ -87,8 +105,10 @@ class ServerConfig:
             self._check_range(name, 0.1, 86400.0)
         self._check_range("metrics_interval", 0.01, 60.0)
         parse_bytes(self.max_body, "max_body")
-        if self.log_format not in LOG_FORMATS:
-            raise ConfigError(f"--log-format {self.log_format!r} is not known; choose from {', '.join(LOG_FORMATS)}")
+        for name, known in (("log_format", LOG_FORMATS), ("generation_config", GENERATION_CONFIGS)):
+            if getattr(self, name) not in known:
+                flag = f"--{name.replace('_', '-')} {getattr(self, name)!r}"
+                raise ConfigError(f"{flag} is not known; choose from {', '.join(known)}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
@@ -97,14 +117,18 @@ class ServerConfig:
             raise ConfigError("--admin-key must be printable ASCII")
         if self.admin_key is not None and (not self.admin_key or self.admin_key in self.api_key):
             raise ConfigError("--admin-key must not be empty, nor one of the keys of --api-key")
+        for origin in self.cors_origin:
+            if not _is_origin(origin):
+                raise ConfigError(
+                    f"--cors-origin {origin!r} is no origin: give what browsers send, such as https://example.org,"
+                    " without a path or a slash at its end; or *"
+                )
         module, _, name = self.engine_factory.partition(":")
         if not module or not name:
             raise ConfigError(f"--engine-factory {self.engine_factory!r}: give module:function")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ConfigError(f"{flag(name)} {value!r} must lie in {low:g}..{high:g}")
+        check_range(name, getattr(self, name), low, high)
 
     @property
     def body_bytes(self) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from verifypd.errors import EngineError, VerifyPDError
 from verifypd.metrics.pauses import freeze_heap
 from verifypd.server.admission import Admission
 from verifypd.server.config import ServerConfig
-from verifypd.server.lifeline import die_with
+from verifypd.server.lifeline import die_with, give_up, obey_parent
 from verifypd.server.logs import set_up_logs
 from verifypd.server.messages import Addresses, ToEngine, ToWorker, Up, encode, inbox, outbox
 
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BAD_SETTINGS = 2  # exit status: starting it again would not help
 DECODER = msgspec.msgpack.Decoder(ToEngine)
 
 
@@ -48,8 +45,7 @@ def run_engine(
 ) -> None:
     """Entry of the process. `pulse[0]` is when the loop's turn began, s of the monotonic clock; 0 while it waits."""
     die_with(parent)
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
+    obey_parent("verifypd-engine")
     set_up_logs(config.log_format, f"engine-{epoch}")
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which stays when this process is killed
     from verifypd.server.engine_loop import EngineLoop  # torch is imported in this process only
@@ -95,8 +91,7 @@ def make_engine(engine_config: EngineConfig, config: ServerConfig) -> Any:
     except EngineError:  # it lost a process while it was made: the next may not
         raise
     except VerifyPDError as error:
-        log.error("%s", " ".join(str(error).split()))
-        sys.exit(BAD_SETTINGS)
+        give_up(error)
 
 
 class Bell:

@@ -34,6 +34,7 @@ ADMIN = "/v1/admin/"
 QUIET_PATHS = ("/health", "/ready", "/metrics")  # asked for all the time; not worth a line each
 DISCARDED = 8  # times the largest body: bytes that are read and forgotten of one that was refused
 BODIES = 64  # times the largest body: bytes that may be arriving at one worker at a time
+LOGGED = 64  # characters of a field's name in the log: an unknown field is called what its client likes
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -99,7 +100,7 @@ class Arriving:
 
 
 class Gate:
-    """ASGI middleware. `scope["state"]` gets `request_id`, `key` and `arrival`."""
+    """ASGI middleware. `scope["state"]` gets `request_id`, `key` and `arrival`; `log` and `error` come back in it."""
 
     def __init__(
         self, app: Any, keys: Keys, admin: Keys, max_body: int, body_timeout: float, count: Callable[[str, int], None]
@@ -140,6 +141,7 @@ class Gate:
         except CallError as error:
             if status:
                 raise  # the answer had begun
+            state["error"] = error
             start, body = error_response(error, [(b"connection", b"close")])
             await sending(start)
             await sending({**body, "more_body": True})
@@ -152,6 +154,7 @@ class Gate:
             if status:
                 raise
             ending = unavailable("the server is shutting down", "draining")  # nothing else cancels what has not begun
+            state["error"] = ending
             for message in error_response(ending, [(b"connection", b"close")]):
                 await sending(message)
         except Exception:
@@ -159,14 +162,16 @@ class Gate:
             log.exception("a request failed", extra={"fields": fields})
             if status:
                 raise
-            for message in error_response(broken()):
+            state["error"] = broken()
+            for message in error_response(state["error"]):
                 await sending(message)
         finally:
             self.count(_route(scope["path"]), status)
             if scope["path"] not in QUIET_PATHS:
                 seconds = time.monotonic() - arrival
                 fields = {"request_id": state["request_id"], "method": scope["method"], "path": scope["path"][:200]}
-                event(log, "request", **fields, status=status, ms=round(seconds * 1e3, 1), **state.get("log", {}))
+                fields.update(status=status, ms=round(seconds * 1e3, 1), **state.get("log", {}), **_why(state))
+                event(log, "request", logging.WARNING if status >= 500 else logging.INFO, **fields)
 
     def _admit(self, scope: Any, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
         """Check what the head of a request says."""
@@ -219,6 +224,13 @@ def given(body: bytes, receive: Any) -> Any:
         return rest.pop() if rest else await receive()
 
     return receiving
+
+
+def _why(state: dict[str, Any]) -> dict[str, str]:
+    """What the log says of a request that was refused."""
+    error: CallError | None = state.get("error")
+    named = {"code": error.code, "param": error.param} if error is not None else {}
+    return {name: value[:LOGGED] for name, value in named.items() if value}
 
 
 def _request_id(given: bytes) -> str:

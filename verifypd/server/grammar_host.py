@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-from verifypd.server.lifeline import die_with
+from verifypd.server.lifeline import die_with, obey_parent
 from verifypd.server.messages import GrammarSpec
 
 STACK = 64 << 20  # bytes, of the thread that compiles: it recurses along the format
@@ -277,8 +277,7 @@ def _limit(memory: int) -> None:
 
 def main(descriptor: int) -> None:
     """Entry of the tokenizer's process: says whether it can read the tokenizer, then waits for orders."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # whoever asks decides when it ends
+    obey_parent("verifypd-format")
     line = socket.socket(fileno=descriptor)
     setting = msgspec.msgpack.decode(line.recv(1 << 16), type=Setting)
     die_with(setting.parent)

@@ -20,6 +20,7 @@ from verifypd.server.totals import GAP_BUCKETS, Spread, Targets
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TPOT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
 E2E = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0)
+TOKENS = tuple(float(digit * 10**zeros) for zeros in range(6) for digit in (1, 2, 5))
 Samples = list[tuple[dict[str, str], float]]
 
 
@@ -61,9 +62,13 @@ class ServerMetrics:
             registry=own,
         ).labels(**self._labels)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "last token out − request in", E2E)
+        self.prompt_tokens = histogram("vllm:request_prompt_tokens", "prompt tokens of a choice", TOKENS)
+        self.output_tokens = histogram("vllm:request_generation_tokens", "tokens written of a choice", TOKENS)
         self.http = Counter("verifypd:http_requests", "answers by path and status", ["path", "status"], registry=own)
         self.outcomes = Counter("verifypd:calls", "calls by how they ended for the client", ["outcome"], registry=own)
-        self.refused = Counter("verifypd:refused", "calls turned away", ["code"], registry=own)
+        self.refused = Counter(
+            "verifypd:refused", "calls turned away by limits, formats and the engine", ["code"], registry=own
+        )
         self.resumed = Counter("verifypd:calls_taken_up", "calls that went on after an engine had died", registry=own)
         self.good = Counter(
             "verifypd:requests_within_slo", "requests that met both targets; their rate is the goodput", registry=own
@@ -79,6 +84,9 @@ class ServerMetrics:
         first, last = call.first_token - call.arrival, call.last_token - call.arrival
         self.ttft.observe(first)
         self.e2e.observe(last)
+        for choice in call.choices:
+            self.prompt_tokens.observe(len(choice.prompt))
+            self.output_tokens.observe(choice.tokens)
         longest = max(choice.tokens for choice in call.choices)
         per_token = (last - first) / (longest - 1) if longest > 1 else 0.0
         if longest > 1:

@@ -17,7 +17,6 @@ import logging
 import os
 import pickle
 import resource
-import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO
 import verifypd
 from verifypd.server.ask import Limits
 from verifypd.server.calls import CallError, bad, broken, unavailable
-from verifypd.server.lifeline import die_with
+from verifypd.server.lifeline import die_with, obey_parent
 from verifypd.server.logs import event, set_up_logs
 from verifypd.server.tools import ToolFormat
 from verifypd.server.works import Desk, Done, read_and_do
@@ -251,8 +250,7 @@ def _framed(value: Any) -> bytes:
 
 def main() -> None:
     """Entry of the process: one reply for every job, until the worker is gone or too much memory is held."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the worker decides when this process ends
+    obey_parent("verifypd-reader")
     jobs = sys.stdin.buffer
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may get in between the replies

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -62,7 +61,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.max_draft = max_draft
         self.head = {
-            "id": self.prefix + uuid.uuid4().hex,
+            "id": self.prefix + call.name,
             "object": self.kind,
             "created": int(time.time()),
             "model": model,

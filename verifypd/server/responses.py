@@ -11,6 +11,7 @@ import orjson
 from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from verifypd.server.ask import Limits, understood
 from verifypd.server.calls import CallError, bad
 from verifypd.server.schema import (
     Body,
@@ -240,7 +241,11 @@ def _named(name: str) -> NamedTool:
     return NamedTool(type="function", function=NamedFunction(name=name))
 
 
-def repeated(body: ResponsesBody) -> dict[str, Any]:
+def _or_one(value: float | None) -> float:
+    return 1.0 if value is None else value
+
+
+def repeated(body: ResponsesBody, limits: Limits) -> dict[str, Any]:
     """What a response repeats of its request: as it was understood, where it says nothing."""
     form = body.text.format if body.text else None
     tools = [{"description": None, "parameters": None, **tool.model_dump()} for tool in body.tools or ()]
@@ -261,8 +266,8 @@ def repeated(body: ResponsesBody) -> dict[str, Any]:
         "service_tier": "default",
         "prompt_cache_key": body.prompt_cache_key,
         "safety_identifier": body.safety_identifier,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "temperature": _or_one(understood(body, "temperature", limits)),
+        "top_p": _or_one(understood(body, "top_p", limits)),
         "top_logprobs": body.top_logprobs or 0,
         "text": text,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),

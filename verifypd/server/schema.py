@@ -40,15 +40,18 @@ def _few(value: Any, most: int) -> Any:
 
 
 class Body(BaseModel):
-    """Any request body: a field that is not known is refused by name."""
+    """Any request body: a field that is not known is refused by name, unless it is null, which asks for nothing."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
     def few_fields(cls, value: Any) -> Any:
-        """Refuse more fields than any body has, before each of them is an error."""
-        return _few(value, MAX_FIELDS)
+        """Refuse more fields than any body has, before each of them is an error; drop unknown ones that are null."""
+        _few(value, MAX_FIELDS)
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        return {name: given for name, given in value.items() if given is not None or name in cls.model_fields}
 
 
 class StreamOptions(Body):
@@ -142,6 +145,7 @@ class GenerationBody(Body):
     # accepted; they do not touch the answer
     user: StrictStr | None = None
     metadata: dict[str, Any] | None = None
+    guided_decoding_backend: StrictStr | None = None
     request_id: Annotated[str, Field(strict=True, pattern=r"^[!-~]{1,128}$")] | None = Field(
         None, description="goes before the header X-Request-Id"
     )
@@ -260,6 +264,7 @@ class ChatBody(GenerationBody):
     modalities: Unsupported = None
     audio: Unsupported = None
     reasoning_effort: Unsupported = None
+    include_reasoning: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     functions: Unsupported = None
@@ -337,6 +342,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "functions": ([],),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call, CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.formats import check
+from verifypd.server.logs import event
 from verifypd.server.metrics import ServerMetrics
 from verifypd.server.reader import Readers
 from verifypd.server.render import Renderer
@@ -23,6 +25,9 @@ from verifypd.server.streams import ClientGoneError, EventStream, Sweeper, gone,
 from verifypd.server.tools import ToolFormat
 from verifypd.server.works import Desk, Done, do
 from verifypd.tokenizer import Tokenizer
+from verifypd.tokenizer.defaults import sampling_defaults
+
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -41,6 +46,9 @@ class Service:
         self.metrics = ServerMetrics(bridge, self.model)
         self.sweeper = Sweeper(config.send_timeout)
         folder = tokenizer.folder if tokenizer is not None else None
+        self.defaults = sampling_defaults(folder) if config.generation_config == "auto" else {}
+        if self.defaults:
+            event(log, "sampling of requests that do not say, from generation_config.json", **self.defaults)
         self.readers = Readers(folder, config.log_format, bridge.worker)
 
     @property
@@ -56,6 +64,7 @@ class Service:
             max_choices=self.config.max_choices,
             max_scores=self.config.max_scores,
             special_in_content=self.config.special_tokens_in_content,
+            defaults=self.defaults,
         )
 
     def desk(self, request: Request) -> Desk:

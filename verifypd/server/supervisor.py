@@ -1,7 +1,9 @@
-"""Starts the engine and the API workers, watches them, restarts what dies, drains on SIGTERM. Knows processes only."""
+"""Starts the engine and the API workers, watches them, restarts what dies, drains on a signal. Knows processes only."""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import logging
 import multiprocessing
 import os
@@ -22,7 +24,8 @@ import zmq
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError
 from verifypd.server.config import ServerConfig
-from verifypd.server.engine_process import BAD_SETTINGS, run_engine
+from verifypd.server.engine_process import run_engine
+from verifypd.server.lifeline import BAD_SETTINGS, STOPS
 from verifypd.server.logs import event, set_up_logs
 from verifypd.server.messages import (
     Addresses,
@@ -64,10 +67,18 @@ def listen(config: ServerConfig) -> socket.socket:
     except (OSError, UnicodeError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port") from None
+        other = "--port" if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}; choose another {other}") from None
     listener.listen(1024)
     listener.setblocking(False)
     return listener
+
+
+def warn_if_open(config: ServerConfig, listener: socket.socket) -> None:
+    """Say so where other machines reach a server that asks for no key."""
+    host = listener.getsockname()[0]
+    if not config.api_key and not ipaddress.ip_address(host).is_loopback:
+        event(log, "other machines reach this server, and it has no --api-key", logging.WARNING, host=host)
 
 
 def check_tls(config: ServerConfig) -> None:
@@ -117,7 +128,7 @@ class Supervisor:
         self.worker_restarts: dict[int, float] = {}  # workers to be started again, and when
         self.drained: set[int] = set()
         self.draining_until: float | None = None
-        self.signals = 0
+        self.signals: list[str] = []  # that asked it to end, by name
         self.status = 0
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -127,6 +138,7 @@ class Supervisor:
         set_up_logs(self.config.log_format, "supervisor")
         check_tls(self.config)
         self.listener = listen(self.config)
+        warn_if_open(self.config, self.listener)
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
         self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
         self.addresses = Addresses(self.runtime)
@@ -137,8 +149,9 @@ class Supervisor:
         self.to_workers = [
             outbox(self.context, self.addresses.worker(index)) for index in range(self.config.api_workers)
         ]
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._signalled)
+        for stop in STOPS:
+            if stop is not signal.SIGHUP or signal.getsignal(stop) is not signal.SIG_IGN:  # `nohup` ignores it
+                signal.signal(stop, self._signalled)
         try:
             self._start_engine()
             for index in range(self.config.api_workers):
@@ -149,8 +162,8 @@ class Supervisor:
             self._end()
         return self.status
 
-    def _signalled(self, *_: object) -> None:
-        self.signals += 1
+    def _signalled(self, number: int, _frame: object) -> None:
+        self.signals.append(signal.Signals(number).name)
 
     def _finished(self) -> bool:
         if self.status:
@@ -158,7 +171,7 @@ class Supervisor:
         if self.draining_until is None:
             return False
         everyone = set(self.workers) <= self.drained
-        return everyone or self.signals > 1 or time.monotonic() > self.draining_until
+        return everyone or len(self.signals) > 1 or time.monotonic() > self.draining_until
 
     def _watch(self) -> None:
         """Wait for something to happen, and deal with it."""
@@ -181,7 +194,8 @@ class Supervisor:
     def _take(self, message: ToSupervisor) -> None:
         if isinstance(message, Up) and message.epoch == self.epoch:
             self.engine_up, self.up_since = message, time.monotonic()
-            event(log, "engine ready", epoch=self.epoch, seconds=round(self.up_since - self.engine_began, 2))
+            pid = self.engine.pid if self.engine is not None else None
+            event(log, "engine ready", epoch=self.epoch, pid=pid, seconds=round(self.up_since - self.engine_began, 2))
             self._broadcast(message)
         elif isinstance(message, Serving):
             self._worker_serves(message)
@@ -245,7 +259,7 @@ class Supervisor:
     def _engine_died(self, process: BaseProcess) -> None:
         process.join()
         code = process.exitcode or 0
-        reason = self.kill_reason or f"exit status {code}"
+        reason = self.kill_reason or _how_it_ended(code)
         self.engine, self.engine_up = None, None
         self.crashes += 1
         never_up = self.epoch == 1 and not self.up_since
@@ -254,6 +268,11 @@ class Supervisor:
         self._broadcast(Down(self.epoch, reason, final or self.draining_until is not None))
         if final:
             self.status = BAD_SETTINGS if code == BAD_SETTINGS else 1
+            if code == BAD_SETTINGS:
+                why = "these settings will never do"
+            else:
+                why = "its first start failed" if never_up else f"--max-restarts {self.config.max_restarts} are used up"
+            event(log, "the engine is not started again", logging.ERROR, because=why)
             return
         delay = back_off(self.crashes)
         event(log, "engine restarts", seconds=delay)
@@ -289,13 +308,15 @@ class Supervisor:
             self.worker_crashes = 0
         self.worker_crashes += 1
         self.worker_died_at = now
-        event(log, "API worker died", logging.ERROR, worker=index, status=process.exitcode)
+        event(log, "API worker died", logging.ERROR, worker=index, reason=_how_it_ended(process.exitcode or 0))
         if self.engine_up is not None:
             to_engine = outbox(self.context, self.engine_up.address)
             to_engine.send(encode(Gone(index)))
             to_engine.close(linger=1000)
         self.worker_deaths += 1
-        if self.worker_deaths > self.config.max_restarts:
+        if process.exitcode == BAD_SETTINGS and not self.announced:
+            self.status = BAD_SETTINGS
+        elif self.worker_deaths > self.config.max_restarts:
             event(log, "API workers do not come up", logging.ERROR, deaths=self.worker_deaths)
             self.status = 1
         elif self.draining_until is None:
@@ -311,7 +332,7 @@ class Supervisor:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        event(log, "draining", seconds=self.config.drain_timeout)
+        event(log, "draining", signal=self.signals[0], seconds=self.config.drain_timeout)
         self.draining_until = time.monotonic() + self.config.drain_timeout
         self._broadcast(Drain())
         if self.engine is None:  # it died and will not be started again: nobody waits for it
@@ -338,6 +359,13 @@ def _join(processes: list[BaseProcess], seconds: float = QUIT_WAIT) -> None:
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def _how_it_ended(code: int) -> str:
+    """The exit code of a process in words."""
+    if code >= 0:
+        return f"exit status {code}"
+    return f"killed by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
 
 
 def _shown(listener: socket.socket) -> str:

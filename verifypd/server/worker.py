@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import resource
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from http import HTTPStatus
@@ -21,10 +20,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import is_ssl
 
 from verifypd.config import EngineConfig
+from verifypd.errors import TokenizerError
+from verifypd.metrics.pauses import freeze_heap
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import CallError, unavailable
 from verifypd.server.config import ServerConfig
-from verifypd.server.lifeline import die_with
+from verifypd.server.lifeline import die_with, give_up, obey_parent
 from verifypd.server.logs import set_up_logs
 from verifypd.server.mailbox import Mailbox
 from verifypd.server.messages import (
@@ -373,11 +374,13 @@ class Worker(Mailbox):
         self._parent = parent
 
     def start(self) -> None:
-        """In the running loop: listen to the inbox and say that this worker serves."""
+        """In the running loop: listen to the inbox and say that this worker serves. A later look for garbage among all
+        that was imported would stop every stream for some 50 ms."""
         self.supervisor = outbox(self.context, self.addresses.supervisor())
         self.bridge.connect = self._connect
         self.bridge.on_idle = lambda: self.supervisor.send(encode(Drained(self.index)))
         self.open(inbox(self.context, self.addresses.worker(self.index)))
+        freeze_heap()
         self.supervisor.send(encode(Serving(self.index)))
         self._watch_parent()
 
@@ -433,15 +436,17 @@ def run_worker(
 ) -> None:
     """Entry of the process."""
     die_with(parent)
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the supervisor decides when this process ends
+    obey_parent(f"verifypd-api-{index}")
     set_up_logs(config.log_format, f"api-{index}")
     from verifypd.server.app import make_app
 
-    tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
-    bridge = Bridge(index, tokenizer, config.retries)
-    worker = Worker(index, config, addresses, bridge, parent)
-    app = make_app(engine_config, config, bridge, tokenizer, worker.start, worker.stop)
+    try:
+        tokenizer = Tokenizer.from_folder(Path(folder)) if folder is not None else None
+        bridge = Bridge(index, tokenizer, config.retries)
+        worker = Worker(index, config, addresses, bridge, parent)
+        app = make_app(engine_config, config, bridge, tokenizer, worker.start, worker.stop)
+    except TokenizerError as error:
+        give_up(error)
     allow_files(config.max_connections + SPARE_FILES)
     limits = {name: getattr(config, name) for name in ("header_timeout", "send_timeout", "max_connections")}
     protocol = type("Protocol", (Protocol,), {**limits, "refused": staticmethod(app.state.connection_refused)})

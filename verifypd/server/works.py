@@ -64,7 +64,7 @@ def responses(body: ResponsesBody, desk: Desk) -> asking.Prepared:
     asked = chat_body(body)
     try:
         made = asking.chat(asked, desk.limits, desk.tokenizer, desk.tool_format, desk.key, param="input")
-        return replace(made, given=repeated(body))
+        return replace(made, given=repeated(body, desk.limits))
     except CallError as error:
         raise renamed(error) from None
 
@@ -130,5 +130,6 @@ def invalid(errors: Sequence[Any]) -> CallError:
     if first["type"] == "extra_forbidden":
         return bad(f"unknown field {'.'.join(place)[:200]!r}", field, "unknown_parameter")
     code = "unsupported_parameter" if first["type"] == "unsupported_parameter" else "invalid_value"
-    what = f"{'.'.join(place)[:200]}: {first['msg']}" if place else f"the body: {first['msg']}"
+    why = first["msg"].removeprefix("Value error, ")
+    what = f"{'.'.join(place)[:200]}: {why}" if place else f"the body: {why}"
     return bad(what[:500], field, code)

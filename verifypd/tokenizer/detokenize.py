@@ -188,7 +188,10 @@ class WindowStream:
         text = self._decode(self._window)
         if text.endswith("�") and len(self._window) - self._read < _WINDOW:
             return ""
-        new = text[len(self._out) :]
+        whole = len(self._out)
+        if self._out.endswith("�") and not text.startswith(self._out):
+            whole -= 1  # the prompt began this character
+        new = text[whole:]
         if len(self._window) >= 2 * _WINDOW:
             del self._window[:-_WINDOW]
             text = self._decode(self._window)
