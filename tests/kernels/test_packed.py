@@ -170,16 +170,24 @@ def test_panel_linear(paneling: NativeKernels, width: int, outputs: int, dtype: 
 @pytest.mark.parametrize("dtype", PANELED)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_panel_linear_is_batch_invariant(paneling: NativeKernels, threads: int, dtype: torch.dtype) -> None:
-    x, packed = random(130, 1056), panels(paneling, random(208, 1056), dtype)
+    x, packed = random(260, 1056), panels(paneling, random(208, 1056), dtype)  # more rows than a thread has room for
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = torch.cat([paneling.linear(x[i : i + 1], packed) for i in range(130)])
+    alone = torch.cat([paneling.linear(x[i : i + 1], packed) for i in range(260)])
     torch.set_num_threads(threads)
     try:
-        for rows in (*range(1, 27), 95, 130):
+        for rows in (*range(1, 27), 95, 130, 260):
             assert torch.equal(paneling.linear(x[:rows], packed), alone[:rows])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", PANELED)
+def test_short_rows_may_be_many(paneling: NativeKernels, dtype: torch.dtype) -> None:
+    """They fit a thread's room, and their scales do not."""
+    x, packed = random(1100, 16), panels(paneling, random(16, 16), dtype)
+    whole = paneling.linear(x, packed)
+    assert torch.equal(whole, torch.cat([paneling.linear(part, packed) for part in x.split(11)]))
 
 
 def test_int8_panels_hold_the_largest_sums(paneling: NativeKernels) -> None:

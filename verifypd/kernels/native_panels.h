@@ -17,6 +17,8 @@
 #define PANEL_LEAST 1e-30f             /* below which it becomes 0, as do the others */
 #define PANEL_NEAR (256 * 1024)        /* bytes of weights that stay in the second-level cache meanwhile */
 #define PANEL_AHEAD 1024               /* bytes of weights fetched ahead of the first tile */
+#define PANEL_ROOM (512 * 1024)        /* bytes of a thread's stack for rows of x */
+#define PANEL_SCALES 1024              /* scales of rows that it holds beside them */
 #if VL == 16
 #define PANEL_ROWS 12                  /* of a tile */
 #define PANELS_OF(M) ((M) <= 4 ? 6 : (M) <= 8 ? 3 : 2) /* that M rows multiply at once: up to 24 accumulators */
@@ -199,53 +201,60 @@ PANEL_HEIGHTS(DEFINE_PANELS, i8, PRODUCT_I8)
 static const panels_of_rows panels_i8[PANEL_ROWS] = {PANEL_HEIGHTS(PANEL_NAME, i8)};
 #endif
 
-/* Rows of x at `rows`, `height` of them, in `room` as a tile of theirs is multiplied: blocks by turns. One row of floats
- * stays where it is. */
-static void panel_pack(const linear_args *a, int type, const float *rows, ptrdiff_t height, panel_tile *tile, void *room,
+/* Rows of x at `rows`, `height` of them, in `room` as a tile of theirs is multiplied: blocks by turns. */
+static void panel_pack(const linear_args *a, int type, const float *rows, ptrdiff_t height, ptrdiff_t depth, char *room,
                        float *scale) {
-    tile->x = room;
-    tile->scale = scale;
 #ifdef PANEL_INTEGERS
     if (type == I8_PANELS) {
-        int16_t *to = room;
+        int16_t *to = (int16_t *)room;
         for (ptrdiff_t m = 0; m < height; m++)
-            scale[m] = panel_split(rows + m * a->xs, tile->depth, to + m * PANEL_BLOCK, height * PANEL_BLOCK);
+            scale[m] = panel_split(rows + m * a->xs, depth, to + m * PANEL_BLOCK, height * PANEL_BLOCK);
         return;
     }
 #endif
-    (void)type;
-    if (height == 1) {
-        tile->x = rows;
-        return;
-    }
-    float *to = room;
-    for (ptrdiff_t k = 0; k < tile->depth; k += PANEL_BLOCK)
+    (void)type, (void)scale;
+    float *to = (float *)room;
+    for (ptrdiff_t k = 0; k < depth; k += PANEL_BLOCK)
         for (ptrdiff_t m = 0; m < height; m++, to += PANEL_BLOCK)
             memcpy(to, rows + m * a->xs + k, sizeof(float) * PANEL_BLOCK);
 }
 
-/* Panels [from, to), for all rows. Each thread packs the rows it needs: beside other programs it would wait long for
- * another to do so. */
-static void linear_panels(const linear_args *a, int type, ptrdiff_t size, ptrdiff_t from, ptrdiff_t to) {
-    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS;
-    const panels_of_rows *products = type == PANELS ? panels_bf16 : panels_f32;
+/* A thread's part of a product: some panels after the others, for all rows. It packs the rows itself, for beside other
+ * programs it would wait long for another to do so; once, where `room` holds them all. */
+typedef struct {
+    const linear_args *a; int type; ptrdiff_t size; /* of a weight, in bytes */
+    int whole, packed;                              /* whether room holds all rows, and does already */
+    char *room; float *scales;
+} panel_part;
+
+/* Panels [from, to). */
+static void linear_panels(panel_part *p, ptrdiff_t from, ptrdiff_t to) {
+    const linear_args *a = p->a;
+    const ptrdiff_t n = a->n, K = a->K, tiles = (n + PANEL_ROWS - 1) / PANEL_ROWS, entry = p->type == I8_PANELS ? 2 : 4;
+    const panels_of_rows *products = p->type == PANELS ? panels_bf16 : panels_f32;
 #ifdef PANEL_INTEGERS
-    if (type == I8_PANELS) products = panels_i8;
+    if (p->type == I8_PANELS) products = panels_i8;
 #endif
-    float room[PANEL_ROWS * PANEL_DEPTH] __attribute__((aligned(64))), scale[PANEL_ROWS];
-    panel_tile tile = {.stride = K * PANEL * size, .left = a->out / PANEL - from, .ys = a->out};
+    panel_tile tile = {.stride = K * PANEL * p->size, .left = a->out / PANEL - from, .ys = a->out};
     for (ptrdiff_t k = 0; k < K; k += PANEL_DEPTH) {
         tile.depth = K - k < PANEL_DEPTH ? K - k : PANEL_DEPTH;
-        tile.w = (const char *)a->w + from * tile.stride + k * PANEL * size;
+        tile.w = (const char *)a->w + from * tile.stride + k * PANEL * p->size;
         tile.first = k == 0;
         for (ptrdiff_t t = 0; t < tiles; t++) {
             const ptrdiff_t row = n * t / tiles, height = n * (t + 1) / tiles - row;
-            panel_pack(a, type, a->x + row * a->xs + k, height, &tile, room, scale);
+            const float *rows = a->x + row * a->xs + k;
+            char *room = p->room + (p->whole ? (k * n + row * tile.depth) * entry : 0);
+            float *scale = p->scales + (p->whole ? k / PANEL_DEPTH * n + row : 0);
+            const int still = height == 1 && entry == 4; /* one row of floats stays where it is */
+            if (!still && !p->packed) panel_pack(a, p->type, rows, height, tile.depth, room, scale);
+            tile.x = still ? (const void *)rows : room;
+            tile.scale = scale;
             tile.ahead = t ? 0 : PANEL_AHEAD;
             tile.y = a->y + row * a->out + from * PANEL;
             products[height - 1](&tile, to - from);
         }
     }
+    p->packed = p->whole;
     finish(a, 0, n, from * PANEL, to * PANEL);
 }
 
@@ -253,11 +262,18 @@ static void linear_panels(const linear_args *a, int type, ptrdiff_t size, ptrdif
 static void product_panels(const linear_args *a, int type, int threads) {
     const ptrdiff_t size = type == I8_PANELS ? 1 : type == PANELS ? 2 : 4;
     const ptrdiff_t panels = a->out / PANEL, depth = a->K < PANEL_DEPTH ? a->K : PANEL_DEPTH;
+    const ptrdiff_t bytes = a->n * a->K * (type == I8_PANELS ? 2 : 4), scales = a->n * (a->K / PANEL_DEPTH + 1);
     ptrdiff_t chunk = PANEL_NEAR / (depth * PANEL * size) / PANELS_MOST * PANELS_MOST;
     while (chunk > PANELS_MOST && chunk * threads * 4 > panels) chunk -= PANELS_MOST; /* a late thread costs little */
     if (chunk < PANELS_MOST) chunk = PANELS_MOST;
     const ptrdiff_t chunks = (panels + chunk - 1) / chunk;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (ptrdiff_t c = 0; c < chunks; c++)
-        linear_panels(a, type, size, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        char room[PANEL_ROOM] __attribute__((aligned(64)));
+        float own[PANEL_SCALES];
+        panel_part part = {a, type, size, bytes <= PANEL_ROOM && scales <= PANEL_SCALES, 0, room, own};
+#pragma omp for schedule(dynamic, 1) nowait
+        for (ptrdiff_t c = 0; c < chunks; c++)
+            linear_panels(&part, c * chunk, (c + 1) * chunk < panels ? (c + 1) * chunk : panels);
+    }
 }
