@@ -24,6 +24,7 @@ def test_pages_are_up_to_date(tables: Any) -> None:
 def test_every_table_stands_somewhere(tables: Any) -> None:
     used = {match[2] for page in tables.PAGES for match in tables.PLACE.finditer(page.read_text())}
     assert used == set(tables.TABLES)
+    assert {path.stem for path in tables.index.HERE.glob("texts/*.md")} <= used
 
 
 def test_pages_tell_no_history(tables: Any) -> None:
