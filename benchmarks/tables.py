@@ -20,8 +20,10 @@ import tables_beside as beside
 import tables_claims as claims
 import tables_cluster as cluster
 import tables_cpu as cpu
+import tables_devices as devices
 import tables_index as index
 import tables_lanes as lanes
+import tables_pairs as pairs
 import tables_settings as settings
 import tables_steps as steps
 
@@ -84,6 +86,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-map": cpu.cpu_map,
     "arm-passes": cpu.arm_passes,
     "cpu-transformers": cpu.transformers,
+    "cpu-glance": pairs.cpu_glance,
+    "cpu-pairs": pairs.cpu_pairs,
+    "cpu-copying": pairs.cpu_copying,
+    "cpu-float32": pairs.cpu_float32,
+    "xeon-numbers": pairs.xeon_numbers,
+    "weights-kl": pairs.weights_kl,
+    "dual-measured": devices.measured,
+    "dual-simulated": devices.simulated,
     "cluster-capacity": cluster.capacity,
     "cluster-needed": cluster.needed,
     "cluster-routing": cluster.routings,
