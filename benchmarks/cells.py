@@ -1,4 +1,4 @@
-"""What tables of results are written with: a result by its name, a markdown table, its source, ratios and tails."""
+"""What tables of results are written with: a result by its name, a markdown table, words, a source, ratios, tails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from verifypd.bench.results import ratio
 
-RESULTS = Path(__file__).resolve().parent / "results"
+HERE = Path(__file__).resolve().parent
+RESULTS, TEXTS = HERE / "results", HERE / "texts"
 TAILS = ["TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "gap p99 (longest), ms"]
 TAIL_RATIOS = ["× TTFT p95", "× TPOT p95", "× gap p99"]
 TAIL_FIGURES = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
@@ -22,6 +23,11 @@ def read(name: str) -> dict[str, Any]:
 def rows(header: list[str], lines: list[list[str]]) -> str:
     """A markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *lines]) + "\n"
+
+
+def text(name: str, **figures: str) -> str:
+    """Words of `texts/` with figures in them."""
+    return (TEXTS / f"{name}.md").read_text().format(**figures)
 
 
 def source(*names: str) -> str:

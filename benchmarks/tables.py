@@ -4,6 +4,7 @@
     python benchmarks/tables.py --check    # say which are out of date
 
 A page has a table between `<!-- table NAME -->` and `<!-- end -->`. Each family of tables has a module of its own.
+Where figures stand among words, the words are in `texts/NAME.md`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import tables_answers as answers
 import tables_beside as beside
 import tables_claims as claims
 import tables_cluster as cluster
 import tables_cpu as cpu
+import tables_devices as devices
 import tables_index as index
 import tables_lanes as lanes
+import tables_pairs as pairs
 import tables_settings as settings
 import tables_steps as steps
 
@@ -68,6 +72,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-glance": beside.at_a_glance,
     "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", "at once"),
     "head-low-acceptance": beside.low_acceptance,
+    "closed-glance": answers.closed_glance,
+    "when-not": answers.when_not,
+    "gpu-expect": answers.gpu_expect,
+    "vllm-faster": answers.vllm_faster,
+    "deploy-choice": answers.deploy_choice,
+    "deploy-findings": answers.deploy_findings,
+    "deploy-cpu-auto": answers.deploy_cpu_auto,
     "x86-passes": cpu.x86_passes,
     "panel-passes": cpu.panel_passes,
     "x86-tiles": cpu.x86_tiles,
@@ -75,6 +86,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-map": cpu.cpu_map,
     "arm-passes": cpu.arm_passes,
     "cpu-transformers": cpu.transformers,
+    "cpu-glance": pairs.cpu_glance,
+    "cpu-pairs": pairs.cpu_pairs,
+    "cpu-copying": pairs.cpu_copying,
+    "cpu-float32": pairs.cpu_float32,
+    "xeon-numbers": pairs.xeon_numbers,
+    "weights-kl": pairs.weights_kl,
+    "dual-measured": devices.measured,
+    "dual-simulated": devices.simulated,
     "cluster-capacity": cluster.capacity,
     "cluster-needed": cluster.needed,
     "cluster-routing": cluster.routings,

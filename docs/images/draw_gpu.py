@@ -1,4 +1,4 @@
-"""Draws what was measured on a GPU: throughput and tails beside vLLM."""
+"""Draws what was measured on a GPU: throughput, first tokens and tails beside vLLM."""
 
 from __future__ import annotations
 
@@ -9,96 +9,89 @@ import matplotlib.pyplot as plt
 from draw import DARK, LIGHT, RESULTS, Theme, save
 from matplotlib.axes import Axes
 
-LEVELS = ("1", "8", "32", "128")
-LABELS = {"ours": "Verify-PD, head", "vllm": "vLLM, head"}
-TWICE = {"ours": "", "vllm": " (the better of two runs)"}
-WIDTH = 0.26  # of a bar; groups are 1 apart
+RUNS = {"26 GB": "closed-384", "45 GB": "closed-45gb"}  # of the closed loop, by memory for keys and values
+LEVELS = {"26 GB": ("1", "8", "32", "128"), "45 GB": ("32", "128")}
+LABELS = {"ours": "Verify-PD, head", "vllm": "vLLM, head (in mixed traffic the better of two runs)"}
+TAILS = (
+    ("tpot_ms", "time per token", {"p50": "p50", "p95": "p95"}, 1),
+    ("gap_ms", "gaps between outputs", {"p99": "p99", "max": "longest"}, 0),
+    ("ttft_ms", "first token", {"p50": "p50", "p95": "p95"}, 0),
+)
+WIDTH = 0.4  # of a bar; groups are 1 apart
+
+Values = dict[str, list[float]]  # of each arm, one for each group
 
 
 def _read(name: str) -> dict[str, Any]:
-    return dict(json.loads((RESULTS / name).read_text()))
+    return dict(json.loads((RESULTS / f"bench-serve-h200-{name}.json").read_text())["scenarios"])
 
 
-def _plain(axes: Axes, theme: Theme, title: str) -> None:
+def _figures(scenario: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return {arm: each["figures"] for arm, each in scenario["arms"].items()}
+
+
+def _panel(axes: Axes, theme: Theme, title: str, names: list[str], values: Values, digits: int = 0) -> None:
+    """Bars side by side, each group scaled to its highest: what matters is who is ahead in each."""
+    for index, (arm, colour) in enumerate({"ours": theme.verify, "vllm": theme.draft}.items()):
+        for place, value in enumerate(values[arm]):
+            x, height = place + (index - 0.5) * (WIDTH + 0.04), value / max(values[each][place] for each in values)
+            axes.bar(x, height, WIDTH, color=colour, alpha=0.85, label=None if place else LABELS[arm])
+            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", va="bottom", color=theme.ink, fontsize=8)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, 1.12)
+    axes.set_yticks([])
     axes.set_facecolor(theme.page)
     axes.set_title(title, color=theme.soft, fontsize=10)
     axes.tick_params(colors=theme.soft, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(theme.line)
-    axes.set_yticks([])
-
-
-def _groups(
-    axes: Axes,
-    theme: Theme,
-    names: tuple[str, ...],
-    arms: dict[str, tuple[str, list[float]]],
-    digits: int,
-    width: float = WIDTH,
-) -> None:
-    """Bars side by side, each group scaled to its highest: what matters is who is ahead in each."""
-    highest = [max(values[place] for _, values in arms.values()) for place in range(len(names))]
-    for index, (label, (colour, values)) in enumerate(arms.items()):
-        for place, value in enumerate(values):
-            x = place + (index - (len(arms) - 1) / 2) * (width + 0.02)
-            height = value / highest[place]
-            axes.bar(x, height, width, color=colour, alpha=0.85, label=label if not place else None)
-            turned = 90 if len(arms) > 3 else 0  # narrow bars: their numbers would touch
-            axes.text(
-                x,
-                height + 0.015,
-                f"{value:,.{digits}f}",
-                ha="center",
-                color=theme.ink,
-                fontsize=7,
-                rotation=turned,
-                va="bottom",
-            )
-    axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1.2 if len(arms) > 3 else 1.12)
 
 
 def heads(theme: Theme) -> None:
-    """Ours and vLLM's, with a head; 32 and 128 requests are of a run with memory for all of them."""
-    few, many, mixed = (
-        _read(f"bench-serve-h200-{load}.json")["scenarios"] for load in ("closed-384", "closed-45gb", "mixed")
-    )
-    closed = {**few, **many}
-    figure, grid = plt.subplots(2, 2, figsize=(10, 6), facecolor=theme.page)
-    axes = grid.flatten()
-    colours = {"ours": theme.verify, "vllm": theme.draft}
-    arms = {
-        LABELS[arm]: (
-            colour,
-            [closed[f"fixed 384x256 closed {level}"]["arms"][arm]["figures"]["tok_s"] for level in LEVELS],
-        )
-        for arm, colour in colours.items()
+    """Ours and vLLM's, with a head: both runs of the closed loop, first tokens of its crowd, and mixed traffic."""
+    closed = {memory: _read(name) for memory, name in RUNS.items()}
+    mixed = _figures(_read("mixed")["mixed poisson 16/s"])
+    figure = plt.figure(figsize=(10.4, 6.6), facecolor=theme.page)
+    grid = figure.add_gridspec(2, 12, wspace=0.8, hspace=0.42, left=0.02, right=0.98, top=0.92, bottom=0.11)
+    places = (grid[0, :7], grid[0, 7:10], grid[0, 10:], grid[1, :4], grid[1, 4:8], grid[1, 8:])
+    speeds, late, kept, *tails = (figure.add_subplot(place) for place in places)
+
+    found = {
+        f"{level}\n{memory}": _figures(closed[memory][f"fixed 384x256 closed {level}"])
+        for memory, levels in LEVELS.items()
+        for level in levels
     }
-    _groups(axes[0], theme, LEVELS, arms, 0)
-    _plain(axes[0], theme, "tokens/s by requests at once (more is better)")
-    runs = {arm: each["figures"] for arm, each in mixed["mixed poisson 16/s"]["arms"].items()}
-    best = {name: min(value, runs["vllm again"][name]) for name, value in runs["vllm"].items()}
-    found = {"ours": runs["ours"], "vllm": best}
-    for where, name, shares, title in (
-        (axes[1], "tpot_ms", ("p50", "p95"), "mixed traffic, 16 requests/s: time per token, ms (less is better)"),
-        (axes[2], "gap_ms", ("p99", "max"), "the same: gaps between outputs, ms (less is better)"),
-        (axes[3], "ttft_ms", ("p50", "p95"), "the same: first token, ms (less is better)"),
-    ):
-        arms = {
-            LABELS[arm] + TWICE[arm]: (colours[arm], [figures[f"{name}_{share}"] for share in shares])
-            for arm, figures in found.items()
-        }
-        _groups(
-            where, theme, tuple(share.replace("max", "longest") for share in shares), arms, 1 if "tpot" in name else 0
+    rates = {arm: [each[arm]["tok_s"] for each in found.values()] for arm in LABELS}
+    _panel(
+        speeds,
+        theme,
+        "closed loop: tokens/s (more is better)\nby clients, and memory for keys and values",
+        list(found),
+        rates,
+    )
+    crowd = found["128\n45 GB"]
+    first = {arm: [crowd[arm][f"ttft_ms_{share}"] for share in ("p50", "p95")] for arm in LABELS}
+    _panel(late, theme, "128 clients, 45 GB:\nfirst token, ms (less is better)", ["p50", "p95"], first)
+    good = {arm: [100 * crowd[arm]["good_share"]] for arm in LABELS}
+    _panel(kept, theme, "within targets, %\n(more is better)", ["500 ms, then\n15 ms a token"], good)
+
+    best = {name: min(value, mixed["vllm again"][name]) for name, value in mixed["vllm"].items()}
+    for axes, (figure_name, title, shares, digits) in zip(tails, TAILS, strict=True):
+        both = {"ours": mixed["ours"], "vllm": best}
+        values = {arm: [each[f"{figure_name}_{share}"] for share in shares] for arm, each in both.items()}
+        _panel(
+            axes,
+            theme,
+            f"mixed traffic, 16 requests/s:\n{title}, ms (less is better)",
+            list(shares.values()),
+            values,
+            digits,
         )
-        _plain(where, theme, title)
-    for where in axes:
-        where.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=4, frameon=False, fontsize=8, labelcolor=theme.ink
-        )
-    figure.tight_layout()
-    save(axes[0], "beside-vllm", theme)
+    handles, labels = speeds.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=9, labelcolor=theme.ink)
+    save(speeds, "beside-vllm", theme)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,13 @@ def test_pages_are_up_to_date(tables: Any) -> None:
 def test_every_table_stands_somewhere(tables: Any) -> None:
     used = {match[2] for page in tables.PAGES for match in tables.PLACE.finditer(page.read_text())}
     assert used == set(tables.TABLES)
+    assert {path.stem for path in tables.index.HERE.glob("texts/*.md")} <= used
 
 
 def test_pages_tell_no_history(tables: Any) -> None:
     """The log does. Others say what was set and show a table's commit."""
-    history = re.compile(r"\b(?:older|newer) (?:code|commits?|runs?)\b|\bthe default (?:then|before)\b", re.IGNORECASE)
+    words = r"\b(?:older|newer) (?:code|commits?|runs?)\b|\bthe default (?:then|before)\b|\bchanged since\b"
+    history = re.compile(rf"{words}|(?-i:\bAt) [0-9a-f]{{7}}\b", re.IGNORECASE)
     pages = {page: page.read_text() for page in tables.PAGES if page.name != "log.md"}
     found = {page.name: [match[0] for match in history.finditer(text)] for page, text in pages.items()}
     assert {name: words for name, words in found.items() if words} == {}
