@@ -81,7 +81,7 @@ def deploy(*names: str) -> Callable[[], str]:
         said = "; ".join(dict.fromkeys(f"{_note(found)}; against {found['reference']}" for found in founds))
         said += _legend(lines)
         header = ["mean E2E", *arms, *(["lowest"] if several else [])]
-        words = "↓ faster, ↑ slower at 95 %; lowest: with all that do not differ from it (level: no arm does)"
+        words = "↓ faster, ↑ slower at 95 %; lowest: all that no arm certainly beats (level: every arm)"
         words = words if several else "One seed: no verdicts"
         return rows(header, lines) + f"\n{words}. {said}.\n" + source(*names)
 

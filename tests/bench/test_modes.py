@@ -116,6 +116,15 @@ def test_two_arms_that_were_never_compared_differ_where_their_intervals_do() -> 
     assert advice.lowest(own, scenario) == ["pdv"], "both over pd"
 
 
+def test_an_arm_that_another_beats_is_not_among_the_lowest() -> None:
+    """`auto` is lowest and its interval wide; `plain` is slower than `pd`, which is not told apart from `auto`."""
+    own = found("C=64", 1.0, "no difference")
+    scenario = own["scenarios"]["s"]
+    scenario["arms"]["auto"] = arm(95.0)
+    scenario["compared"]["auto"] = {"e2e_ms_mean": {"ratio": 1, "low": 0.5, "high": 2, "verdict": "no difference"}}
+    assert advice.lowest(own, scenario) == ["pd", "pdv", "auto"]
+
+
 def test_the_pdv_that_pipelined_stands_for_it() -> None:
     arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=1)}
     assert modes.three_lanes({"arms": arms}) == "pdv verify 1"

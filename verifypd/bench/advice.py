@@ -19,14 +19,18 @@ from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
 ALIKE = "PDV planned as PD"  # no draft waited for a later verify
-LEVEL = "level"  # no arm differs from the lowest
+LEVEL = "level"  # no arm is certainly lower than another
 
 
 def lowest(found: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """The arm with the lowest mean E2E of a scenario, and those that do not differ; a second run does not count."""
+    """The arm with the lowest mean E2E of a scenario, and those that no arm beats; a second run does not count."""
     means = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items() if not name.endswith(AGAIN)}
     best = min(means, key=lambda name: means[name])
-    return [name for name in means if name == best or not _differ(found, own, best, name)]
+
+    def beaten(name: str) -> bool:
+        return any(means[each] < means[name] and _differ(found, own, each, name) for each in means)
+
+    return [name for name in means if name == best or not beaten(name)]
 
 
 def lowest_text(found: dict[str, Any], own: dict[str, Any]) -> str:
@@ -127,7 +131,7 @@ class BatchLoad:
 
     level: str
     limits: tuple[Limit, ...]  # the reference among them
-    lowest: tuple[str, ...]  # of those like the reference: the lowest, and what does not differ from it
+    lowest: tuple[str, ...]  # of those like the reference: the lowest, and what none beats
 
     @property
     def unlike(self) -> list[str]:
