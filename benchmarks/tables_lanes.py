@@ -69,23 +69,34 @@ def deploy(*names: str) -> Callable[[], str]:
         lines = []
         several = max(len(found["seeds"]) for found in founds) > 1
         scenarios = {name: own for found in founds for name, own in found["scenarios"].items()}
+        of = {name: found for found in founds for name in found["scenarios"]}
         for scenario, own in scenarios.items():
             cells = []
             for arm in arms:
                 each = own["arms"].get(arm)
                 word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
                 mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
-                alike = "°" if each and arm.startswith("pdv") and not modes.pipelined(own, arm) else ""
-                cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark + alike if each else "–")
-            lines.append([scenario, *cells, *([advice.fastest(own)] if several else [])])
+                cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark + _alike(own, arm) if each else "–")
+            lines.append([scenario, *cells, *([advice.lowest_text(of[scenario], own)] if several else [])])
         said = "; ".join(dict.fromkeys(f"{_note(found)}; against {found['reference']}" for found in founds))
-        if any("°" in cell for line in lines for cell in line):
-            said += ". ° No draft waited for a later verify pass: PDV planned as PD does"
+        said += _legend(lines)
         header = ["mean E2E", *arms, *(["lowest"] if several else [])]
-        words = "↓ faster, ↑ slower at 95 %" if several else "One seed: no verdicts"
+        words = "↓ faster, ↑ slower at 95 %; lowest: all that no arm certainly beats (level: every arm)"
+        words = words if several else "One seed: no verdicts"
         return rows(header, lines) + f"\n{words}. {said}.\n" + source(*names)
 
     return table
+
+
+def _alike(own: dict[str, Any], arm: str) -> str:
+    """The mark of a PDV that planned as PD."""
+    return "°" if arm.startswith("pdv") and not modes.pipelined(own, arm) else ""
+
+
+def _legend(lines: list[list[str]]) -> str:
+    """What the mark says, where a table has it."""
+    marked = any("°" in cell for line in lines for cell in line)
+    return ". ° No draft waited for a later verify pass: PDV planned as PD does" if marked else ""
 
 
 def _note(found: dict[str, Any]) -> str:
@@ -101,9 +112,10 @@ def deploy_tails() -> str:
         rate = scenario.partition(",")[0].removeprefix("E ").removesuffix("/s")
         for arm, each in own["arms"].items():
             compared = ratios(own["compared"].get(arm), *TAIL_FIGURES)
-            lines.append([rate, f"`{arm}`", *tails(each["figures"]), *compared])
+            lines.append([rate, f"`{arm}`{_alike(own, arm)}", *tails(each["figures"]), *compared])
     header = ["requests/s", "arm", *TAILS, *TAIL_RATIOS]
-    return rows(header, lines) + f"\n{_note(found)}; over {found['reference']}.\n" + source(MIXED_H200)
+    said = f"{_note(found)}; over {found['reference']}{_legend(lines)}"
+    return rows(header, lines) + f"\n{said}.\n" + source(MIXED_H200)
 
 
 def deploy_rules() -> str:
@@ -113,7 +125,8 @@ def deploy_rules() -> str:
     for variant, counts in advice.rule_counts(founds).items():
         right, wrong = counts[advice.RIGHT], counts[advice.WRONG]
         word = "holds" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
-        word = word if right + wrong else "not tested"
+        told = right + wrong + counts[advice.EITHER]
+        word = f"{word if right + wrong else 'not tested'}: {told} judged of {counts.total()}"
         figures = [str(counts[each]) for each in (advice.RIGHT, advice.WRONG, advice.EITHER, advice.ALIKE)]
         lines.append([f"`{variant}`", *figures, word])
     header = ["rule", "its choice was the faster one", "the slower one", "no difference", advice.ALIKE, "verdict"]
@@ -129,7 +142,9 @@ def deploy_claims() -> str:
     for own in zip(*(each for _, each in told), strict=True):
         said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
         other = poor[own[0].name]
-        for letter, mode in said or [("A", own[0]) if other.seen == modes.OPEN else ("B, α = 0.3", other)]:
+        alike = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if "planned as PD" in mode.figures]
+        rest = alike or [("A", own[0]) if other.seen == modes.OPEN else ("B, α = 0.3", other)]
+        for letter, mode in said or rest[:1]:
             figures = mode.figures.partition(" (mean E2E")[0]
             lines.append([f"{mode.name}: {mode.claim}", f"{letter}: {figures}", mode.seen])
     for _, size, levels in advice.gains(sweep):
@@ -143,15 +158,23 @@ def deploy_claims() -> str:
     claim = "four times the verification for nearly one request's cost"
     most = max(count for count, share in advice.verification_cost() if share < 1.25)
     lines.append([claim, f"five tokens a request over one: {costs} requests", f"holds up to about {most} requests"])
-    for level, arms in advice.batch_verdicts(batches):
-        best = min(arms, key=lambda name: arms[name][0])
+    for load in advice.batch_loads(batches):
         shown = ", ".join(
-            f"{name.split()[-1]}: {_ms(value)}{f' ({word})' if word else ''}" for name, (value, word) in arms.items()
+            f"{each.size}: {_ms(each.mean)}{'' if each.pipelined else '°'}"
+            f"{f' ({each.verdict})' if each.like and each.verdict else ''}"
+            for each in load.limits
         )
-        lines.append(
-            [f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {level}", shown, f"{best.split()[-1]} is lowest"]
-        )
-    return rows(["its claim", "here", "verdict"], lines) + source(SWEEP, THREE, POOR, BATCHES)
+        lines.append([f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {load.level}", shown, _lowest(load)])
+    said = "\n° PDV planned as PD; batches that pipelined are not compared with those that did not.\n"
+    return rows(["its claim", "here", "verdict"], lines) + said + source(SWEEP, THREE, POOR, BATCHES)
+
+
+def _lowest(load: advice.BatchLoad) -> str:
+    """Which batch of those that can be compared is lowest, and which cannot."""
+    like = [each for each in load.limits if each.like]
+    best = f"{' and '.join(load.lowest)} are level" if len(load.lowest) > 1 else f"{load.lowest[0]} is lowest"
+    others = f"{', '.join(load.unlike)} not compared" if load.unlike else ""
+    return "; ".join(filter(None, (best if len(like) > 1 else "", others)))
 
 
 def _ms(value: float) -> str:

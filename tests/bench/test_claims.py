@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import claims
+from verifypd.bench import advice, claims
 from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED
 
 PAIR = "tinyllama-1.1b:llama-2-7b (random)"
@@ -39,10 +39,21 @@ def said(ratio: float, verdict: str) -> dict[str, Any]:
     ("shares", "word"), [((0.5, 0.67, 0.9), SEEN), ((0.45, 0.7, 0.95), SEEN), ((0.99, 0.99, 0.99), NOT_SEEN)]
 )
 def test_utilisation_is_the_median_of_the_loads(shares: tuple[float, ...], word: str) -> None:
-    arms = {name: arm(busy=share) for name, share in zip(claims.SYSTEMS.values(), shares, strict=True)}
+    arms = {name: arm(busy=share, left=5) for name, share in zip(claims.SYSTEMS.values(), shares, strict=True)}
     mode = claims.utilisation([("B", found({"n=1": arms, "n=5": arms}))])
-    assert mode.seen == word and f"B: {100 * shares[0]:.0f} / " in mode.figures
+    assert mode.seen == word and mode.figures.startswith(f"B: {100 * shares[0]:.0f} / ")
     assert "50 / 67 / 90 %" in mode.claim
+
+
+def test_utilisation_leaves_out_loads_in_which_pdv_planned_as_pd() -> None:
+    """The others' loads too: all three are of the same ones."""
+    one = {name: arm(busy=share, left=5) for name, share in zip(claims.SYSTEMS.values(), (0.5, 0.67, 0.9), strict=True)}
+    two = {name: arm(busy=0.1) for name in one}
+    mode = claims.utilisation([("D", found({"C=5": one, "C=3": two, "C=10": two}))])
+    assert mode.seen == SEEN
+    assert mode.figures == "D: 50 / 67 / 90 %; not counted: 2 in which PDV planned as PD"
+    mode = claims.utilisation([("D", found({"C=3": two}))])
+    assert mode.seen == OPEN and "PDV pipelined in none of 1 loads" in mode.figures
 
 
 def test_what_no_result_has_is_not_measured() -> None:
@@ -55,13 +66,24 @@ def test_what_no_result_has_is_not_measured() -> None:
     ((1.0, 1.25, 0.999), NOT_SEEN, "0 to +25 %; so much in 0 of 3"),
 ])  # fmt: skip
 def test_memory_is_held_against_pd(peaks: tuple[float, ...], word: str, text: str) -> None:
-    levels = {f"n={i}": {"pd": arm(peak=1e9), "pdv pipelined": arm(peak=1e9 * peak)} for i, peak in enumerate(peaks)}
+    levels = {
+        f"n={i}": {"pd": arm(peak=1e9), "pdv pipelined": arm(peak=1e9 * peak, left=5)} for i, peak in enumerate(peaks)
+    }
     mode = claims.memory([("B", found(levels))])
     assert mode.seen == word and text in mode.figures
 
 
+def test_memory_leaves_out_loads_in_which_pdv_planned_as_pd() -> None:
+    alike = {"pd": arm(peak=1e9), "pdv": arm(peak=1.03e9)}
+    mode = claims.memory([("A", found({"C=8": alike}, "A"))])
+    assert mode.seen == OPEN and "PDV pipelined in none of 1 loads" in mode.figures
+    both = found({"C=8": alike, "C=64": alike | {"pdv verify 1": arm(peak=1.2e9, left=5)}}, "A")
+    mode = claims.memory([("A", both)])
+    assert mode.seen == NOT_SEEN and "A: +20 %; so much in 0 of 1 loads; not counted: 1 in" in mode.figures
+
+
 def test_tails_need_most_comparisons() -> None:
-    own = found({"8/s": {"pdv": arm()}}, "E")
+    own = found({"8/s": {"pdv": arm(left=5)}}, "E")
     [scenario] = own["scenarios"].values()
     scenario["compared"] = {"pdv": {"tpot_ms_p95": said(0.8, "faster"), "gap_ms_p99": said(0.7, "faster")}}
     assert claims.decode_tails(own).seen == SEEN
@@ -70,6 +92,24 @@ def test_tails_need_most_comparisons() -> None:
     assert mode.seen == NOT_SEEN and "gap p99 1.60 (slower)" in mode.figures
     scenario["compared"]["pdv"] = dict.fromkeys(("tpot_ms_p95", "gap_ms_p99"), said(0.7, "one seed"))
     assert claims.decode_tails(own).seen == UNJUDGED
+
+
+def test_tails_of_a_pdv_that_planned_as_pd_say_nothing() -> None:
+    """Of several PDVs the one that pipelined is judged; without one, none."""
+    own = found({"8/s": {"pdv": arm()}, "16/s": {"pdv": arm(), "pdv verify 4": arm(left=5)}}, "E", note="SIMULATED")
+    faster, slower = (
+        dict.fromkeys(("tpot_ms_p95", "gap_ms_p99"), said(ratio, word))
+        for ratio, word in ((0.7, "faster"), (1.6, "slower"))
+    )
+    for scenario in own["scenarios"].values():
+        scenario["compared"] = {"pdv": faster, "pdv verify 4": slower}
+    mode = claims.decode_tails(own)
+    assert mode.seen == NOT_SEEN and "8/s: TPOT" not in mode.figures.replace("16/s", "")
+    assert mode.figures.startswith("simulated, over plain: E 16/s: TPOT p95 1.60 (slower)")
+    assert mode.figures.endswith("not counted: 1 in which PDV planned as PD")
+    own["scenarios"].pop("E 16/s")
+    mode = claims.decode_tails(own)
+    assert mode.seen == OPEN and mode.figures == "PDV pipelined in none of 1 loads: it planned as PD does"
 
 
 def test_polling_is_held_against_being_notified() -> None:
@@ -94,7 +134,7 @@ def test_a_depth_is_best_where_no_other_is_faster(verdict: str, word: str) -> No
 
 
 def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
-    arms = {"pdv batch 64": arm(), "pdv batch 8": arm()}
+    arms = {"pdv batch 64": arm(2.0), "pdv batch 8": arm(1.0)}
     own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
     own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "faster")}}
     assert claims.batch_sizes(own).seen == SEEN and "below 64 is faster in 1 of 1" in claims.batch_sizes(own).figures
@@ -102,13 +142,27 @@ def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
     assert claims.batch_sizes(own).seen == UNJUDGED
 
 
+def test_a_batch_that_pipelined_is_not_compared_with_one_that_did_not() -> None:
+    arms = {"pdv batch 64": arm(10.0), "pdv batch 8": arm(1.0, left=5), "pdv batch 32": arm(10.0)}
+    own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
+    words = {"pdv batch 8": said(0.1, "faster"), "pdv batch 32": said(1.0, "no difference")}
+    own["scenarios"]["E 8/s"]["compared"] = {name: {"e2e_ms_mean": each} for name, each in words.items()}
+    mode = claims.batch_sizes(own)
+    assert mode.seen == NOT_SEEN and "faster in 0 of 1 comparisons; not counted: 1 in which" in mode.figures
+    [load] = advice.batch_loads(own)
+    assert load.lowest == ("64", "32") and load.unlike == ["8"]
+    arms.pop("pdv batch 32")
+    assert claims.batch_sizes(own | {"arms": dict.fromkeys(arms)}).seen == OPEN
+
+
 @pytest.mark.parametrize("left", [0, 5])
 def test_a_sweep_in_which_pdv_never_pipelined_says_nothing(left: int) -> None:
-    own = found({"C=16": {"pd": arm(rate=9.0), "pdv": arm(rate=5.0, left=left)}, "C=64": {"pdv": arm(rate=8.0)}}, "A",
-                reference="pd")  # fmt: skip
+    four = {"C=16": {"pd": arm(rate=9.0), "pdv": arm(rate=5.0, left=left)}, "C=64": {"pdv": arm(rate=8.0, left=left)},
+            "C=96": {"pdv": arm(rate=99.0)}}  # fmt: skip
+    own = found(four, "A", reference="pd")
     own["scenarios"]["A C=16"]["compared"] = {"pdv": {"e2e_ms_mean": said(0.8, "faster")}}
     peak, mean = claims.sweep(own)
-    assert peak.seen == SEEN and "+73 % / +52 % / +66 %" in mean.claim
+    assert peak.seen == (SEEN if left else OPEN) and "+73 % / +52 % / +66 %" in mean.claim
     assert mean.seen == (SEEN if left else OPEN)
     assert claims.won([own]).seen == (SEEN if left else OPEN)
     own["scenarios"]["A C=16"]["compared"] = {"pdv": {"e2e_ms_mean": said(0.8, "one seed")}}
@@ -125,4 +179,4 @@ def test_published_figures_stand_beside_ours() -> None:
     assert (change.over_baseline, change.over_pd) == (claims.YES, claims.NO)
     arms["pdv pipelined"] = arm(50.0, left=0)
     [change] = claims.published_changes(found({"n=20": arms}))
-    assert change.over_pd == claims.UNTOLD, "it planned as PD does"
+    assert change.over_pd == change.over_baseline == claims.UNTOLD, "it planned as PD does"

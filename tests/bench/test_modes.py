@@ -86,8 +86,51 @@ def test_rules_are_held_against_what_was_measured() -> None:
     assert once["readme"] == once["slides"] == {"right": 1, modes.UNJUDGED: 1}
     [(_, ratio, levels)] = advice.gains(many)
     assert 5 < ratio < 7 and levels[0][1]["ratio"] == 1.5
-    assert advice.fastest(many["scenarios"]["s"]) == "pdv"
     assert advice.sizes("built-in") is None and POLICIES["pdv batch 32"].settings(4, 4)["batch_size"] == 32
+
+
+def test_arms_that_do_not_differ_are_lowest_together() -> None:
+    """By their own comparison, or by intervals over the reference; a second run of an arm is not one more."""
+    own = found("C=64", 0.8, "faster")
+    scenario = own["scenarios"]["s"]
+    scenario["arms"]["pd again"] = arm(1.0)
+    assert advice.lowest(own, scenario) == ["pdv"] and advice.lowest_text(own, scenario) == "pdv"
+    scenario["compared"]["pdv"] = compared(0.99, "no difference")
+    assert advice.lowest_text(own, scenario) == "pd, pdv"
+    scenario["compared"]["plain"] = compared(0.99, "no difference")
+    assert advice.lowest_text(own, scenario) == advice.LEVEL
+
+
+def test_two_arms_that_were_never_compared_differ_where_their_intervals_do() -> None:
+    own = found("C=64", 0.8, "faster")
+    scenario = own["scenarios"]["s"]
+    scenario["arms"]["auto"] = arm(82.0)
+    scenario["compared"]["auto"] = {"e2e_ms_mean": {"ratio": 0.82, "low": 0.75, "high": 0.9, "verdict": "faster"}}
+    assert advice.lowest(own, scenario) == ["pdv", "auto"], "0.80 lies in 0.75 to 0.90"
+    scenario["compared"]["auto"]["e2e_ms_mean"]["low"] = 0.81
+    assert advice.lowest(own, scenario) == ["pdv"]
+    scenario["compared"]["auto"]["e2e_ms_mean"]["verdict"] = "one seed"
+    assert advice.lowest(own, scenario) == ["pdv", "auto"], "one seed tells nothing apart"
+    scenario["over_pd"], own["reference"] = scenario["compared"] | {"auto": compared(1.2, "slower")}, "plain"
+    scenario["compared"] = {}
+    assert advice.lowest(own, scenario) == ["pdv"], "both over pd"
+
+
+def test_an_arm_that_another_beats_is_not_among_the_lowest() -> None:
+    """`auto` is lowest and its interval wide; `plain` is slower than `pd`, which is not told apart from `auto`."""
+    own = found("C=64", 1.0, "no difference")
+    scenario = own["scenarios"]["s"]
+    scenario["arms"]["auto"] = arm(95.0)
+    scenario["compared"]["auto"] = {"e2e_ms_mean": {"ratio": 1, "low": 0.5, "high": 2, "verdict": "no difference"}}
+    assert advice.lowest(own, scenario) == ["pd", "pdv", "auto"]
+
+
+def test_the_pdv_that_pipelined_stands_for_it() -> None:
+    arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=1)}
+    assert modes.three_lanes({"arms": arms}) == "pdv verify 1"
+    arms["pdv verify 1"], arms["pdv"] = arms["pdv"], arms["pdv verify 1"]
+    assert modes.three_lanes({"arms": arms}) == "pdv"
+    assert modes.three_lanes({"arms": {"pdv": arm(1.0)}}) == "pdv" and modes.three_lanes({"arms": {}}) is None
 
 
 def test_parts_add_up() -> None:

@@ -15,7 +15,7 @@ from tests.models.checkpoints import tiny
 from verifypd import cli
 from verifypd.bench.campaign import Folder
 from verifypd.bench.pairs import ALPHA, Pair, pair
-from verifypd.bench.protocols import PROTOCOLS, SIZES, Wanted, wanted, wanted_mixed
+from verifypd.bench.protocols import MIXED, PDV, PROTOCOLS, SIZES, Wanted, wanted, wanted_mixed
 from verifypd.bench.tuned import POLICIES, Engines, Tuned
 from verifypd.bench.workload import read
 from verifypd.engine.async_llm import AsyncLLM
@@ -84,6 +84,25 @@ def test_pipelining_takes_half_the_batch_and_everybody() -> None:
     whole, half = POLICIES["pdv whole"], POLICIES["pdv pipelined"]
     assert whole.settings(4, 4)["verify_batch"] == 4 and half.settings(4, 4)["verify_batch"] == 2
     assert half.settings(6, 4)["verify_batch"] == 3 and half.admit_all and not whole.admit_all
+
+
+def test_a_verify_batch_may_be_as_small_as_the_load() -> None:
+    """`pdv` takes a quarter of the batch: in A and E it never fills, and one arm of each has a smaller one."""
+    assert POLICIES["pdv verify 4"].settings(64, 4)["verify_batch"] == 4
+    assert POLICIES["pdv verify 4"].settings(2, 4)["verify_batch"] == 2, "no more than the batch"
+    assert "pdv verify 1" in PROTOCOLS["sweep"].arms and "pdv verify 4" in MIXED.arms
+    assert set(PDV) <= set(POLICIES) and {
+        arm for arm in (*MIXED.arms, *PROTOCOLS["models"].arms) if "pdv" in arm
+    } < set(PDV)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "controller"),
+    [("unified", "unified", "fixed"), ("table", "table", "fixed"), ("threshold", "pd", "threshold")],
+)
+def test_other_policies_run_by_name(name: str, arch: str, controller: str) -> None:
+    made = POLICIES[name].settings(8, 4)
+    assert (made["arch"], made["controller"]) == (arch, controller) and "verify_batch" not in made
 
 
 def test_random_weights_are_said_to_be(tmp_path: Path) -> None:
@@ -187,7 +206,9 @@ def test_all_of_them_have_a_page_and_share_one_engine(
 
     monkeypatch.setattr("verifypd.engine.async_llm.AsyncLLM", Counted)
     traffic = ["--quick", "--seeds", "1", "--no-control", "--no-png", "--duration", "2", "--concurrency", "4"]
-    arms = ["--arm", "plain", "--arm", "pdv"]
+    arms = [
+        word for name in ("plain", "pdv", "pdv verify 1", "unified", "table", "threshold") for word in ("--arm", name)
+    ]
     assert bench("all", "--only", "comprehensive,sweep,mixed:2", "--out", tmp_path, *traffic, *arms, *engine) == 0
     assert len(loaded) == 1, "every protocol runs on the same loaded pair"
     page = (tmp_path / "index.html").read_text()

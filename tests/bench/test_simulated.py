@@ -166,6 +166,26 @@ def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path)
     assert own["compared"]["pdv batch 8"]["e2e_ms_mean"]["ratio"] > 1.0, "eight at once are too few"
 
 
+def test_a_small_verify_batch_pipelines_where_few_requests_run() -> None:
+    """Three at once, batch 8: `pdv` waits for twice its two."""
+    few = burst(3)
+    left = {name: run(name, few).reading()["plans_left_n"] for name in ("pdv", "pdv verify 1", "pd")}
+    assert left["pdv"] == left["pd"] == 0 < left["pdv verify 1"]
+
+
+def test_the_table_knows_the_size_of_the_verifier() -> None:
+    """Five to 31 requests: `pd` up to 7 GB, `pdv` beyond."""
+    costs = device_costs("h200")
+    for pair, gigabytes in (
+        ("tinyllama-1.1b:tinyllama-1.1b", 2.2),
+        (LLAMA, 13.5),
+        ("tinyllama-1.1b:codellama-34b", 67),
+    ):
+        arm = Simulated("table", POLICIES["table"], lambda _: costs, "h200", 0.68, 4)
+        asyncio.run(arm.prepare({"pair": pair, "batch": 8, "requests": 8}))
+        assert arm.world(8)[1].verifier_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
 def test_a_deeper_queue_admits_more_requests() -> None:
     costs = device_costs("h200")
     for depth, slots in ((1.0, 4), (1.2, 5), (2.0, 8)):

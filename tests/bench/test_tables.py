@@ -55,6 +55,14 @@ def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any
     assert "+4,600 %" in tables.lanes.equal_metric()
 
 
+def test_a_pdv_that_planned_as_pd_is_marked_wherever_it_stands(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    legend = "° No draft waited for a later verify pass"
+    for name in ("deploy-h200-mixed", "deploy-mixed", "deploy-h200"):
+        assert "°" in tables.TABLES[name]().partition(legend)[0] and legend in tables.TABLES[name]()
+    monkeypatch.setattr(tables.lanes.modes, "pipelined", lambda *_: True)
+    assert "°" not in tables.lanes.deploy_tails()
+
+
 def test_every_result_is_shown_on_some_page(tables: Any) -> None:
     names = [path.name for path in sorted(tables.index.RESULTS.glob("*.json"))]
     assert len(names) > 50 and [name for name in names if not tables.index.citing(name)] == []

@@ -1,4 +1,4 @@
-"""When to use which architecture, from results: the fastest arm of each scenario, and the original's rules beside it.
+"""When to use which architecture, from results: the arms with the lowest latency, and the original's rules beside it.
 
 Knows results and names of models; nothing of engines.
 """
@@ -6,10 +6,11 @@ Knows results and names of models; nothing of engines.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN
-from verifypd.bench.modes import UNJUDGED, pipelined
+from verifypd.bench.modes import UNJUDGED, pipelined, three_lanes
 from verifypd.bench.results import judged
 from verifypd.bench.statistics import FASTER, SLOWER
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
@@ -18,23 +19,48 @@ from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
 ALIKE = "PDV planned as PD"  # no draft waited for a later verify
+LEVEL = "level"  # no arm is certainly lower than another
 
 
-def fastest(own: dict[str, Any]) -> str:
-    """The arm with the lowest mean E2E of a scenario; the one that ran twice counts once."""
-    arms = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items() if not name.endswith(AGAIN)}
-    return min(arms, key=lambda name: arms[name])
+def lowest(found: dict[str, Any], own: dict[str, Any]) -> list[str]:
+    """The arm with the lowest mean E2E of a scenario, and those that no arm beats; a second run does not count."""
+    means = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items() if not name.endswith(AGAIN)}
+    best = min(means, key=lambda name: means[name])
+
+    def beaten(name: str) -> bool:
+        return any(means[each] < means[name] and _differ(found, own, each, name) for each in means)
+
+    return [name for name in means if name == best or not beaten(name)]
+
+
+def lowest_text(found: dict[str, Any], own: dict[str, Any]) -> str:
+    """Their names, or that all arms are level."""
+    names = lowest(found, own)
+    ran = [name for name in own["arms"] if not name.endswith(AGAIN)]
+    return LEVEL if len(names) == len(ran) > 1 else ", ".join(names)
+
+
+def _differ(found: dict[str, Any], own: dict[str, Any], one: str, other: str) -> bool:
+    """Whether two arms were told apart: when compared, else because their intervals over a third do not meet."""
+    for reference, compared in ((found["reference"], own["compared"]), ("pd", own["over_pd"])):
+        each = compared.get({one: other, other: one}.get(reference, ""), {})
+        if "e2e_ms_mean" in each:
+            return each["e2e_ms_mean"]["verdict"] in (FASTER, SLOWER)
+    return any(_apart(compared.get(one, {}), compared.get(other, {})) for compared in (own["compared"], own["over_pd"]))
+
+
+def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the intervals of two arms over the same one do not meet."""
+    a, b = one.get("e2e_ms_mean"), other.get("e2e_ms_mean")
+    if a is None or b is None or not (judged(a) and judged(b)):
+        return False
+    return bool(a["high"] < b["low"] or b["high"] < a["low"])
 
 
 def over_pd(found: dict[str, Any], own: dict[str, Any], arm: str) -> dict[str, Any] | None:
     """The mean E2E of an arm over PD's, compared; None where one of them did not run."""
     compared = own["compared"] if found["reference"] == "pd" else own["over_pd"]
     return compared.get(arm, {}).get("e2e_ms_mean")
-
-
-def three_lanes(own: dict[str, Any]) -> str | None:
-    """The arm of a scenario that stands for PDV: the one that pipelines."""
-    return next((name for name in ("pdv", "pdv pipelined") if name in own["arms"]), None)
 
 
 def sizes(pair: str) -> tuple[float, float] | None:
@@ -88,15 +114,50 @@ def gains(found: dict[str, Any]) -> list[tuple[str, float, list[tuple[str, dict[
     return [(pair, (sizes(pair) or (0.0, 0.0))[1], rows) for pair, rows in pairs.items()]
 
 
-def batch_verdicts(found: dict[str, Any]) -> list[tuple[str, dict[str, tuple[float, str]]]]:
-    """By scenario: mean E2E in ms of each arm, and its word against the reference."""
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """PDV with a batch of its own, at one load."""
+
+    size: str
+    mean: float  # E2E, ms
+    verdict: str  # over the reference
+    pipelined: bool
+    like: bool  # it pipelined where the reference did: the batch is all they differ in
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoad:
+    """One load, with every batch."""
+
+    level: str
+    limits: tuple[Limit, ...]  # the reference among them
+    lowest: tuple[str, ...]  # of those like the reference: the lowest, and what none beats
+
+    @property
+    def unlike(self) -> list[str]:
+        """Sizes that cannot be compared."""
+        return [each.size for each in self.limits if not each.like]
+
+
+def batch_loads(found: dict[str, Any]) -> list[BatchLoad]:
+    """Mean E2E of each batch at each load. A batch that pipelined is not compared with one that planned as PD."""
     rows = []
     for scenario, own in found["scenarios"].items():
-        words = {name: own["compared"].get(name, {}).get("e2e_ms_mean", {}).get("verdict", "") for name in own["arms"]}
-        figures = {name: each["figures"]["e2e_ms_mean"] for name, each in own["arms"].items()}
-        kept = {name: (figures[name], words[name]) for name in found["arms"] if name in figures}
-        rows.append((found["grid"].get(scenario, ("", scenario))[1], kept))
+        reference = pipelined(own, found["reference"])
+        arms = {name: own["arms"][name] for name in found["arms"] if name in own["arms"]}
+        limits = []
+        for name, each in arms.items():
+            word = own["compared"].get(name, {}).get("e2e_ms_mean", {}).get("verdict", "")
+            left = pipelined(own, name)
+            limits.append(Limit(_size(name), each["figures"]["e2e_ms_mean"], word, left, left == reference))
+        same = {name: each for name, each in arms.items() if pipelined(own, name) == reference}
+        best = tuple(_size(name) for name in lowest(found, {**own, "arms": same}))
+        rows.append(BatchLoad(found["grid"].get(scenario, ("", scenario))[1], tuple(limits), best))
     return rows
+
+
+def _size(arm: str) -> str:
+    return arm.split()[-1]
 
 
 def verification_cost() -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifypd.bench import advice
-from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, pipelined
+from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, never_pipelined, pipelined, three_lanes
 from verifypd.bench.part_charts import CLAIMED
 from verifypd.bench.protocols import PROTOCOLS
 from verifypd.bench.results import number
@@ -43,21 +43,35 @@ def _own(founds: Results, arm: str) -> Iterator[tuple[str, str, dict[str, Any], 
 
 
 def utilisation(founds: Results) -> Mode:
-    """NVML's, by architecture: the median over a protocol's loads."""
-    shares: dict[str, list[float]] = {}
-    for arm in SYSTEMS.values():
-        by_letter: dict[str, list[float]] = {}
-        for letter, _, _, each in _own(founds, arm):
-            if each["parts"] and "gpu_utilization" in each["parts"]["means"]:
-                by_letter.setdefault(letter, []).append(each["parts"]["means"]["gpu_utilization"])
-        for letter, values in by_letter.items():
-            shares.setdefault(letter, []).append(statistics.median(values))
-    whole = {letter: values for letter, values in shares.items() if len(values) == len(SYSTEMS)}
+    """NVML's, by architecture: the median over those of a protocol's loads in which PDV pipelined."""
+    shares: dict[str, list[tuple[float, ...]]] = {}
+    alike = 0
+    for letter, _, own, _ in _own(founds, SYSTEMS["PDV"]):
+        each = [_busy(own["arms"][arm]) for arm in SYSTEMS.values() if arm in own["arms"]]
+        known = tuple(share for share in each if share is not None)
+        if len(known) < len(SYSTEMS):
+            continue
+        if pipelined(own, SYSTEMS["PDV"]):
+            shares.setdefault(letter, []).append(known)
+        else:
+            alike += 1
+    middle = {letter: [statistics.median(arm) for arm in zip(*rows, strict=True)] for letter, rows in shares.items()}
     claimed = [CLAIMED[arm] for arm in SYSTEMS.values()]
-    close = [abs(a - b) <= NEAR for values in whole.values() for a, b in zip(values, claimed, strict=True)]
-    said = "; ".join(f"{letter}: {_percents(values)}" for letter, values in whole.items())
+    close = [abs(a - b) <= NEAR for values in middle.values() for a, b in zip(values, claimed, strict=True)]
+    said = "; ".join(f"{letter}: {_percents(values)}" for letter, values in middle.items())
     claim = f"{_percents(claimed)} for {' / '.join(SYSTEMS)}"
-    return Mode("GPU utilisation", claim, _word(all(close)) if close else OPEN, said or "no result has it")
+    return Mode("GPU utilisation", claim, _word(all(close)) if close else OPEN, _told(said, alike))
+
+
+def _busy(own: dict[str, Any]) -> float | None:
+    return own["parts"]["means"].get("gpu_utilization") if own["parts"] else None
+
+
+def _told(figures: str, alike: int) -> str:
+    """Figures of the loads in which PDV pipelined, and in how many it planned as PD."""
+    if not figures:
+        return never_pipelined(alike) if alike else "no result has it"
+    return f"{figures}; not counted: {alike} in which PDV planned as PD" if alike else figures
 
 
 def _percents(shares: Sequence[float]) -> str:
@@ -65,21 +79,24 @@ def _percents(shares: Sequence[float]) -> str:
 
 
 def memory(founds: Results) -> Mode:
-    """PDV's peak over PD's."""
+    """PDV's peak over PD's, where PDV pipelined."""
     more: dict[str, list[float]] = {}
-    for arm in ("pdv", "pdv pipelined"):
-        for letter, _, own, each in _own(founds, arm):
-            if "pd" in own["arms"]:
-                both = [_peak(each), _peak(own["arms"]["pd"])]
-                if all(both):
-                    more.setdefault(letter, []).append(both[0] / both[1] - 1)
+    alike = 0
+    for letter, _, own, pd in _own(founds, "pd"):
+        arm = three_lanes(own)
+        both = [_peak(own["arms"][arm]), _peak(pd)] if arm else []
+        if arm and both and all(both):
+            if pipelined(own, arm):
+                more.setdefault(letter, []).append(both[0] / both[1] - 1)
+            else:
+                alike += 1
     every = [value for values in more.values() for value in values]
     low, high = MORE_MEMORY
     inside = sum(low <= round(value, 2) <= high for value in every)
     spans = "; ".join(f"{letter}: {_span(values)}" for letter, values in more.items())
     claim = f"PDV needs {100 * low:.0f}–{100 * high:.0f} % more than PD"
-    said = f"at the peak, {spans}; so much in {inside} of {len(every)} loads" if every else "no result has it"
-    return Mode("memory", claim, _word(2 * inside > len(every)) if every else OPEN, said)
+    said = f"at the peak, {spans}; so much in {inside} of {len(every)} loads" if every else ""
+    return Mode("memory", claim, _word(2 * inside > len(every)) if every else OPEN, _told(said, alike))
 
 
 def _peak(own: dict[str, Any]) -> float:
@@ -100,18 +117,24 @@ def acceptance(chosen: Results, real: Results) -> Mode:
     return Mode("acceptance", "40–42 % of four draft tokens", OPEN, said)
 
 
-def decode_tails(found: dict[str, Any], arm: str = "pdv") -> Mode:
-    """Mixed traffic: PDV's times between tokens over the reference's."""
-    told, verdicts = [], []
+def decode_tails(found: dict[str, Any]) -> Mode:
+    """Mixed traffic: PDV's times between tokens over the reference's, where it pipelined."""
+    told, verdicts, alike = [], [], 0
     names = {"tpot_ms_p95": "TPOT p95", "gap_ms_p99": "gap p99"}
     for scenario, own in found["scenarios"].items():
+        arm = three_lanes(own)
+        if arm is None or not pipelined(own, arm):
+            alike += arm is not None
+            continue
         each = {name: own["compared"][arm][figure] for figure, name in names.items()}
         verdicts += [one["verdict"] for one in each.values()]
         words = (f"{name} {number(one['ratio'])}{_aside(one)}" for name, one in each.items())
         told.append(f"{scenario.partition(',')[0]}: {', '.join(words)}")
     claim = "PDV's decode latency stays low where the baseline's spikes"
-    said = f"over {found['reference']}: {'; '.join(told)}"
-    return Mode("stable p95", claim, _if_judged(verdicts, _word(2 * verdicts.count(FASTER) > len(verdicts))), said)
+    where = "simulated, " if found.get("note", "").startswith("SIMULATED") else ""
+    said = f"{where}over {found['reference']}: {'; '.join(told)}" if told else ""
+    word = _if_judged(verdicts, _word(2 * verdicts.count(FASTER) > len(verdicts))) if told else OPEN
+    return Mode("stable p95", claim, word, _told(said, alike))
 
 
 def _aside(each: dict[str, Any]) -> str:
@@ -121,34 +144,39 @@ def _aside(each: dict[str, Any]) -> str:
 def won(founds: Sequence[dict[str, Any]]) -> Mode:
     """Scenarios in which PDV is faster than PD."""
     rows = [row for found in founds for row in advice.rule_verdicts(found)]
-    alike = sum(row["readme verdict"] == advice.ALIKE for row in rows)
     told = [row["measured"] for row in rows if row["readme verdict"] != advice.ALIKE]
     faster, slower = told.count(FASTER), told.count(SLOWER)
     said = (
-        f"A and B, simulated: faster than PD in {faster}, slower in {slower}, planned as PD in {alike} of {len(rows)}"
+        f"A and B, simulated: PDV pipelined in {len(told)} of {len(rows)}; faster than PD in {faster} of these, slower"
+        f" in {slower}"
     )
-    word = _if_judged(told, _word(2 * faster > len(rows))) if told else OPEN
+    word = _if_judged(told, _word(2 * faster > len(told))) if told else OPEN
     return Mode("scenarios won", "PDV wins 20 of 32", word, said)
 
 
 def sweep(found: dict[str, Any]) -> list[Mode]:
-    """Where tokens/s peak, and what PDV gains over PD."""
-    peaks = {}
-    for arm in ("pd", "pdv"):
-        levels = [(each["figures"]["tok_s"], found["grid"][scenario][1])
-                  for _, scenario, _, each in _own([("A", found)], arm)]  # fmt: skip
-        peaks[arm] = max(levels)[1] if levels else "–"
-    every = [own for own in found["scenarios"].values() if advice.over_pd(found, own, "pdv") is not None]
-    words = [(advice.over_pd(found, own, "pdv") or {})["verdict"] for own in every if pipelined(own, "pdv")]
+    """Where tokens/s peak, and what PDV gains over PD where it pipelined."""
+    peaks, words, every = {"pd": (0.0, "–"), "pdv": (0.0, "–")}, [], 0
+    for scenario, own in found["scenarios"].items():
+        arm, level = three_lanes(own), found["grid"][scenario][1]
+        ran = {"pd": "pd"} | ({"pdv": arm} if arm and pipelined(own, arm) else {})
+        for name, each in ran.items():
+            if each in own["arms"]:
+                peaks[name] = max(peaks[name], (own["arms"][each]["figures"]["tok_s"], level))
+        compared = advice.over_pd(found, own, arm) if arm else None
+        every += compared is not None
+        if compared is not None and "pdv" in ran:
+            words.append(compared["verdict"])
     changes = (f"{what} {' / '.join(_change(new / old) for old, new in each)}" for what, each in SWEEPS.items())
     claim = f"PDV over PD, mean of all C, three pairs: {', '.join(changes)}"
-    alike = f"simulated: PDV pipelined in none of {len(every)} loads: it planned as PD does"
-    said = f"simulated: faster than PD in {words.count(FASTER)} of {len(words)} loads" if words else alike
+    said = f"faster than PD in {words.count(FASTER)} of {len(words)} loads" if words else ""
     word = _if_judged(words, _word(2 * words.count(FASTER) > len(words))) if words else OPEN
+    (_, pd), (_, pdv) = peaks["pd"], peaks["pdv"]
+    seen = OPEN if "–" in (pd, pdv) else _word((pd, pdv) == ("C=16", "C=64"))
     return [
-        Mode("peak of tokens/s", "PD's at C = 16, PDV's at C = 64", _word(peaks == {"pd": "C=16", "pdv": "C=64"}),
-             f"simulated: PD at {peaks['pd']}, PDV at {peaks['pdv']}; arrivals set them"),
-        Mode("sweep", claim, word, said),
+        Mode("peak of tokens/s", "PD's at C = 16, PDV's at C = 64", seen,
+             f"simulated: PD at {pd}, PDV, where it pipelined, at {pdv}; arrivals set them"),
+        Mode("sweep", claim, word, f"simulated: {_told(said, every - len(words))}"),
     ]  # fmt: skip
 
 
@@ -181,12 +209,14 @@ def queue_depth(found: dict[str, Any]) -> Mode:
 
 
 def batch_sizes(found: dict[str, Any]) -> Mode:
-    """Whether a batch smaller than the largest is faster at some load."""
-    words = [word for _, arms in advice.batch_verdicts(found) for name, (_, word) in arms.items()
-             if name != found["reference"]]  # fmt: skip
+    """Whether a batch smaller than the largest is faster at some load; only where both pipelined, or neither."""
     most = found["reference"].split()[-1]
+    others = [each for load in advice.batch_loads(found) for each in load.limits if each.size != most]
+    words = [each.verdict for each in others if each.like]
     said = f"E, simulated: a limit below {most} is faster in {words.count(FASTER)} of {len(words)} comparisons"
-    word = _if_judged(words, _word(FASTER in words))
+    if unlike := len(others) - len(words):
+        said += f"; not counted: {unlike} in which one of the two pipelined and the other planned as PD"
+    word = _if_judged(words, _word(FASTER in words)) if words else OPEN
     return Mode("dynamic batch sizes", "smaller batches at lower loads", word, said)
 
 
@@ -242,12 +272,12 @@ def _over(own: dict[str, Any], figure: str) -> dict[str, float]:
 
 
 def _directions(own: dict[str, Any], said: dict[str, float], here: dict[str, float]) -> tuple[str, str]:
-    """Whether PDV's p95 moves the published way: over Baseline's, and over PD's where PDV pipelined."""
+    """Whether PDV's p95 moves the published way, over Baseline's and over PD's; untold where PDV planned as PD."""
     three = here.get("pdv pipelined")
-    if three is None or "PDV" not in said:
+    if three is None or "PDV" not in said or not pipelined(own, "pdv pipelined"):
         return UNTOLD, UNTOLD
     over_baseline = YES if (said["PDV"] < 1) == (three < 1) else NO
-    if "PD" not in said or "pd" not in here or not pipelined(own, "pdv pipelined"):
+    if "PD" not in said or "pd" not in here:
         return over_baseline, UNTOLD
     return over_baseline, YES if (said["PDV"] < said["PD"]) == (three < here["pd"]) else NO
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.protocols import PDV
 from verifypd.bench.results import judged, markdown_table, ratio, results
 from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 from verifypd.errors import ConfigError
@@ -65,6 +66,17 @@ def pipelined(own: dict[str, Any], arm: str) -> bool:
     arm does not say."""
     found = account(own["arms"][arm])
     return found is None or found.left > 0.0
+
+
+def three_lanes(own: dict[str, Any]) -> str | None:
+    """The arm of a scenario that stands for PDV: the first that pipelined, else the first that ran."""
+    there = [name for name in PDV if name in own["arms"]]
+    return next((name for name in there if pipelined(own, name)), there[0] if there else None)
+
+
+def never_pipelined(loads: int) -> str:
+    """Why runs of PDV say nothing of it."""
+    return f"PDV pipelined in none of {loads} loads: it planned as PD does"
 
 
 def why(arm: str, own: Account, other: str, theirs: Account) -> str:
@@ -127,23 +139,33 @@ def _level(found: dict[str, Any], scenario: str) -> int:
 def _compared(found: dict[str, Any], arm: str, other: str, within: Callable[[int], bool]) -> list[Row]:
     """Scenarios in which both ran: their mean latencies compared, where that was done."""
     rows = []
-    for scenario, each in found["scenarios"].items():
-        compared = each["compared"] if other == found["reference"] else each.get("over_pd", {}) if other == "pd" else {}
-        if within(_level(found, scenario)) and "e2e_ms_mean" in compared.get(arm, {}):
-            rows.append((scenario, compared[arm]["e2e_ms_mean"]))
+    for scenario, own in found["scenarios"].items():
+        each = _over(found, own, arm, other)
+        if within(_level(found, scenario)) and each is not None:
+            rows.append((scenario, each))
     return rows
 
 
+def _over(found: dict[str, Any], own: dict[str, Any], arm: str, other: str) -> dict[str, Any] | None:
+    """An arm's mean latency over another's in a scenario; None where they were not compared."""
+    compared = own["compared"] if other == found["reference"] else own.get("over_pd", {}) if other == "pd" else {}
+    each: dict[str, Any] | None = compared.get(arm, {}).get("e2e_ms_mean")
+    return each
+
+
 def _lanes(
-    found: dict[str, Any], name: str, claim: str, three: str, within: Callable[[str, int], bool], word: str
+    found: dict[str, Any], name: str, claim: str, other: str, within: Callable[[str, int], bool], word: str
 ) -> Mode:
-    """PDV over PD, in the scenarios in which it pipelined."""
-    scenarios = found["scenarios"]
-    rows = [row for row in _compared(found, three, "pd", lambda _: True) if within(row[0], _level(found, row[0]))]
-    told = [row for row in rows if pipelined(scenarios[row[0]], three)]
-    if rows and not told:
-        return Mode(name, claim, OPEN, f"PDV pipelined in none of {len(rows)} loads: it planned as PD does")
-    return _judged(name, claim, told, word)
+    """PDV over another arm, in the scenarios in which it pipelined."""
+    rows, alike = [], 0
+    for scenario, own in found["scenarios"].items():
+        arm = three_lanes(own)
+        each = _over(found, own, arm, other) if arm and within(scenario, _level(found, scenario)) else None
+        if each is not None and arm is not None and pipelined(own, arm):
+            rows.append((scenario, each))
+        else:
+            alike += each is not None
+    return _judged(name, claim, rows, word) if rows or not alike else Mode(name, claim, OPEN, never_pipelined(alike))
 
 
 def _judged(name: str, claim: str, rows: Sequence[Row], word: str) -> Mode:
@@ -163,16 +185,15 @@ def _judged(name: str, claim: str, rows: Sequence[Row], word: str) -> Mode:
 def named_modes(found: dict[str, Any]) -> list[Mode]:
     """The original's success and failure modes, each with a word and figures."""
     arms = {arm for each in found["scenarios"].values() for arm in each["arms"]}
-    three = next((name for name in ("pdv", "pdv pipelined", "pdv whole") if name in arms), "pdv")
     slow = next((name for name in ("baseline", "plain") if name in arms), "plain")
     modes = [
-        _lanes(found, "very high concurrency", "PDV is faster than PD at C ≥ 32", three, lambda _, c: c >= 32, FASTER),
-        _judged("low concurrency", f"PDV is slower than {slow} under 5 requests",
-                _compared(found, three, slow, lambda c: 0 < c < 5), SLOWER),
-        _lanes(found, "overhead valley", "PDV is slower than PD at C = 6–16", three, lambda _, c: 6 <= c <= 16, SLOWER),
-        _lanes(found, "PD's lock step", "PDV is faster than PD where requests are many", three,
+        _lanes(found, "very high concurrency", "PDV is faster than PD at C ≥ 32", "pd", lambda _, c: c >= 32, FASTER),
+        _lanes(found, "low concurrency", f"PDV is slower than {slow} under 5 requests", slow,
+               lambda _, c: 0 < c < 5, SLOWER),
+        _lanes(found, "overhead valley", "PDV is slower than PD at C = 6–16", "pd", lambda _, c: 6 <= c <= 16, SLOWER),
+        _lanes(found, "PD's lock step", "PDV is faster than PD where requests are many", "pd",
                lambda _, c: c >= 10, FASTER),
-        _lanes(found, "large verifiers", "PDV gains most with a 34B verifier", three, lambda s, _: "34b" in s, FASTER),
+        _lanes(found, "large verifiers", "PDV gains most with a 34B verifier", "pd", lambda s, _: "34b" in s, FASTER),
     ]  # fmt: skip
     return [*modes, _balanced(found), _idle_device(found), _poor_drafts(found)]
 

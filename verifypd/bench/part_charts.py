@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from verifypd.bench.charts import Chart, Series, arms_of
+from verifypd.bench.protocols import PDV
 from verifypd.bench.statistics import FASTER, NONE, SLOWER
 
 KINDS = ("prefill", "draft", "verify", "host", "idle")
 LANES = ("waiting", "prefill_lane", "decode_lane", "verify_lane")
-CLAIMED = {"baseline": 0.50, "pd": 0.67, "pdv": 0.90, "pdv whole": 0.90, "pdv pipelined": 0.90}
+CLAIMED = {"baseline": 0.50, "pd": 0.67, **dict.fromkeys(PDV, 0.90)}
 CLAIM = "claimed by the original"
 MB = 1 << 20
 WINDOW = 8  # samples over which a draft length is taken
@@ -122,7 +123,7 @@ def _timeline(parts: dict[str, Any] | None) -> dict[str, Any]:
 
 def _lanes(found: dict[str, Any], scenario: str) -> Chart | None:
     """Requests in each lane over time, of the arm with most lanes."""
-    known = [arm for arm in ("pdv pipelined", "pdv", "pdv whole", *arms_of(found)) if arm in arms_of(found)]
+    known = [arm for arm in (*PDV, *arms_of(found)) if arm in arms_of(found)]
     for arm in known:
         parts = _own(found, scenario, arm)
         line = _timeline(parts)

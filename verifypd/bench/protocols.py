@@ -101,12 +101,14 @@ def _d(concurrency: int, size: Size, count: int | None) -> Load:
 
 LLAMA = "tinyllama-1.1b:llama-2-7b"
 THREE = ("baseline", "plain", "pd", "pdv whole", "pdv pipelined", "auto")
+VERIFY = tuple(f"pdv verify {count}" for count in (1, 2, 4, 8))
+PDV = ("pdv pipelined", *VERIFY, "pdv", "pdv whole")  # those that pipeline soonest first
 PROTOCOLS = {
     each.command: each
     for each in (
         Protocol(
             "A", "sweep", "concurrency sweep: Poisson arrivals at 0.05 C/s, batch C, 20 new tokens",
-            ("pd", "plain", "pdv", "auto"), "pd",
+            ("pd", "plain", "pdv", "pdv verify 1", "auto"), "pd",
             ("tinyllama-1.1b:tinyllama-1.1b", LLAMA, "tinyllama-1.1b:codellama-34b"),
             (1, 2, 4, 6, 8, 10, 12, 16, 32, 64, 72, 84, 96, 128), 20, _a, (8, 32, 1),
             {"tok/s of PD at its peak": {"C=16": 13.3}, "tok/s of PDV at its peak": {"C=64": 12.5},
@@ -146,7 +148,7 @@ PROTOCOLS = {
 }  # fmt: skip
 MIXED = Protocol(
     "E", "mixed", "mixed traffic: chat-like lengths, Poisson arrivals, bursts of long prompts",
-    ("plain", "pd", "pdv", "auto"), "plain", (LLAMA,), (8, 16), 0, _a, (2,), {},
+    ("plain", "pd", "pdv", "pdv verify 4", "auto"), "plain", (LLAMA,), (8, 16), 0, _a, (2,), {},
 )  # fmt: skip
 MIXED_BATCH = 64
 MIXED_SECONDS, FEW_SECONDS = 20.0, 6.0  # in which requests arrive, at full size and at the others

@@ -191,7 +191,10 @@ class Simulated:
             verify_batch=given.get("verify_batch", max(1, batch // 4)),
             spare_slots=max(0, requests - slots) if self.policy.admit_all else 0,
         )  # fmt: skip
-        cost = CostModel(self.costs(self._settings.get("pair", "")))
+        pair = self._settings.get("pair", "")
+        if verifier := find(pair.partition(":")[2]):
+            made = replace(made, verifier_bytes=2 * verifier.config.parameters)
+        cost = CostModel(self.costs(pair))
         controller = make_controller(self.policy.controller, self.max_draft, cost)
         architecture = make_architecture(self.policy.arch, controller, cost)
         told = architecture.observe

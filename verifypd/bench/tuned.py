@@ -36,6 +36,7 @@ class Policy:
     admit_all: bool = False  # every request of the workload holds a slot
     batch: int | None = None  # of its own, and not the scenario's
     queue: float = QUEUE  # batches of requests that hold a slot
+    verify_requests: int | None = None  # verify batch in requests, whatever the batch
 
     def settings(self, batch: int, max_draft: int) -> dict[str, Any]:
         """Of the engine."""
@@ -44,6 +45,8 @@ class Policy:
             "arch": self.arch, "controller": self.controller, "batch_size": batch, "max_draft": max_draft,
             "queue_factor": self.queue,
         }  # fmt: skip
+        if self.verify_requests is not None:
+            return made | {"verify_batch": min(self.verify_requests, batch)}
         return made if self.verify is None else made | {"verify_batch": max(1, math.floor(self.verify * batch))}
 
 
@@ -54,7 +57,11 @@ POLICIES = {
     "pdv": Policy("pdv"),
     "pdv whole": Policy("pdv", verify=1.0),  # a verify batch is the batch: too few requests to pipeline
     "pdv pipelined": Policy("pdv", verify=0.5, admit_all=True),
+    **{f"pdv verify {count}": Policy("pdv", verify_requests=count) for count in (1, 2, 4, 8)},
     "auto": Policy("auto", controller="throughput"),
+    "unified": Policy("unified"),
+    "table": Policy("table"),
+    "threshold": Policy("pd", controller="threshold"),
     **{f"pdv batch {size}": Policy("pdv", batch=size) for size in (8, 16, 32, 64)},
     **{f"pdv queue {depth:g}": Policy("pdv", verify=0.5, queue=depth) for depth in (1.0, QUEUE, 1.5, 2.0)},
 }
