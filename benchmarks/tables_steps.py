@@ -8,7 +8,7 @@ from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source
 
 TARGETS, SCHEDULES = "h200-targets-16", ("h200-targets", "h200-schedule")
 GAPS = ("h200-gaps-a03ccff", "h200-gaps")
-TOYS = ("toy-schedule", "toy-schedule-8-16")
+TOYS, TOY = ("toy-schedule", "toy-schedule-8-16"), "toy-schedule-planner"  # without drafts, and with a draft model
 SHAPES = (
     ("h200-qwen2-steps", "h200-qwen2-closed"),
     ("h200-gemma",),
@@ -51,7 +51,9 @@ def gaps() -> str:
 def toy() -> str:
     """The engine and a toy of its schedule on the same arrivals, with the same costs of steps; the later run of each
     rate."""
-    cells = {(cell["arm"].startswith("plain"), cell["rate"]): cell for name in TOYS for cell in read(name)["cells"]}
+    cells = {(False, cell["rate"]): cell for cell in read(TOY)["cells"] if cell["arm"] == "gap=45"}
+    older = [cell for name in TOYS for cell in read(name)["cells"] if cell["arm"].startswith("plain")]
+    cells |= {(True, cell["rate"]): cell for cell in older}
     lines = []
     for (plain, rate), cell in sorted(cells.items()):
         ours, theirs, over = cell["engine"], cell["toy"], cell["over"]
@@ -60,7 +62,7 @@ def toy() -> str:
             line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
         lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
     header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
-    return rows(header, lines) + source(*SCHEDULES, *TOYS)
+    return rows(header, lines) + source("h200-planner", TOY, *SCHEDULES, *TOYS)
 
 
 def toy_simulated() -> str:
