@@ -161,7 +161,7 @@ def _compared(found: dict[str, Any]) -> list[str]:
     """Heatmap, comparison and counts, where there is more than one arm."""
     parts = []
     if (heat := charts.improvement(found, found["headline"])) is not None and found["scenarios"]:
-        parts.append(svg.heatmap(heat))
+        parts.append(svg.heatmap(heat, found["note"]))
     body = []
     for scenario, own in found["scenarios"].items():
         for arm, metrics in own["compared"].items():

@@ -152,8 +152,8 @@ def _lines(chart: Chart) -> str:
     return _frame(chart, inside, y_marks, [(x_of(at), text) for at, text in marks])
 
 
-def heatmap(chart: Heatmap) -> str:
-    """A table of ratios, coloured to both sides of 1 by how far they are from it."""
+def heatmap(chart: Heatmap, note: str = "") -> str:
+    """A table of ratios, coloured to both sides of 1 by how far they are from it; `note` stands below."""
     far = max((abs(math.log(v)) for line in chart.values for v in line if v), default=0.0) or 1.0
     lines = ["<tr><th></th>" + "".join(f"<th>{escape(each)}</th>" for each in chart.columns) + "</tr>"]
     for name, values, words in zip(chart.rows, chart.values, chart.words, strict=True):
@@ -168,7 +168,8 @@ def heatmap(chart: Heatmap) -> str:
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
-    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}</figure>"
+    below = f"<p class='note'>[{escape(note)}]</p>" if note else ""
+    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}{below}</figure>"
 
 
 def _shade(place: int, series: Series) -> str:
