@@ -24,7 +24,7 @@ from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
 from verifypd.bench.meter import Parts, metered
-from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Tunable, counted, play, warm_up
+from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Player, Tunable, counted, play, warm_up
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -300,9 +300,11 @@ class Campaign:
         return self.folder.path / "workloads" / f"{file_name(turn.scenario.name)}-seed{self.seeds[turn.index]}.json"
 
     async def _cell(self, turn: Turn, call: Callable[[Call], None]) -> Cell:
-        """One run. Its prompts bear a mark of their own, so that no cache knows them from an earlier one."""
+        """One run. Its prompts bear a mark of their own, so that no cache knows them from an earlier one; a simulated
+        arm has no such cache, and the mark draws its chances: there it is the same in every folder."""
         seed = self.seeds[turn.index]
-        mark = digest([self.folder.head["run"], turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
+        folder = "" if isinstance(turn.arm, Player) else self.folder.head["run"]
+        mark = digest([folder, turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
         seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
         before, paused = await turn.arm.drafts(), await _pauses(turn.arm)
         limits = replace(self.limits, seconds=seconds)
