@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.cli.flags import Parser
+from verifypd.cli.flags import Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
@@ -23,6 +23,7 @@ SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
 SEEDS = 3
 GRACE = 600.0  # s; a run ends then, whatever became of it
+EACH = 300.0  # s; so long a request may take
 
 
 def add_run_flags(parser: Parser) -> None:
@@ -41,8 +42,9 @@ def add_run_flags(parser: Parser) -> None:
     group.add_argument("--cut-off", type=float, metavar="S", help=f"end a run after S seconds (default: {GRACE:g})")
     group.add_argument("--max-concurrent", type=int, metavar="N", help="open loop: requests under way at most")
     group.add_argument(
-        "--request-timeout", type=float, default=300.0, metavar="S", help="stop a request after S seconds"
-    )
+        "--request-timeout", type=float, default=EACH, metavar="S",
+        help=f"stop a request after S seconds (default: {EACH:g})",
+    )  # fmt: skip
     group.add_argument(
         "--workload", action="append", type=Path, metavar="FILE",
         help="play this workload (DIR/workloads has some) in place of generated ones; may be repeated",
@@ -102,6 +104,8 @@ def run_campaign(
     control = None if args.no_control else reference
     if reference not in [arm.name for arm in arms]:
         raise ConfigError(f"--reference {reference!r} is none of the arms {', '.join(arm.name for arm in arms)}")
+    if all(workload.clients for each in scenarios for workload in each.workloads):
+        refuse_given(args, ["max_concurrent"], "a closed loop has as many requests under way as clients")
     limits = Limits(args.cut_off or GRACE, args.request_timeout, args.max_concurrent)
     folder = Folder(args.out)
     sitting = provenance(command=command_line(sys.argv[1:]))
