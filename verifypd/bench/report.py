@@ -8,6 +8,7 @@ from typing import Any
 
 from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.meter import DRIVERS, SETTLES
 from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
 
@@ -43,6 +44,10 @@ def read_kept(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is no result of `verifypd bench`: it has no scenarios")
     for scenario in found["scenarios"].values():
         scenario["arms"] = {arm: {"parts": None, "drafts": None} | own for arm, own in scenario["arms"].items()}
+        for own in scenario["arms"].values():
+            if own["parts"] and own["figures"]["seconds"] < SETTLES * len(own["seeds"]):
+                for kind in ("means", "peaks"):
+                    own["parts"][kind] = {k: v for k, v in own["parts"][kind].items() if k not in DRIVERS}
     return {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
 
 

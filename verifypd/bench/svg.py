@@ -50,7 +50,7 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
 
 def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
     """Pixels a unit, and marks, of an axis that begins at 0."""
-    marks = ticks(0.0, max(values, default=0.0) or 1.0)
+    marks = ticks(0.0, max((each for each in values if not math.isnan(each)), default=0.0) or 1.0)
     unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
     return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
 
@@ -78,6 +78,10 @@ def _bars(chart: Chart) -> str:
         shade = _shade(i, series)
         for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
             base = bases[int(group)]
+            if math.isnan(y):
+                middle = LEFT + room * (group + 0.5) + width * (i + 0.5 - len(chart.series) / 2)
+                inside.append(f'<text class="mid" x="{middle:.1f}" y="{base - 3:.1f}">–</text>')
+                continue
             bases[int(group)] -= unit * y * stacked
             x = LEFT + room * (group + 0.5) + width * (-0.5 if stacked else i - len(chart.series) / 2)
             title = f"<title>{escape(series.name)}, {escape(chart.groups[int(group)])}: {number(y)}"
