@@ -137,32 +137,45 @@ def run_campaign(
 
 
 def _watch() -> Any:
-    """Shows how a campaign goes: a bar a run, and a line when it has ended."""
+    """Shows how a campaign goes: a bar a run, named by its arm, that moves while requests run; a line when it ends."""
+    from bisect import insort
+
     from verifypd.bench.campaign import Cell, Turn, Watch
     from verifypd.bench.figures import figures
     from verifypd.bench.play import Call
-    from verifypd.metrics.stats import percentile
+    from verifypd.metrics.stats import percentile, rank
     from verifypd.progress import Bar, bar
 
     class Shown(Watch):
         def __init__(self) -> None:
             self.bar: Bar | None = None
-            self.calls: list[Call] = []
 
         def begin(self, turn: Turn, done: int, total: int) -> None:
-            self.calls = []
+            self.tokens = 0  # of requests that ended, as are these, s in order
+            self.firsts: list[float] = []
+            self.ends: list[float] = []
             name = f"{done + 1}/{total} {turn.scenario.name}, {turn.label}"
             self.bar = bar(desc=name, total=len(turn.workload.arrivals), unit="request")
             self.bar.__enter__()
 
         def call(self, call: Call) -> None:
-            self.calls.append(call)
-            now = max(call.clock(), 1e-6)
-            ends = [each.outputs[-1] - each.due for each in self.calls if each.outputs]
-            rate = sum(each.tokens for each in self.calls) / now
+            self.tokens += call.tokens
+            if call.outputs:
+                insort(self.firsts, call.outputs[0] - call.due)
+                insort(self.ends, call.outputs[-1] - call.due)
             if self.bar is not None:
-                self.bar.set_postfix_str(f"{rate:.0f} tok/s, E2E p95 {percentile(ends, 0.95) if ends else 0.0:.2f} s")
                 self.bar.update(1)
+
+        def tick(self, going: Sequence[Call]) -> None:
+            if self.bar is None or not going:
+                return
+            tokens = self.tokens + sum(call.tokens for call in going)
+            firsts = self.firsts + [call.outputs[0] - call.due for call in going if call.outputs]
+            parts = [f"{len(going)} under way, {tokens / max(going[0].clock(), 1e-6):.0f} tok/s"]
+            parts += [f"TTFT p95 {percentile(firsts, 0.95):.2f} s"] if firsts else []
+            parts += [f"E2E p95 {rank(self.ends, 0.95):.2f} s"] if self.ends else []
+            self.bar.set_postfix_str(", ".join(parts))
+            self.bar.update(0)
 
         def end(self, turn: Turn, cell: Cell) -> None:
             self._close()
