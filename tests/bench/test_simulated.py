@@ -206,6 +206,33 @@ def test_arms_of_other_batches_need_no_reference_of_the_protocol(tmp_path: Path)
     assert own["compared"]["pdv batch 8"]["e2e_ms_mean"]["ratio"] > 1.0, "eight at once are too few"
 
 
+def test_a_folder_of_several_runs_is_done_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `bench all` writes it: no run.json at its top."""
+    common = ["--quick", "--pair", LLAMA, "--arm", "plain", "--arm", "pd", "--seeds", "2", "--no-png"]
+    made = [tmp_path / "three-way", tmp_path / "sweep"]
+    for part in made:
+        assert cli.main(["bench", "simulate", part.name, "--out", str(part), *common]) == 0
+        (part / "report.html").unlink()
+        (part / "modes.md").unlink()
+    heads = [json.loads((part / "run.json").read_text()) for part in made]
+    for head, part, date in zip(heads, made, ("2026-01-01", "2026-01-02"), strict=True):
+        head["sittings"][0]["date"] = date
+        (part / "run.json").write_text(json.dumps(head))
+    capsys.readouterr()
+    assert cli.main(["bench", "modes", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index(str(made[0])) < printed.index(str(made[1])) and printed.count("# Why arms win and lose") == 2
+    assert cli.main(["bench", "report", str(tmp_path), "--no-png"]) == 0
+    assert all((part / name).exists() for part in made for name in ("report.html", "modes.md"))
+    index = (tmp_path / "index.html").read_text()
+    assert 0 < index.index("three-way/report.html") < index.index("sweep/report.html")
+    assert cli.main(["bench", "report", str(tmp_path), "--small", str(tmp_path / "small.json")]) == 2
+    assert f"give one of the folders {made[0]}, {made[1]}" in capsys.readouterr().err
+    for command in ("report", "modes"):
+        assert cli.main(["bench", command, str(made[0] / "cells")]) == 2
+        assert "nor in the folders within it" in capsys.readouterr().err
+
+
 def test_a_deeper_queue_admits_more_requests() -> None:
     costs = device_costs("h200")
     for depth, slots in ((1.0, 4), (1.2, 5), (2.0, 8)):

@@ -27,6 +27,16 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     return found
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The folders of runs: this one, or those within it that `bench all` wrote, the one that began first first."""
+    if (path / "run.json").exists():
+        return [path]
+    parts = {each.parent: Folder(each.parent).head for each in path.glob("*/run.json")}
+    if not parts:
+        raise ConfigError(f"{path} holds no benchmark: there is no run.json in it, nor in the folders within it")
+    return sorted(parts, key=lambda each: (parts[each]["sittings"][0]["date"], each.name))
+
+
 def write_kept(file: Path, path: Path, pictures: bool = True) -> dict[str, Any]:
     """Make all files in a folder from results that `write_small` wrote: the same, but for charts of what they lack."""
     found = read_kept(file)

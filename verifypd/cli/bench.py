@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from verifypd.cli import protocols
 from verifypd.cli.campaign import TARGET_MS, add_run_flags, chosen_seeds, numbers, run_campaign, show
 from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings, refuse_given, wide
-from verifypd.cli.terminal import say
+from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def register(command: Command) -> None:
     protocols.register(sub)
     report = sub("report", "write the report of a run again", run_report,
                  "DIR [--reference ARM] [--small FILE]\n       %(prog)s FILE --out DIR")  # fmt: skip
-    report.add_argument("folder", type=Path, metavar="DIR|FILE", help="what --out was, or what --small wrote")
+    report.add_argument("folder", type=Path, metavar="DIR|FILE",
+                        help="what --out was, of `bench all` too, or what --small wrote")  # fmt: skip
     report.add_argument("--out", type=Path, metavar="DIR", help="of a FILE: the folder of its report")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
     report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
@@ -201,10 +202,15 @@ def run_report(args: argparse.Namespace) -> int:
         return 0
     if args.out is not None:
         raise ConfigError("--out is for the report of a FILE; that of a folder is written there")
-    found = report.write(args.folder, args.reference, not args.no_png)
+    parts = report.parts_of(args.folder)
+    if args.small is not None and parts != [args.folder]:
+        raise ConfigError(f"--small is of one run: give one of the folders {', '.join(map(str, parts))}")
+    for part in parts:
+        show(part, report.write(part, args.reference, not args.no_png))
     if args.small is not None:
         report.write_small(args.folder, args.small)
-    show(args.folder, found)
+    if parts != [args.folder]:
+        emit(f"all reports: {report.write_index(args.folder, parts)}\n")
     return 0
 
 

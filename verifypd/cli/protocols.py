@@ -74,7 +74,7 @@ def register(sub: Sub) -> None:
     add_run_flags(every)
     add_engine_flags(every, without=NOT_ARM)
     modes = sub("modes", "say from what was measured why arms win and lose", run_modes, "DIR")
-    modes.add_argument("folder", metavar="DIR", help="what --out was")
+    modes.add_argument("folder", metavar="DIR", help="what --out was, of `bench all` too")
 
 
 def _add_flags(parser: Parser) -> None:
@@ -320,7 +320,9 @@ def _own(args: argparse.Namespace, part: str) -> tuple[str, argparse.Namespace]:
 
 def run_modes(args: argparse.Namespace) -> int:
     """`verifypd bench modes`."""
-    from verifypd.bench import modes
+    from verifypd.bench import modes, report
 
-    emit(modes.write(Path(args.folder)))
+    folder = Path(args.folder)
+    for part in report.parts_of(folder):
+        emit((f"{part}\n\n" if part != folder else "") + modes.write(part))
     return 0
