@@ -225,6 +225,12 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
         (["mixed", "h:1", "--concurrency", "8"], "comes at a rate"),
         (["mixed", "--pair", "a:b", "--num-requests", "8"], "leave out URLs"),
         (["mixed", "h:1", "--rate", "0.001", "--duration", "0.1"], "no request arrives"),
+        (["mixed", "h:1", "--model", "x", "--batch-size", "2"], "leave out --model, --batch-size"),
+        (["mixed", "--arm", "plain", "--api-key", "x", "--about", "a=b"], "leave out --api-key, --about"),
+        (["mixed", "h:1", "--workload", "x", "--rate", "2", "--scale", "3"], "leave out --rate, --scale"),
+        (["serve", "h:1", "--workload", "x", "--source", "chat", "--quick"], "leave out --source, --quick"),
+        (["serve", "h:1", "--cv", "2"], "leave out --cv"),
+        (["serve", "h:1", "--max-concurrent", "2"], "closed loop"),
     ],
 )
 def test_bad_input_is_refused_in_words(

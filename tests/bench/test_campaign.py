@@ -345,6 +345,22 @@ def test_tables(done: tuple[Path, dict[str, Any]]) -> None:
     assert "| quick |" in summary and "Scenarios won and lost" in summary and "ccccc" in summary
 
 
+def test_all_latencies_are_in_a_table_of_each_scenario(done: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = done
+    page, summary = ((folder / name).read_text() for name in ("report.html", "summary.md"))
+    assert page.count("<details><summary>All latencies") == summary.count("\nAll latencies") == 2
+    for scenario in found["scenarios"].values():
+        for own in scenario["arms"].values():
+            f, parts = own["figures"], ("mean", "p50", "p95", "p99")
+            for told in (
+                " / ".join(f"{f[f'ttft_ms_{part}']:.0f}" for part in parts),
+                " / ".join(f"{f[f'tpot_ms_{part}']:.1f}" for part in parts),
+                " / ".join(f"{f[f'e2e_ms_{part}'] / 1e3:.2f}" for part in parts),
+                " / ".join(f"{f[f'gap_ms_{part}']:.1f}" for part in (*parts, "max")),
+            ):
+                assert f"<td>{told}</td>" in page and f"| {told} |" in summary
+
+
 def test_pictures_have_the_names_people_know(done: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     _, found = done

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from verifypd.bench import advice, modes, part_charts
+from verifypd.bench import advice, modes, part_charts, svg
 from verifypd.bench.meter import Meter, Parts, pooled
 from verifypd.bench.tuned import POLICIES
 from verifypd.errors import ConfigError
@@ -159,6 +160,35 @@ def test_claimed_utilisation_stands_beside_what_was_measured() -> None:
     assert chart.name == "gpu_utilization" and chart.groups[-1] == part_charts.CLAIM
     claimed = {series.name: series.ys[-1] for series in chart.series if len(series.ys) == 2}
     assert claimed == {"pd": 0.67, "pdv": 0.90}
+
+
+def test_a_short_run_says_nothing_of_utilisation() -> None:
+    """NVML's counter is of up to a second before it is read; in a run of 0.3 s, of the arm before."""
+
+    class Arm:
+        def reading(self) -> dict[str, float]:
+            return {"verify_s": 1.0, "waiting": 1.0, "gpu_utilization": 0.29, "sm_activity": 0.2}
+
+    meter = Meter(Arm())
+    for seconds in (0.3, 1.2):
+        meter.rows = [(at, Arm().reading()) for at in (0.0, seconds)]
+        parts = meter.parts()
+        kept = {"gpu_utilization", "sm_activity"} if seconds > 1 else set()
+        assert set(parts.means) == set(parts.peaks) == {"waiting"} | kept
+        assert set(parts.timeline) == {"at", "verify_s", "waiting"} | kept and parts.totals == {"verify_s": 0.0}
+
+
+def test_utilisation_that_is_not_known_is_a_dash() -> None:
+    data = found("C=64", 0.8, "faster")
+    for name, own in data["scenarios"]["s"]["arms"].items():
+        own["parts"]["means"] = {} if name == "pd" else {"gpu_utilization": 0.5}
+    chart = part_charts.overview(data)[0]
+    by_name = {series.name: series.ys for series in chart.series}
+    assert math.isnan(by_name["pd"][0]) and by_name["plain"] == (0.5,) and "too short" in chart.note
+    drawn = svg.draw(chart)
+    assert drawn.count(">–</text>") == 1 and "nan" not in drawn
+    del data["scenarios"]["s"]["arms"]["pd"]
+    assert "–:" not in part_charts.overview(data)[0].note
 
 
 def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:

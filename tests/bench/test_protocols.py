@@ -19,7 +19,7 @@ from verifypd.bench.protocols import MIXED, PDV, PROTOCOLS, SIZES, Wanted, wante
 from verifypd.bench.tuned import POLICIES, Engines, Tuned
 from verifypd.bench.workload import read
 from verifypd.engine.async_llm import AsyncLLM
-from verifypd.errors import ConfigError
+from verifypd.errors import ConfigError, HubError
 
 pytestmark = pytest.mark.xdist_group("protocols")  # one run of a protocol for all
 
@@ -117,6 +117,27 @@ def test_random_weights_are_said_to_be(tmp_path: Path) -> None:
         pair("a:b", cuda=False)
 
 
+def test_a_token_fetches_what_random_weights_stand_in_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the original's --hf-token does; a plan fetches nothing, and a run without a token neither."""
+    asked: list[tuple[str, str | None]] = []
+    monkeypatch.setattr("verifypd.bench.pairs._here", lambda: {"gemma-2b"})
+
+    def pull(name: str, *, hf_token: str | None = None) -> None:
+        asked.append((name, hf_token))
+        if len(asked) == 2:
+            raise HubError(f"{name} is gated")
+
+    monkeypatch.setattr("verifypd.bench.pairs.pull", pull)
+    run = ["models", "--pair", "gemma-2b:gemma-7b", "--pair", "qwen2-1.5b:gemma-7b", "--out", tmp_path / "out"]
+    assert bench(*run, "--plan") == 0 and "random" in capsys.readouterr().out
+    assert bench(*run, "--plan", "--hf-token", "T") == 0 and "random" not in capsys.readouterr().out
+    assert not asked
+    assert bench(*run, "--hf-token", "T") == 2 and "is gated" in capsys.readouterr().err
+    assert asked == [("gemma-7b", "T"), ("qwen2-1.5b", "T")] and not (tmp_path / "out").exists()
+
+
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +191,9 @@ def test_its_report_says_what_it_is(three_way: tuple[Path, dict[str, Any]]) -> N
     for text in (page, summary, modes):
         assert "scaled (quick)" in text
     assert "33.1 / 33.9 / 35.6" in page and "33.1 / 33.9 / 35.6" in summary  # as published
+    assert page.count("<figure") == page.count(
+        "scaled (quick): times and outputs / 10, outputs of 8 at least, fewer loads]"
+    )
     assert "plans that left a draft" in summary and "Where the time went" in page
     assert "leave a draft for a later verify" in modes and "overhead valley" in modes
     for name in (*FIVE, "memory", "scenarios_won", "parts-0"):
@@ -255,6 +279,10 @@ def test_mixed_traffic_on_a_pair_is_that_of_the_files() -> None:
         (["simulate", "sweep", "--alpha", "2"], "--alpha"),
         (["all", "--only", "nothing"], "--only"),
         (["all", "--only", "mixed:many"], "--only"),
+        (["comprehensive", "--duration", "4"], "counts its requests here; --cut-off ends a run: leave out --duration"),
+        (["models", "--source", "chat"], "models of random weights get random prompts: leave out --source"),
+        (["all", "--only", "mixed", "--concurrency", "8"], "that is for sweep: leave out --concurrency"),
+        (["mixed", "--pair", "built-in", "--served-model", "x"], "leave out --served-model"),
         (["mixed", "--pair", "built-in", "--scale", "2"], "leave out URLs, --scale"),
         (["mixed", "--pair", "built-in", "--batch-size", "2"], "--batch-size is an arm's own"),
     ],

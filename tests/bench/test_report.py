@@ -52,6 +52,18 @@ def test_every_committed_result_of_bench_has_a_page(name: str) -> None:
     assert all(arm.replace("&", "&amp;") in text for arm in found["arms"])
 
 
+def test_older_results_lose_the_utilisation_of_short_runs(tmp_path: Path) -> None:
+    """All runs of one request took less than a second."""
+    pytest.importorskip("matplotlib")
+    found = read_kept(RESULTS / "bench-three-way-h200.json")
+    told = {name.split(",")[0]: {arm for arm, own in each["arms"].items() if "gpu_utilization" in own["parts"]["means"]}
+            for name, each in found["scenarios"].items()}  # fmt: skip
+    assert told["B n=1"] == set() and {"baseline", "plain", "pdv pipelined"} <= told["B n=50"]
+    chart = part_charts.overview(found)[0]
+    assert "too short for the counter" in chart.note and ">–</text>" in svg.draw(chart)
+    pictures.draw_chart(tmp_path / "x.png", [chart])
+
+
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no scenarios"):
         write_kept(RESULTS / "allocator.json", tmp_path)

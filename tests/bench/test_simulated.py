@@ -117,7 +117,47 @@ def test_every_table_and_plot_says_simulated(protocol: str, tmp_path: Path) -> N
     for name in ("report.html", "summary.md", "modes.md"):
         assert "SIMULATED" in (tmp_path / name).read_text()
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<figure><figcaption>") == page.count("[SIMULATED"), "every picture says so"
+    assert page.count("<figure") == page.count("[SIMULATED") > 4, "every picture says so"
+
+
+def test_the_same_command_gives_the_same_figures(tmp_path: Path) -> None:
+    """In another folder; the reference has other chances in its second run, else A/A would say nothing."""
+    command = ["bench", "simulate", "three-way", "--quick", "--pair", LLAMA, "--arm", "plain", "--arm", "pdv pipelined"]
+    more = ["--reference", "pdv pipelined", "--num-requests", "20", "--seed", "4", "--seeds", "2", "--no-png"]
+    runs = []
+    for name in "ab":
+        assert cli.main([*command, *more, "--out", str(tmp_path / name)]) == 0
+        runs.append({(cell.arm, cell.seed): (cell.outcome, cell.drafts) for cell in Folder(tmp_path / name).cells()})
+    assert runs[0] == runs[1] and len(runs[0]) == 6
+    assert runs[0]["pdv pipelined", 4] != runs[0]["pdv pipelined again", 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["three-way", "--max-concurrent", "2"],
+            "a simulated engine takes requests in, and ends them, alone: leave out",
+        ),
+        (["mixed", "--request-timeout", "3"], "leave out --request-timeout"),
+        (["sweep", "--source", "chat"], "leave out --source"),
+        (["sweep", "--rate", "4"], "leave out --rate"),
+        (["sweep", "--replicas", "4", "--surge", "2"], "leave out --replicas, --surge"),
+        (["sweep", "--max-replicas", "3"], "`simulate cluster`, not sweep: leave out --max-replicas"),
+        (["mixed", "--concurrency", "4"], "leave out --concurrency"),
+        (["sweep", "--quick", "--size", "full"], "leave out --quick"),
+        (["three-way", "--duration", "4"], "leave out --duration"),
+        (["sweep", "--duration", "4", "--num-requests", "4"], "leave out --duration"),
+        (["cluster", "--num-requests", "4", "--cut-off", "3"], "leave out --num-requests, --cut-off"),
+        (["cluster", "--rate", "4", "--rate-each", "2"], "leave out --rate-each"),
+        (["cluster", "--pace", "x", "--alpha", "0.5"], "--pace says how fast replicas are: leave out --alpha"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "simulate", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_complete_run_that_is_asked_for_again_stays_as_it_is(tmp_path: Path) -> None:
@@ -184,6 +224,33 @@ def test_the_table_knows_the_size_of_the_verifier() -> None:
         arm = Simulated("table", POLICIES["table"], lambda _: costs, "h200", 0.68, 4)
         asyncio.run(arm.prepare({"pair": pair, "batch": 8, "requests": 8}))
         assert arm.world(8)[1].verifier_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+def test_a_folder_of_several_runs_is_done_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `bench all` writes it: no run.json at its top."""
+    common = ["--quick", "--pair", LLAMA, "--arm", "plain", "--arm", "pd", "--seeds", "2", "--no-png"]
+    made = [tmp_path / "three-way", tmp_path / "sweep"]
+    for part in made:
+        assert cli.main(["bench", "simulate", part.name, "--out", str(part), *common]) == 0
+        (part / "report.html").unlink()
+        (part / "modes.md").unlink()
+    heads = [json.loads((part / "run.json").read_text()) for part in made]
+    for head, part, date in zip(heads, made, ("2026-01-01", "2026-01-02"), strict=True):
+        head["sittings"][0]["date"] = date
+        (part / "run.json").write_text(json.dumps(head))
+    capsys.readouterr()
+    assert cli.main(["bench", "modes", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index(str(made[0])) < printed.index(str(made[1])) and printed.count("# Why arms win and lose") == 2
+    assert cli.main(["bench", "report", str(tmp_path), "--no-png"]) == 0
+    assert all((part / name).exists() for part in made for name in ("report.html", "modes.md"))
+    index = (tmp_path / "index.html").read_text()
+    assert 0 < index.index("three-way/report.html") < index.index("sweep/report.html")
+    assert cli.main(["bench", "report", str(tmp_path), "--small", str(tmp_path / "small.json")]) == 2
+    assert f"give one of the folders {made[0]}, {made[1]}" in capsys.readouterr().err
+    for command in ("report", "modes"):
+        assert cli.main(["bench", command, str(made[0] / "cells")]) == 2
+        assert "nor in the folders within it" in capsys.readouterr().err
 
 
 def test_a_deeper_queue_admits_more_requests() -> None:

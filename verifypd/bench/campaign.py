@@ -17,14 +17,14 @@ import json
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
 from verifypd.bench.meter import Parts, metered
-from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Tunable, counted, play, warm_up
+from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Player, Tunable, counted, play, warm_up
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -202,6 +202,9 @@ class Watch:
     def call(self, call: Call) -> None:
         """A request has ended."""
 
+    def tick(self, going: Sequence[Call]) -> None:
+        """A run goes on: once a second, with the requests that are under way."""
+
     def end(self, turn: Turn, cell: Cell) -> None:
         """A run has ended."""
 
@@ -283,7 +286,7 @@ class Campaign:
                         tokens = await warm_up(turn.arm, turn.workload, self.limits)
                         warmed.add((turn.arm.name, turn.scenario.name))
                         await counted(turn.arm, before, tokens)
-                    cell = await self._cell(turn, watch.call)
+                    cell = await self._cell(turn, watch)
                 except VerifyPDError as error:
                     self.errors.append(f"{turn.scenario.name}, {turn.label}: {error}")
                     watch.failed(turn, str(error))
@@ -299,15 +302,17 @@ class Campaign:
         """Where a workload is written."""
         return self.folder.path / "workloads" / f"{file_name(turn.scenario.name)}-seed{self.seeds[turn.index]}.json"
 
-    async def _cell(self, turn: Turn, call: Callable[[Call], None]) -> Cell:
-        """One run. Its prompts bear a mark of their own, so that no cache knows them from an earlier one."""
+    async def _cell(self, turn: Turn, watch: Watch) -> Cell:
+        """One run. Its prompts bear a mark of their own, so that no cache knows them from an earlier one; a simulated
+        arm has no such cache, and the mark draws its chances: there it is the same in every folder."""
         seed = self.seeds[turn.index]
-        mark = digest([self.folder.head["run"], turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
+        folder = "" if isinstance(turn.arm, Player) else self.folder.head["run"]
+        mark = digest([folder, turn.scenario.name, seed, turn.label.endswith(AGAIN)])[:6]
         seconds = min(self.limits.seconds, turn.scenario.cut or self.limits.seconds)
         before, paused = await turn.arm.drafts(), await _pauses(turn.arm)
         limits = replace(self.limits, seconds=seconds)
         async with metered(turn.arm) as parts:
-            outcome = await play(turn.arm, turn.workload.marked(mark), limits, call)
+            outcome = await play(turn.arm, turn.workload.marked(mark), limits, watch.call, watch.tick)
         after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
         pauses = {name: value - paused.get(name, 0) for name, value in (await _pauses(turn.arm)).items()}

@@ -25,7 +25,7 @@ class Series:
 
     name: str
     xs: tuple[float, ...]  # places of groups, for bars
-    ys: tuple[float, ...]
+    ys: tuple[float, ...]  # of bars: not a number where it is not known
     labels: tuple[str, ...] = ()  # of points
     highs: tuple[float, ...] = ()  # of bars: a second, fainter part up to here
     colour: int | None = None  # of the page's, where it has a meaning of its own

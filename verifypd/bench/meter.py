@@ -15,6 +15,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 PERIOD = 0.01  # s between two samples, at first
 SAMPLES = 240  # at most: then every other one goes, and the period doubles
+DRIVERS = ("gpu_utilization", "sm_activity")  # what the GPU's driver counts
+SETTLES = 1.0  # s; what NVML reads is of up to so long before: in a shorter run, of what came before it
 
 
 @runtime_checkable
@@ -74,9 +76,10 @@ class Meter:
             self.sample()
 
     def parts(self) -> Parts:
-        """What came of it."""
+        """What came of it; of a run that was too short for the driver's counters, without them."""
         first, last = self.rows[0][1], self.rows[-1][1]
-        names = list(first)
+        short = self.rows[-1][0] - self.rows[0][0] < SETTLES
+        names = [name for name in first if not (short and name in DRIVERS)]
         gauges = {name: [row[name] for _, row in self.rows] for name in names if not is_counter(name)}
         line = {name: [row[name] - first[name] * is_counter(name) for _, row in self.rows] for name in names}
         return Parts(

@@ -9,12 +9,15 @@ from typing import Any
 
 from verifypd.bench import charts, modes, part_charts, svg
 from verifypd.bench.results import (
+    ALL_LATENCIES,
     HEADER,
+    LATENCIES,
     NAMES,
     WON,
     interval,
     itself_line,
     judged,
+    latency_row,
     number,
     over_seeds,
     published,
@@ -161,7 +164,7 @@ def _compared(found: dict[str, Any]) -> list[str]:
     """Heatmap, comparison and counts, where there is more than one arm."""
     parts = []
     if (heat := charts.improvement(found, found["headline"])) is not None and found["scenarios"]:
-        parts.append(svg.heatmap(heat))
+        parts.append(svg.heatmap(heat, found["note"]))
     body = []
     for scenario, own in found["scenarios"].items():
         for arm, metrics in own["compared"].items():
@@ -185,6 +188,8 @@ def _verdict(each: dict[str, Any]) -> str:
 
 def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
     body = [tuple(map(escape, row(arm, each))) for arm, each in own["arms"].items()]
+    latencies = _table(LATENCIES, [tuple(map(escape, latency_row(arm, each))) for arm, each in own["arms"].items()])
+    folded = f"<details><summary>{ALL_LATENCIES}</summary>{latencies}</details>"
     marked = f" <span class='soft'>({escape(found['note'])})</span>" if found["note"] else ""
     original = [f"{escape(arm)} {each['figures']['tok_s_original']:,.1f}" for arm, each in own["arms"].items()]
     note = f"<p class='note'>The original's metric, tokens of finished requests / window: {'; '.join(original)}</p>"
@@ -192,7 +197,7 @@ def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
         f"<p class='note'>Published by the original, {escape(what)}: {escape(each)}</p>"
         for what, each in published(found, scenario)
     )
-    return f"<h3>{escape(scenario)}{marked}</h3>{_table(HEADER, body)}{note}{claims}"
+    return f"<h3>{escape(scenario)}{marked}</h3>{_table(HEADER, body)}{note}{claims}{folded}"
 
 
 def _modes(found: dict[str, Any]) -> list[str]:

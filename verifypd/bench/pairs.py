@@ -1,10 +1,11 @@
 """Pairs of a draft and a verifier that the protocols run on: real weights where they are, else random ones.
 
-Knows names and settings; loads nothing.
+Knows names and settings; loads nothing, and fetches where it is asked to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from verifypd.bench.dummy import dummy_model
 from verifypd.errors import ConfigError
 from verifypd.models.builtin import descriptions, find
+from verifypd.models.hub import pull
 
 OWN = "built-in"  # SmolLM2-135M and the draft that comes with this package
 ALPHA = 0.68  # chance of a draft token where weights are random: of four, 42 % stand, as the original reports
@@ -67,17 +69,30 @@ class Pair:
         }  # fmt: skip
 
 
-def pair(text: str, cuda: bool) -> Pair:
-    """`built-in`, or DRAFT:VERIFIER by names of `verifypd models`: real where both are here, else random weights."""
+def pair(text: str, cuda: bool, fetched: bool = False) -> Pair:
+    """`built-in`, or DRAFT:VERIFIER by names of `verifypd models`: real where both are here, else random weights.
+
+    fetched: they will be here, for `fetch` comes before the run.
+    """
     if text == OWN:
         return Pair(OWN, "smollm2", "auto")
     draft, _, verifier = text.partition(":")
     if find(draft) is None or find(verifier) is None:
         raise ConfigError(f"--pair {text!r}: give {OWN!r} or DRAFT:VERIFIER by names that `verifypd models` lists")
-    here = {each.name for each in descriptions() if each.present}
-    if {draft, verifier} <= here:
+    if fetched or {draft, verifier} <= _here():
         return Pair(text, verifier, draft)
     return Pair(text, verifier, draft, dummy=True, shrink=1 if cuda else SHRINK)
+
+
+def fetch(pairs: Iterable[Pair], hf_token: str) -> None:
+    """Bring the models of real pairs into the cache."""
+    for name in dict.fromkeys(name for each in pairs if each.name != OWN for name in (each.draft, each.model)):
+        if name not in _here():
+            pull(name, hf_token=hf_token)
+
+
+def _here() -> set[str]:
+    return {each.name for each in descriptions() if each.present}
 
 
 def given(settings: dict[str, Any]) -> Pair:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verifypd.bench.charts import Chart, Series, arms_of
+from verifypd.bench.meter import SETTLES
 from verifypd.bench.protocols import PDV
 from verifypd.bench.statistics import FASTER, NONE, SLOWER
 
@@ -44,17 +45,19 @@ def _utilisation(found: dict[str, Any]) -> Chart | None:
     series = []
     for arm in arms_of(found):
         have = [(i, parts) for i, s in enumerate(scenarios) if (parts := _own(found, s, arm)) is not None]
-        values = [p["means"].get("gpu_utilization", 0.0) if gauge else p["busy"] for _, p in have]
+        values = [p["means"].get("gpu_utilization", math.nan) if gauge else p["busy"] for _, p in have]
         points = list(zip([float(i) for i, _ in have], values, strict=True))
         if arm in CLAIMED and have:
             points.append((float(len(scenarios)), CLAIMED[arm]))
         if points:
             xs, ys = zip(*points, strict=True)
-            series.append(Series(arm, xs, tuple(min(1.0, y) for y in ys)))
+            series.append(Series(arm, xs, tuple(y if math.isnan(y) else min(1.0, y) for y in ys)))
     if not series:
         return None
     what = "GPU utilisation (NVML)" if gauge else "Share of the time in which a pass or a draft loop ran"
     note = "Under open arrivals it is set by the load: an arm that needs less device time for the same tokens is lower."
+    if any(math.isnan(y) for each in series for y in each.ys):
+        note += f" –: the runs took less than {SETTLES:g} s, too short for the counter."
     groups = (*scenarios, CLAIM)
     return Chart("gpu_utilization", what, "", "share", tuple(series), "bars", groups, note=note)
 

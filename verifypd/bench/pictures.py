@@ -61,7 +61,7 @@ def _heights(axis: Axes, part: Chart) -> None:
     """An axis from 0, or of powers, with room above the highest."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    ys = [y for each in part.series for y in (*each.ys, *each.highs)]
+    ys = [y for each in part.series for y in (*each.ys, *each.highs) if not math.isnan(y)]
     if part.log_y:
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -105,7 +105,12 @@ def _bar_groups(axis: Axes, chart: Chart, room: float) -> None:
         places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
         if series.highs:
             axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
-        axis.bar(places, series.ys, 0.92 * width, color=colour, label=series.name)
+        axis.bar(
+            places, [0.0 if math.isnan(y) else y for y in series.ys], 0.92 * width, color=colour, label=series.name
+        )
+        for x, y in zip(places, series.ys, strict=True):
+            if math.isnan(y):
+                axis.text(x, 0.0, "–", color=SOFT, fontsize=8, ha="center", va="bottom")
     letters = max(6, int(room / len(chart.groups) / LETTER) - 1)
     wrapped = (textwrap.wrap(name.replace(":", ": "), letters, break_long_words=False) for name in chart.groups)
     names = ["\n".join(lines) for lines in wrapped]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from verifypd.metrics.pauses import frozen_heap
 WARM_REQUESTS = 32
 WARM_OUTPUT = 16  # tokens
 COUNTING = 3.0  # s that a server may take to count what it sent
+TICK = 1.0  # s between two looks at a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,11 @@ class Call:
         self.prompt_tokens = prompt_tokens
         self.whole = True
 
+    @property
+    def going(self) -> bool:
+        """Whether it was sent, and has not ended."""
+        return self.sent is not None and not (self.whole or self.error or self.stopped is not None)
+
     def record(self) -> Record:
         """What became of it."""
         sent = self.due if self.sent is None else self.sent
@@ -163,18 +169,32 @@ class Limits:
     at_once: int | None = None  # requests under way at most, in an open loop
 
 
-async def play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None] = lambda _: None) -> Outcome:
-    """Send it all; `watch` is told of each request that has ended. Nothing is lost: what fails is in the outcome.
+async def play(
+    arm: Arm,
+    workload: Workload,
+    limits: Limits,
+    watch: Callable[[Call], None] = lambda _: None,
+    tick: Callable[[Sequence[Call]], None] = lambda _: None,
+) -> Outcome:
+    """Send it all. Nothing is lost: what fails is in the outcome.
+
+    watch: told of each request that has ended. tick: once a second of those that are under way.
 
     The heap is frozen meanwhile: a full garbage collection here would look like a pause of the arm.
     """
     if isinstance(arm, Player):
         return await arm.play(workload, limits.seconds)
     with frozen_heap():
-        return await _play(arm, workload, limits, watch)
+        return await _play(arm, workload, limits, watch, tick)
 
 
-async def _play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[Call], None]) -> Outcome:
+async def _play(
+    arm: Arm,
+    workload: Workload,
+    limits: Limits,
+    watch: Callable[[Call], None],
+    tick: Callable[[Sequence[Call]], None],
+) -> Outcome:
     began = time.perf_counter()
 
     def clock() -> float:
@@ -188,13 +208,14 @@ async def _play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[C
     else:
         running = [_due(arm, call, gate, limits, watch) for call in calls]
     tasks = [asyncio.ensure_future(each) for each in running]
+    ticker = asyncio.ensure_future(_ticks(calls, tick))
     try:
         _, late = await asyncio.wait(tasks, timeout=limits.seconds)
         over = clock()
     finally:
-        for task in tasks:
+        for task in (*tasks, ticker):
             task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, ticker, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
             raise result
@@ -202,6 +223,12 @@ async def _play(arm: Arm, workload: Workload, limits: Limits, watch: Callable[[C
     if not late:
         over = max((call.outputs[-1] for call in begun if call.outputs), default=over)
     return Outcome(tuple(call.record() for call in begun), len(calls), over)
+
+
+async def _ticks(calls: Sequence[Call], tick: Callable[[Sequence[Call]], None]) -> None:
+    while True:
+        await asyncio.sleep(TICK)
+        tick([call for call in calls if call.going])
 
 
 async def _client(arm: Arm, queue: Iterator[Call], limits: Limits, watch: Callable[[Call], None]) -> None:

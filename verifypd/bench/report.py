@@ -8,6 +8,7 @@ from typing import Any
 
 from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.meter import DRIVERS, SETTLES
 from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
 
@@ -24,6 +25,16 @@ def write(path: Path, reference: str | None = None, pictures: bool = True) -> di
     found = results(folder, reference)
     _files(path, found, pictures)
     return found
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The folders of runs: this one, or those within it that `bench all` wrote, the one that began first first."""
+    if (path / "run.json").exists():
+        return [path]
+    parts = {each.parent: Folder(each.parent).head for each in path.glob("*/run.json")}
+    if not parts:
+        raise ConfigError(f"{path} holds no benchmark: there is no run.json in it, nor in the folders within it")
+    return sorted(parts, key=lambda each: (parts[each]["sittings"][0]["date"], each.name))
 
 
 def write_kept(file: Path, path: Path, pictures: bool = True) -> dict[str, Any]:
@@ -43,6 +54,10 @@ def read_kept(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is no result of `verifypd bench`: it has no scenarios")
     for scenario in found["scenarios"].values():
         scenario["arms"] = {arm: {"parts": None, "drafts": None} | own for arm, own in scenario["arms"].items()}
+        for own in scenario["arms"].values():
+            if own["parts"] and own["figures"]["seconds"] < SETTLES * len(own["seeds"]):
+                for kind in ("means", "peaks"):
+                    own["parts"][kind] = {k: v for k, v in own["parts"][kind].items() if k not in DRIVERS}
     return {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
 
 

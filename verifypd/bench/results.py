@@ -233,6 +233,21 @@ def row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+LATENCIES = ("arm", "TTFT, ms", "TPOT, ms", "E2E, s", "gap, ms")
+ALL_LATENCIES = "All latencies: mean / p50 / p95 / p99, and the longest gap"
+
+
+def latency_row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
+    """All latencies of an arm in one scenario, as texts under `LATENCIES`."""
+    f = own["figures"]
+
+    def each(time: str, form: str, scale: float = 1.0, *more: str) -> str:
+        names = [f"{time}_ms_{part}" for part in ("mean", "p50", "p95", "p99", *more)]
+        return " / ".join(format(scale * f[name], form) for name in names)
+
+    return arm, each("ttft", ".0f"), each("tpot", ".1f"), each("e2e", ".2f", 1e-3), each("gap", ".1f", 1.0, "max")
+
+
 def _left(parts: dict[str, Any] | None) -> str:
     """`0 of 203`: plans that left a draft for a later verify."""
     totals = parts["totals"] if parts else {}
@@ -330,6 +345,8 @@ def as_markdown(found: dict[str, Any]) -> str:
             *markdown_table(HEADER, [row(arm, own) for arm, own in each["arms"].items()]),
             "",
         ]
+        latencies = [latency_row(arm, own) for arm, own in each["arms"].items()]
+        lines += [f"{ALL_LATENCIES}:", "", *markdown_table(LATENCIES, latencies), ""]
         lines += [f"Published by the original, {what}: {text}\n" for what, text in published(found, scenario)]
         if each["compared"]:
             arms = list(each["compared"])

@@ -50,7 +50,7 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
 
 def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
     """Pixels a unit, and marks, of an axis that begins at 0."""
-    marks = ticks(0.0, max(values, default=0.0) or 1.0)
+    marks = ticks(0.0, max((each for each in values if not math.isnan(each)), default=0.0) or 1.0)
     unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
     return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
 
@@ -78,6 +78,10 @@ def _bars(chart: Chart) -> str:
         shade = _shade(i, series)
         for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
             base = bases[int(group)]
+            if math.isnan(y):
+                middle = LEFT + room * (group + 0.5) + width * (i + 0.5 - len(chart.series) / 2)
+                inside.append(f'<text class="mid" x="{middle:.1f}" y="{base - 3:.1f}">–</text>')
+                continue
             bases[int(group)] -= unit * y * stacked
             x = LEFT + room * (group + 0.5) + width * (-0.5 if stacked else i - len(chart.series) / 2)
             title = f"<title>{escape(series.name)}, {escape(chart.groups[int(group)])}: {number(y)}"
@@ -152,8 +156,8 @@ def _lines(chart: Chart) -> str:
     return _frame(chart, inside, y_marks, [(x_of(at), text) for at, text in marks])
 
 
-def heatmap(chart: Heatmap) -> str:
-    """A table of ratios, coloured to both sides of 1 by how far they are from it."""
+def heatmap(chart: Heatmap, note: str = "") -> str:
+    """A table of ratios, coloured to both sides of 1 by how far they are from it; `note` stands below."""
     far = max((abs(math.log(v)) for line in chart.values for v in line if v), default=0.0) or 1.0
     lines = ["<tr><th></th>" + "".join(f"<th>{escape(each)}</th>" for each in chart.columns) + "</tr>"]
     for name, values, words in zip(chart.rows, chart.values, chart.words, strict=True):
@@ -168,7 +172,8 @@ def heatmap(chart: Heatmap) -> str:
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
-    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}</figure>"
+    below = f"<p class='note'>[{escape(note)}]</p>" if note else ""
+    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}{below}</figure>"
 
 
 def _shade(place: int, series: Series) -> str:

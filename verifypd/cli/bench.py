@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifypd.cli import protocols
 from verifypd.cli.campaign import TARGET_MS, add_run_flags, chosen_seeds, numbers, run_campaign, show
-from verifypd.cli.flags import Command, Parser, add_engine_flags, engine_settings, wide
-from verifypd.cli.terminal import say
+from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings, refuse_given, wide
+from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ LEAST_REQUESTS, EACH_CLIENT = 24, 3  # closed loop
 QUICK_REQUESTS = 8
 QUICK_OUTPUT = 16  # tokens
 QUICK_SCALE = 32  # of mixed traffic
+HTTP = ("served_model", "api_key", "no_ignore_eos", "fields", "abouts", "server_wait")  # flags of servers
 
 
 def register(command: Command) -> None:
@@ -74,7 +75,8 @@ def register(command: Command) -> None:
     protocols.register(sub)
     report = sub("report", "write the report of a run again", run_report,
                  "DIR [--reference ARM] [--small FILE]\n       %(prog)s FILE --out DIR")  # fmt: skip
-    report.add_argument("folder", type=Path, metavar="DIR|FILE", help="what --out was, or what --small wrote")
+    report.add_argument("folder", type=Path, metavar="DIR|FILE",
+                        help="what --out was, of `bench all` too, or what --small wrote")  # fmt: skip
     report.add_argument("--out", type=Path, metavar="DIR", help="of a FILE: the folder of its report")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
     report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
@@ -157,6 +159,11 @@ def run_mixed(args: argparse.Namespace) -> int:
         raise ConfigError(
             "mixed traffic comes at a rate: give --rate. A closed loop is `bench run --source mixed --concurrency N`"
         )
+    if args.urls:
+        own = [name for name in vars(args) if name.startswith(ENGINE) and name.removeprefix(ENGINE) not in TARGET_MS]
+        refuse_given(args, own, "servers have settings of their own")
+    else:
+        refuse_given(args, HTTP, "no server is given")
     if args.pairs:
         if args.urls or args.scale or args.num_requests:
             raise ConfigError("with --pair the traffic is the protocol's: leave out URLs, --scale and --num-requests")
@@ -164,11 +171,12 @@ def run_mixed(args: argparse.Namespace) -> int:
     if args.urls and args.arms:
         raise ConfigError("give URLs or --arm: engines in this process would share the machine with the servers")
     seconds = args.duration or (QUICK_SECONDS if args.quick else OPEN_SECONDS)
+    files = _from_files(args, ["rate", "scale"])
     scale = args.scale or (QUICK_SCALE if args.quick else 1)
     if scale < 1:
         raise ConfigError("--scale must be at least 1")
     scaled = "" if scale == 1 else f", lengths / {scale}"
-    scenarios = _from_files(args) or [
+    scenarios = files or [
         Scenario(
             f"mixed {rate:g}/s{scaled}",
             tuple(mixed(rate, seconds, seed).scaled(scale, args.num_requests) for seed in chosen_seeds(args)),
@@ -194,10 +202,15 @@ def run_report(args: argparse.Namespace) -> int:
         return 0
     if args.out is not None:
         raise ConfigError("--out is for the report of a FILE; that of a folder is written there")
-    found = report.write(args.folder, args.reference, not args.no_png)
+    parts = report.parts_of(args.folder)
+    if args.small is not None and parts != [args.folder]:
+        raise ConfigError(f"--small is of one run: give one of the folders {', '.join(map(str, parts))}")
+    for part in parts:
+        show(part, report.write(part, args.reference, not args.no_png))
     if args.small is not None:
         report.write_small(args.folder, args.small)
-    show(args.folder, found)
+    if parts != [args.folder]:
+        emit(f"all reports: {report.write_index(args.folder, parts)}\n")
     return 0
 
 
@@ -254,8 +267,10 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
     from verifypd.bench.campaign import Scenario
     from verifypd.bench.sources import source
 
-    if found := _from_files(args):
+    if found := _from_files(args, ["source", "concurrency", "rate", "cv", "at_once", "output_tokens"]):
         return found
+    if not args.rate:
+        refuse_given(args, ["cv"], "an open loop has a --rate")
     chosen = source(args.source).limited(args.output_tokens or (QUICK_OUTPUT if args.quick else None))
     if skipped := chosen.about.get("skipped"):
         reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
@@ -281,12 +296,16 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
     return made
 
 
-def _from_files(args: argparse.Namespace) -> list[Scenario]:
-    """Workloads as they were written: the same for every seed, but for their random tokens."""
+def _from_files(args: argparse.Namespace, traffic: Sequence[str]) -> list[Scenario]:
+    """Workloads as they were written: the same for every seed, but for their random tokens. traffic: flags of those
+    that are made."""
     from verifypd.bench.campaign import Scenario
     from verifypd.bench.workload import read
 
     def seeded(workload: Workload) -> Scenario:
-        return Scenario(workload.name, (workload,) * len(chosen_seeds(args)), args.cut_off)
+        played = workload.as_text() if getattr(args, "plain_text", False) else workload
+        return Scenario(workload.name, (played,) * len(chosen_seeds(args)), args.cut_off or args.duration)
 
+    if args.workload:
+        refuse_given(args, [*traffic, "num_requests", "quick"], "a --workload is played as it was written")
     return [seeded(read(path)) for path in args.workload or ()]

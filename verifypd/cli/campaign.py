@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.cli.flags import Parser
+from verifypd.cli.flags import Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
@@ -23,6 +23,7 @@ SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
 SEEDS = 3
 GRACE = 600.0  # s; a run ends then, whatever became of it
+EACH = 300.0  # s; so long a request may take
 
 
 def add_run_flags(parser: Parser) -> None:
@@ -41,8 +42,9 @@ def add_run_flags(parser: Parser) -> None:
     group.add_argument("--cut-off", type=float, metavar="S", help=f"end a run after S seconds (default: {GRACE:g})")
     group.add_argument("--max-concurrent", type=int, metavar="N", help="open loop: requests under way at most")
     group.add_argument(
-        "--request-timeout", type=float, default=300.0, metavar="S", help="stop a request after S seconds"
-    )
+        "--request-timeout", type=float, default=EACH, metavar="S",
+        help=f"stop a request after S seconds (default: {EACH:g})",
+    )  # fmt: skip
     group.add_argument(
         "--workload", action="append", type=Path, metavar="FILE",
         help="play this workload (DIR/workloads has some) in place of generated ones; may be repeated",
@@ -102,6 +104,8 @@ def run_campaign(
     control = None if args.no_control else reference
     if reference not in [arm.name for arm in arms]:
         raise ConfigError(f"--reference {reference!r} is none of the arms {', '.join(arm.name for arm in arms)}")
+    if all(workload.clients for each in scenarios for workload in each.workloads):
+        refuse_given(args, ["max_concurrent"], "a closed loop has as many requests under way as clients")
     limits = Limits(args.cut_off or GRACE, args.request_timeout, args.max_concurrent)
     folder = Folder(args.out)
     sitting = provenance(command=command_line(sys.argv[1:]))
@@ -133,32 +137,45 @@ def run_campaign(
 
 
 def _watch() -> Any:
-    """Shows how a campaign goes: a bar a run, and a line when it has ended."""
+    """Shows how a campaign goes: a bar a run, named by its arm, that moves while requests run; a line when it ends."""
+    from bisect import insort
+
     from verifypd.bench.campaign import Cell, Turn, Watch
     from verifypd.bench.figures import figures
     from verifypd.bench.play import Call
-    from verifypd.metrics.stats import percentile
+    from verifypd.metrics.stats import percentile, rank
     from verifypd.progress import Bar, bar
 
     class Shown(Watch):
         def __init__(self) -> None:
             self.bar: Bar | None = None
-            self.calls: list[Call] = []
 
         def begin(self, turn: Turn, done: int, total: int) -> None:
-            self.calls = []
+            self.tokens = 0  # of requests that ended, as are these, s in order
+            self.firsts: list[float] = []
+            self.ends: list[float] = []
             name = f"{done + 1}/{total} {turn.scenario.name}, {turn.label}"
             self.bar = bar(desc=name, total=len(turn.workload.arrivals), unit="request")
             self.bar.__enter__()
 
         def call(self, call: Call) -> None:
-            self.calls.append(call)
-            now = max(call.clock(), 1e-6)
-            ends = [each.outputs[-1] - each.due for each in self.calls if each.outputs]
-            rate = sum(each.tokens for each in self.calls) / now
+            self.tokens += call.tokens
+            if call.outputs:
+                insort(self.firsts, call.outputs[0] - call.due)
+                insort(self.ends, call.outputs[-1] - call.due)
             if self.bar is not None:
-                self.bar.set_postfix_str(f"{rate:.0f} tok/s, E2E p95 {percentile(ends, 0.95) if ends else 0.0:.2f} s")
                 self.bar.update(1)
+
+        def tick(self, going: Sequence[Call]) -> None:
+            if self.bar is None or not going:
+                return
+            tokens = self.tokens + sum(call.tokens for call in going)
+            firsts = self.firsts + [call.outputs[0] - call.due for call in going if call.outputs]
+            parts = [f"{len(going)} under way, {tokens / max(going[0].clock(), 1e-6):.0f} tok/s"]
+            parts += [f"TTFT p95 {percentile(firsts, 0.95):.2f} s"] if firsts else []
+            parts += [f"E2E p95 {rank(self.ends, 0.95):.2f} s"] if self.ends else []
+            self.bar.set_postfix_str(", ".join(parts))
+            self.bar.update(0)
 
         def end(self, turn: Turn, cell: Cell) -> None:
             self._close()

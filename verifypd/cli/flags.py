@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from verifypd.cli.terminal import BAD_INPUT, say
 from verifypd.config import EngineConfig, flag
-from verifypd.errors import RequestError
+from verifypd.errors import ConfigError, RequestError
 from verifypd.hints import advice
 from verifypd.request import SamplingParams
 
@@ -87,6 +87,15 @@ class Parser(argparse.ArgumentParser):
         if first is None and "--model" in options:
             hint = f"; did you mean --model {unknown[0]}?"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def refuse_given(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Refuse flags that would do nothing here. names: as they are in the namespace; a default is not refused."""
+    parser: Parser = args.parser
+    given = [name for name in names if getattr(args, name, None) not in (None, [], parser.get_default(name))]
+    if given:
+        options = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+        raise ConfigError(f"{why}: leave out {', '.join(options[name] for name in given)}")
 
 
 def _meant(message: str) -> str:

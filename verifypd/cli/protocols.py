@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifypd.cli import simulated_cluster
 from verifypd.cli.campaign import add_run_flags, chosen_seeds, numbers, run_campaign
-from verifypd.cli.flags import Parser, add_engine_flags, engine_settings
+from verifypd.cli.flags import Parser, add_engine_flags, engine_settings, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
@@ -33,6 +33,12 @@ NOT_ARM = (
     "arch", "controller", "batch_size", "max_draft", "verify_batch", "verify_wait_ms", "lane_weights", "workers",
     "queue_factor",
 )  # fmt: skip
+ONLY = {
+    "concurrency": ("sweep",),
+    "num_requests": ("three-way",),
+    "duration": ("sweep", "mixed"),
+    "output_tokens": tuple(COMMANDS),
+}  # flags of `bench all` that are meant for some protocols
 Sub = Callable[[str, str, Callable[[argparse.Namespace], int], str], Parser]
 
 
@@ -68,15 +74,16 @@ def register(sub: Sub) -> None:
     add_run_flags(every)
     add_engine_flags(every, without=NOT_ARM)
     modes = sub("modes", "say from what was measured why arms win and lose", run_modes, "DIR")
-    modes.add_argument("folder", metavar="DIR", help="what --out was")
+    modes.add_argument("folder", metavar="DIR", help="what --out was, of `bench all` too")
 
 
 def _add_flags(parser: Parser) -> None:
     group = parser.add_argument_group("protocol")
     add_pair_flag(group)
     group.add_argument("--arm", action="append", dest="arms", metavar="NAME",
-                       help="baseline, plain, pd, pdv, 'pdv whole', 'pdv pipelined', 'pdv batch 32', 'pdv queue 2' or"
-                       " auto; may be repeated (default: the protocol's)")  # fmt: skip
+                       help="plain, baseline, pd, pdv, unified, table, threshold, auto, 'pdv whole', 'pdv pipelined',"
+                       " 'pdv verify 4', 'pdv batch 32' or 'pdv queue 2'; may be repeated (default: the"
+                       " protocol's)")  # fmt: skip
     group.add_argument("--concurrency", metavar="N,N", help="sweep, comprehensive: C of each point; all: the sweep's")
     group.add_argument("--num-requests", metavar="N,N",
                        help="three-way, models: n of each point; all: three-way's; else of every point")  # fmt: skip
@@ -91,7 +98,8 @@ def add_pair_flag(parser: argparse._ArgumentGroup | Parser) -> None:
     """--pair."""
     parser.add_argument("--pair", action="append", dest="pairs", metavar="DRAFT:VERIFIER",
                         help="models of `verifypd models`, or built-in; may be repeated (default: the original's on a"
-                        " GPU, else the built-in pair)")  # fmt: skip
+                        " GPU, else the built-in pair). Models that are not here have random weights, unless --hf-token"
+                        " is given: it fetches them")  # fmt: skip
 
 
 def run_protocol(args: argparse.Namespace) -> int:
@@ -99,6 +107,7 @@ def run_protocol(args: argparse.Namespace) -> int:
     from verifypd.bench.protocols import PROTOCOLS
 
     chosen, seeds = _wanted(args, PROTOCOLS[args.bench_command], _cuda(args))
+    _check_source(args, [chosen])
     return _measure(args, chosen, seeds, _engines(args, [chosen]))
 
 
@@ -156,6 +165,8 @@ def _wanted(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> tuple[W
     levels = [int(each) for each in numbers(args.concurrency or "", "--concurrency")]
     if by_number and levels:
         raise ConfigError(f"bench {protocol.command} has no concurrency: give --num-requests")
+    if protocol.letter != "A" or counts:
+        refuse_given(args, ["duration"], f"bench {protocol.command} counts its requests here; --cut-off ends a run")
     if not by_number and len(counts) > 1:
         raise ConfigError(f"bench {protocol.command} takes one --num-requests, for every point")
     more = {"count": counts[0] if counts and not by_number else None, "output": args.output_tokens,
@@ -163,6 +174,12 @@ def _wanted(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> tuple[W
     loads = counts if by_number else levels
     made = wanted(protocol, size, _pairs(args, protocol, cuda), loads, duration=args.duration, **more)
     return made, chosen_seeds(argparse.Namespace(**{**vars(args), "num_requests": None}), size.seeds)
+
+
+def _check_source(args: argparse.Namespace, chosen: Sequence[Wanted | Mixed]) -> None:
+    """Refuse --source where no model has a use for it."""
+    if all(pair.dummy for each in chosen for pair in each.pairs):
+        refuse_given(args, ["source"], "models of random weights get random prompts")
 
 
 def _wanted_mixed(args: argparse.Namespace, cuda: bool) -> tuple[Mixed, list[int]]:
@@ -178,19 +195,26 @@ def _wanted_mixed(args: argparse.Namespace, cuda: bool) -> tuple[Mixed, list[int
 def _size(args: argparse.Namespace, cuda: bool) -> Size:
     from verifypd.bench.protocols import SIZES
 
+    if getattr(args, "size", None):
+        refuse_given(args, ["quick"], "--size says how much is run")
     wanted = getattr(args, "size", None) or ("quick" if args.quick else "full" if cuda else "short")
     return SIZES[wanted]
 
 
 def _pairs(args: argparse.Namespace, protocol: Protocol, cuda: bool) -> list[Pair]:
-    from verifypd.bench.pairs import given, pair
+    from verifypd.bench.pairs import fetch, given, pair
 
     own = engine_settings(args)
     if "model" in own or "draft" in own:
         if args.pairs or "model" not in own:
             raise ConfigError("give --pair, or --model and --draft")
         return [given(own)]
-    return [pair(text, cuda) for text in args.pairs or (protocol.pairs if cuda else protocol.own_pairs)]
+    names = args.pairs or (protocol.pairs if cuda else protocol.own_pairs)
+    token = own.get("hf_token")
+    made = [pair(text, cuda, fetched=token is not None) for text in names]
+    if token is not None and not args.plan:
+        fetch(made, token)
+    return made
 
 
 def _arms(args: argparse.Namespace, protocol: Protocol) -> list[str]:
@@ -213,6 +237,7 @@ def run_simulated(args: argparse.Namespace) -> int:
     """`verifypd bench simulate`."""
     if args.protocol == "cluster":
         return simulated_cluster.run(args)
+    _check_simulated(args)
     from verifypd.bench.pairs import ALPHA, Pair
     from verifypd.bench.protocols import DRAFTS, LLAMA, MIXED, PROTOCOLS
     from verifypd.bench.simulated import Simulated, device_costs, pair_costs, read_costs
@@ -232,12 +257,24 @@ def run_simulated(args: argparse.Namespace) -> int:
         return Simulated(name, POLICIES[name], measured.__getitem__, where, alpha, DRAFTS)
 
     arms = [arm(name) for name in _arms(args, protocol)]
-    args.size = args.size or ("quick" if args.quick else "full")
     mixed = args.protocol == "mixed"
     chosen, seeds = _wanted_mixed(args, True) if mixed else _wanted(args, protocol, cuda=True)
     pairs = tuple(Pair(each.name, each.model, each.draft, dummy=True, simulated=True) for each in chosen.pairs)
     chosen = replace(chosen, pairs=pairs)
     return _run(args, chosen, arms, seeds, f"{note}; {chosen.note}")
+
+
+def _check_simulated(args: argparse.Namespace) -> None:
+    """Refuse what has no meaning on the simulator, or for this protocol."""
+    refuse_given(args, simulated_cluster.given_names(args), f"that is for `simulate cluster`, not {args.protocol}")
+    refuse_given(
+        args, ["max_concurrent", "request_timeout"], "a simulated engine takes requests in, and ends them, alone"
+    )
+    refuse_given(args, ["source"], "simulated requests have lengths, and no text")
+    if args.protocol == "mixed":
+        refuse_given(args, ["concurrency", "num_requests", "output_tokens"], "mixed traffic comes at a --rate")
+    else:
+        refuse_given(args, ["rate"], f"{args.protocol} has loads of its own")
 
 
 def run_all(args: argparse.Namespace) -> int:
@@ -250,8 +287,12 @@ def run_all(args: argparse.Namespace) -> int:
     for name in each:
         if name not in (*PROTOCOLS, "mixed"):
             raise ConfigError(f"--only {name!r} is none of {', '.join(PROTOCOLS)}, mixed")
+    for flags, meant in ONLY.items():
+        if not set(meant) & set(each):
+            refuse_given(args, [flags], f"that is for {' and '.join(meant)}")
     chosen = {name: _wanted_mixed(own, cuda) if name == "mixed" else _wanted(own, PROTOCOLS[name], cuda)
               for name, own in each.items()}  # fmt: skip
+    _check_source(args, [wanted for name, (wanted, _) in chosen.items() if name != "mixed"])
     engines = _engines(args, [wanted for wanted, _ in chosen.values()], kept=True)
     codes = []
     try:
@@ -273,14 +314,16 @@ def _own(args: argparse.Namespace, part: str) -> tuple[str, argparse.Namespace]:
     own = copy(args)
     own.seeds = int(numbers(seeds, "--only, seeds")[0]) if seeds else args.seeds
     own.out = args.out / name
-    own.concurrency = args.concurrency if name == "sweep" else None
-    own.num_requests = args.num_requests if name == "three-way" else None
+    for flags, meant in ONLY.items():
+        setattr(own, flags, getattr(args, flags) if name in meant else None)
     return name, own
 
 
 def run_modes(args: argparse.Namespace) -> int:
     """`verifypd bench modes`."""
-    from verifypd.bench import modes
+    from verifypd.bench import modes, report
 
-    emit(modes.write(Path(args.folder)))
+    folder = Path(args.folder)
+    for part in report.parts_of(folder):
+        emit((f"{part}\n\n" if part != folder else "") + modes.write(part))
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.campaign import TARGET_MS, chosen_seeds, command_line, numbers
 from verifypd.cli.deploy import CLUSTER, add_cluster_flags
-from verifypd.cli.flags import Parser
+from verifypd.cli.flags import Parser, refuse_given
 from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
 
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 EACH = 12.0  # requests/s for each replica
 SECONDS, QUICK_SECONDS = 60.0, 10.0
 BATCH = 64
+OWN = (
+    "replicas", "routing", "rate_each", "pace", "batch_size", "cache_tokens", "shared", "texts", "text_tokens", "surge",
+    "fail_every", "fail_at", "notice", "start", "ingress_ms", "line_ms",
+)  # fmt: skip
+LEARNT = ("gpu", "costs", "alpha", "arms", "pairs", "batch_size")  # what a pace comes from
+IDLE = (
+    "concurrency", "num_requests", "source", "output_tokens", "size", "cut_off", "max_concurrent", "request_timeout",
+    "workload", "vocab", "reference",
+)  # of protocols and campaigns  # fmt: skip
 NOT_HERE = ("replicas", "routing", "health_period", "cpus_per_replica", "gpus_per_replica")
 
 
@@ -57,6 +66,11 @@ def add_flags(parser: Parser) -> None:
     add("--line-ms", type=float, default=1.0, metavar="MS",
         help="from the end of a step until the client has its tokens (default: 1)")  # fmt: skip
     add_cluster_flags(parser, without=NOT_HERE)
+
+
+def given_names(args: argparse.Namespace) -> list[str]:
+    """Flags of a cluster alone, as they are in the namespace."""
+    return [*OWN, *(name for name in vars(args) if name.startswith(CLUSTER))]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,6 +134,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    refuse_given(args, IDLE, "replicas have traffic and a report of their own")
+    if args.rate:
+        refuse_given(args, ["rate_each"], "--rate is of all replicas together")
+    if args.pace:
+        refuse_given(args, LEARNT, "--pace says how fast replicas are")
     for name in ("cache_tokens", "notice", "start", "ingress_ms", "line_ms"):
         if not getattr(args, name) >= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be below 0")

@@ -15,7 +15,7 @@ from typing import Any
 
 from verifypd.bench import report
 from verifypd.bench.campaign import Campaign, Cell, Scenario, Turn, Watch, digest, spec_digest
-from verifypd.bench.play import Call, Drafts, counted, warm_up
+from verifypd.bench.play import Drafts, counted, warm_up
 from verifypd.bench.results import headlines, itself_line
 from verifypd.bench.workload import Workload
 from verifypd.errors import VerifyPDError
@@ -73,47 +73,47 @@ class Compared(Campaign):
         self._done: dict[tuple[str, int, str], Cell | BaseException] = {}
         self._sent: dict[tuple[str, int], Workload] = {}
 
-    async def _cell(self, turn: Turn, call: Callable[[Call], None]) -> Cell:
+    async def _cell(self, turn: Turn, watch: Watch) -> Cell:
         key = (turn.scenario.name, turn.index, turn.label)
         if key not in self._done:
             turns = [Turn(turn.scenario, turn.index, arm, arm.name) for arm in self.arms] if self.together else [turn]
             for other in turns if self.together else ():
                 await warm_up(other.arm, other.workload, self.limits)
-            for each, cell in zip(turns, await self._run(turns, call), strict=True):
+            for each, cell in zip(turns, await self._run(turns, watch), strict=True):
                 self._done[turn.scenario.name, turn.index, each.label] = cell
         found = self._done[key]
         if isinstance(found, BaseException):
             raise found
         return found
 
-    async def _run(self, turns: Sequence[Turn], call: Callable[[Call], None]) -> list[Cell | BaseException]:
+    async def _run(self, turns: Sequence[Turn], watch: Watch) -> list[Cell | BaseException]:
         """Runs that begin at the same time."""
         row = (turns[0].scenario.name, turns[0].index)
         steered = self.load is not None and row not in self._sent
         self._begin(turns, steered)
         try:
             if steered:
-                return list(await self._steered(turns, call))
+                return list(await self._steered(turns, watch))
             if row in self._sent:
                 same = replace(turns[0].scenario, workloads=_put(turns[0], self._sent[row]))
                 turns = [replace(turn, scenario=same) for turn in turns]
-            return list(await asyncio.gather(*(self._timed(turn, call) for turn in turns), return_exceptions=True))
+            return list(await asyncio.gather(*(self._timed(turn, watch) for turn in turns), return_exceptions=True))
         finally:
             for turn in turns:
                 _ended(turn.arm)
 
-    async def _timed(self, turn: Turn, call: Callable[[Call], None]) -> Cell:
+    async def _timed(self, turn: Turn, watch: Watch) -> Cell:
         try:
-            return await super()._cell(turn, call)
+            return await super()._cell(turn, watch)
         finally:
             _ended(turn.arm)
 
-    async def _steered(self, turns: Sequence[Turn], call: Callable[[Call], None]) -> list[Cell]:
+    async def _steered(self, turns: Sequence[Turn], watch: Watch) -> list[Cell]:
         assert self.load is not None
         seed, first, arms = self.seeds[turns[0].index], turns[0], [turn.arm for turn in turns]
         before = [await arm.drafts() for arm in arms]
         mark = digest([self.folder.head["run"], first.scenario.name, seed, False])[:6]  # as of the runs after it
-        workload, outcomes = await steer(arms, self.load, self.seconds, seed, self.limits, mark, call)
+        workload, outcomes = await steer(arms, self.load, self.seconds, seed, self.limits, mark, watch.call)
         self._sent[first.scenario.name, first.index] = workload
         workload.write(self.workload_file(first))
         cells = []
