@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifypd.bench import advice
+from verifypd.bench.meter import SETTLES
 from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, never_pipelined, pipelined, three_lanes
 from verifypd.bench.part_charts import CLAIMED
 from verifypd.bench.protocols import PROTOCOLS
@@ -64,7 +65,10 @@ def utilisation(founds: Results) -> Mode:
 
 
 def _busy(own: dict[str, Any]) -> float | None:
-    return own["parts"]["means"].get("gpu_utilization") if own["parts"] else None
+    """None too where the runs were too short for the counter."""
+    if not own["parts"] or own["figures"]["seconds"] < SETTLES * len(own["seeds"]):
+        return None
+    return own["parts"]["means"].get("gpu_utilization")
 
 
 def _told(figures: str, alike: int) -> str:
