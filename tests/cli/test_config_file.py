@@ -107,7 +107,8 @@ def test_the_server_takes_its_own_settings_from_a_file(file, monkeypatch):
         ("batch_size: 0", "--batch-size 0 must lie in 1..4096"),
         ("- a\n- b", "is not a mapping"),
         ("a: [", "is not YAML"),
-        ("batch_size: 3\nmax_draft: 2\nbatch_size: 4", "batch_size is there twice"),
+        ("batch_size: 3\nmax_draft: 2\nbatch_size: 4", "line 1: batch_size is there twice: remove one"),
+        ("placement: &a {verify: fused}\nx: {<<: *a, decode: stream, decode: fused}", "decode is there twice"),
     ],
 )
 def test_a_bad_file_is_one_line(llm, capsys, file, text, word):

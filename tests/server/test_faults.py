@@ -151,6 +151,7 @@ def test_a_signal_under_load(
     status, answer, headers = server.post("/v1/completions", {"prompt": PROMPTS[0]})
     assert status == 503 and answer["error"]["code"] == "draining" and int(headers["retry-after"]) > 0
     assert server.get("/ready")[0] == 503 and server.get("/health")[0] == 200
+    os.kill(server.process.pid, signal.SIGHUP)  # systemd sends it behind SIGTERM: no second wish to end
     for stream, text in zip(running, texts, strict=False):
         stream.join()
         assert stream.error is None and stream.text == text and stream.done

@@ -60,7 +60,7 @@ def test_an_open_server_says_so(settings: dict[str, Any], warned: bool, caplog: 
 
 
 def test_origins() -> None:
-    origins = ("*", "null", "https://example.org", "http://localhost:3000", "http://[::1]:80", "app://here")
+    origins = ("*", "null", "https://example.org", "http://localhost:3000", "http://[::1]:8080", "app://here")
     assert ServerConfig(cors_origin=origins).cors_origin == origins
 
 
@@ -145,6 +145,12 @@ def test_a_server_that_gives_up_says_why(
         ({"cors_origin": ("https://a.example", "example.org")}, "--cors-origin 'example.org' is no origin"),
         ({"cors_origin": ("https://example.org/",)}, "without a path or a slash"),
         ({"cors_origin": ("https://[",)}, "--cors-origin"),
+        ({"cors_origin": ("https://*.example.org",)}, "is no origin"),
+        ({"cors_origin": ("https://Example.org",)}, "is no origin"),
+        ({"cors_origin": ("https://u@example.org",)}, "is no origin"),
+        ({"cors_origin": ("https://a b",)}, "is no origin"),
+        ({"cors_origin": ("https://example.org:443",)}, "is no origin"),
+        ({"cors_origin": ("https://example.org:99999",)}, "is no origin"),
         ({"tls_cert": "x"}, "--tls-key"),
         ({"api_key": ("",)}, "--api-key"),
         ({"admin_key": ""}, "--admin-key"),

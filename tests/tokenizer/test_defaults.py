@@ -24,13 +24,20 @@ def test_what_the_file_says_of_sampling(tmp_path: Path) -> None:
     assert found == {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
 
+def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
+    found = sampling_defaults(folder_with(tmp_path, {"top_k": 20.0}))
+    assert found == {"top_k": 20} and isinstance(found["top_k"], int)
+
+
 def test_what_says_nothing_asks_for_nothing(tmp_path: Path) -> None:
     assert sampling_defaults(None) == sampling_defaults(tmp_path) == {}
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}  # transformers' own defaults
     assert sampling_defaults(folder_with(tmp_path, neutral)) == {}
 
 
-@pytest.mark.parametrize("contents", ["{", "[1]", {"top_p": 0.0}, {"temperature": "warm"}, {"top_k": [1]}])
+@pytest.mark.parametrize(
+    "contents", ["{", "[1]", {"top_p": 0.0}, {"temperature": "warm"}, {"top_k": [1]}, {"top_k": 2.5}, "[" * 100_000]
+)
 def test_what_cannot_be_meant_is_refused_with_the_way_out(tmp_path: Path, contents: Any) -> None:
     with pytest.raises(TokenizerError, match=r"generation_config\.json.*--generation-config none"):
         sampling_defaults(folder_with(tmp_path, contents))

@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteFallback
 
 from tests.tokenizer.kinds import CORES, KINDS, TOKENIZERS, core_of
 from verifypd.tokenizer import Tokenizer
@@ -114,6 +115,23 @@ def test_a_prompt_of_a_window_may_end_inside_a_character(text: str) -> None:
         got = "".join(stream.push([index]) for index in ids[cut:]) + stream.finish()
         before = core.decode(ids[:cut])
         assert got == text[len(before) if text.startswith(before) else len(before) - 1 :]
+
+
+@pytest.mark.parametrize("text", ["a€ b", "😀!", "é"])
+def test_a_prompt_may_end_inside_a_character_whose_bytes_are_tokens(text: str) -> None:
+    """A decoder of bytes gives a � for each byte of a character that is not whole."""
+
+    def decode(ids: list[int]) -> str:
+        return ByteFallback().decode([chr(byte) if byte < 0x80 else f"<0x{byte:02X}>" for byte in ids])
+
+    whole = list(text.encode())
+    for cut in range(len(whole) + 1):
+        stream = WindowStream(decode, whole[:cut])
+        got = "".join(stream.push([byte]) for byte in whole[cut:]) + stream.finish()
+        begun = whole[:cut].copy()
+        while begun and decode(begun) != bytes(begun).decode(errors="ignore"):
+            begun.pop()
+        assert got == text[len(decode(begun)) :], cut
 
 
 def test_leading_space_is_stripped_only_at_the_start_of_the_whole_text() -> None:

@@ -27,16 +27,18 @@ KINDS = {
 }
 
 
+MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads as YAML 1.2 does: only true and false are booleans, `off` and `no` are words; a name stands once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; one that has a name twice is refused."""
+        """A mapping; one that has a name twice is refused. What `<<` merges into it may have its names too."""
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.tag != MERGE]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"line {node.start_mark.line + 1}: {twice} is there twice: remove one")
         found: dict[Any, Any] = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            names = [name.value for name, _ in node.value]
-            twice = next((name for name in names if names.count(name) > 1), "a name")
-            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
         return found
 
 
@@ -67,6 +69,8 @@ def read(path: Path) -> dict[Any, Any]:
         found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file") from None
+    except ConfigError as error:
+        raise ConfigError(f"--config {path}, {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path} is not YAML ({error}): give one 'name: value' a line") from None
     if found is None:

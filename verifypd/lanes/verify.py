@@ -223,8 +223,8 @@ def _read(batch: VerifyBatch, arrays: dict[str, np.ndarray[Any, Any]]) -> PassRe
             verdicts.append(None)
             continue
         count, accepted, drafted, finish, _, *tokens = rows[index]
-        if count <= accepted:  # it ended inside the accepted drafts: the others were never judged
-            drafted = accepted
+        if count <= accepted and finish != Finish.ERROR:
+            drafted = accepted  # it ended inside the accepted drafts: the others were never judged
         logprobs = tuple(_token_logprobs(arrays, "", (index, j)) for j in range(count)) if "chosen" in arrays else ()
         drafts = tuple(arrays["drafts"][index, :drafted].tolist()) if "drafts" in arrays else ()
         verdicts.append(Verdict(span.slot, accepted, drafted, tuple(tokens[:count]), FINISH[finish], logprobs, drafts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,13 +16,16 @@ GENERATION_CONFIGS = ("auto", "none")
 
 
 def _is_origin(text: str) -> bool:
-    """Whether a browser could send it as `Origin`, or it stands for all."""
+    """Whether a browser could send it as `Origin`, or it stands for all. A browser leaves out a scheme's own port."""
+    if text in ("*", "null"):
+        return True
     try:
         parts = urlsplit(text)
+        own = parts.port is not None and parts.port == {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return False
-    whole = parts.scheme and parts.netloc and text == f"{parts.scheme}://{parts.netloc}"
-    return bool(whole) or text in ("*", "null")
+    host = re.fullmatch(r"[a-z0-9.\-_]+|\[[0-9a-f:.]+\]", parts.netloc.removesuffix(f":{parts.port}"))
+    return bool(parts.scheme and host and not own and text == f"{parts.scheme}://{parts.netloc}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,7 +171,8 @@ class Supervisor:
         if self.draining_until is None:
             return False
         everyone = set(self.workers) <= self.drained
-        return everyone or len(self.signals) > 1 or time.monotonic() > self.draining_until
+        asked = sum(name != signal.SIGHUP.name for name in self.signals)  # systemd sends it behind SIGTERM
+        return everyone or asked > 1 or time.monotonic() > self.draining_until
 
     def _watch(self) -> None:
         """Wait for something to happen, and deal with it."""

@@ -22,9 +22,11 @@ def sampling_defaults(folder: Path | None) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         found = {name: raw[name] for name, neutral in NEUTRAL.items() if raw.get(name) not in (None, neutral)}
+        if isinstance(found.get("top_k"), float) and found["top_k"].is_integer():
+            found["top_k"] = int(found["top_k"])  # as some tools write it
         SamplingParams(**found)
     except RequestError as error:
         raise TokenizerError(f"{path}: {error}; {instead}") from None
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read ({error}); {instead}") from None
     return found

@@ -190,7 +190,8 @@ class WindowStream:
             return ""
         whole = len(self._out)
         if self._out.endswith("�") and not text.startswith(self._out):
-            whole -= 1  # the prompt began this character
+            whole = len(self._out.rstrip("�"))  # the prompt began this character: a � for it, or for each of its bytes
+            whole += len(text[whole:]) - len(text[whole:].lstrip("�"))  # those before it that never become one
         new = text[whole:]
         if len(self._window) >= 2 * _WINDOW:
             del self._window[:-_WINDOW]
