@@ -181,8 +181,8 @@ class Told(ThroughputController):
 
 @pytest.mark.parametrize("factor", [2.0, 0.25])
 def test_wrong_beliefs_about_the_draft_are_overcome(factor: float) -> None:
-    """Believed twice as dear as it is, or four times as cheap. Four drafts for eight requests are 6 % slower than three,
-    since 40 rows take a step up that no formula has."""
+    """Believed twice as dear as it is, or four times as cheap. Here four drafts are 5 % slower than three: 40 rows are
+    a step up that no formula has."""
     cost = CostModel(h200().coefficients)
     cost.factors[DRAFT] = factor
     controller, world = Told(cost, 4), World(8, lambda step, i: 0.8)
@@ -309,4 +309,4 @@ def test_who_left_is_forgotten() -> None:
     controller.observe(Observation(3, 2, 1, 2, False, False, 1.0, "model"))
     controller.forget(3)
     controller.forget(3)
-    assert controller.acceptance.typical() == []
+    assert controller.acceptance.known == []

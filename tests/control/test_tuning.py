@@ -22,7 +22,6 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "acceptance": {
         "LOW": "keeps chances off 0 and 1",
         "HIGH": "keeps chances off 0 and 1",
-        "typical": "what the live page shows",
     },
     "architectures": {"select_architecture": "the original's advice"},
     "auto": {"KEPT": "how long the record is"},
