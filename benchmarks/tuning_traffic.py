@@ -38,9 +38,9 @@ class Traffic:
 
 
 TRAFFIC = {
-    "steady": Traffic(16.0, (0.8,), 1.0, 8.0, head=True),
+    "steady": Traffic(16.0, (0.8,), 1.0, 6.0, head=True),
     "changing": Traffic(16.0, (0.25, 0.8), 4.0, 12.0, head=False),  # drafts do not pay, then do, then do not
-    "poor": Traffic(16.0, (0.15,), 1.0, 6.0, head=False),  # they never do
+    "poor": Traffic(16.0, (0.15,), 1.0, 4.0, head=False),  # they never do
     "overload": Traffic(44.0, (0.8,), 1.0, 5.0, head=False),  # some prompts wait until they are overdue
 }
 
