@@ -26,6 +26,7 @@ import tables_lanes as lanes
 import tables_pairs as pairs
 import tables_settings as settings
 import tables_steps as steps
+import tables_tuning as tuning
 
 from verifypd.cluster.config import ClusterConfig
 from verifypd.config import EngineConfig
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
     "draft-kinds": steps.draft_kinds,
+    "tuning": tuning.numbers,
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
     "deploy-mixed": lanes.deploy(lanes.MIXED),
     "deploy-three-way": lanes.deploy(lanes.THREE),

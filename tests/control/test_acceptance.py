@@ -264,7 +264,6 @@ def test_it_never_sees_a_token() -> None:
     told = {
         "curve": {"request", "kind"},
         "mean": set(),
-        "typical": {"most"},
         "observe": {"seen", "probed"},
         "overhear": {"request", "kind", "stood", "trials"},
         "forget": {"request"},

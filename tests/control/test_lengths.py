@@ -142,10 +142,10 @@ def test_a_look_up_beside_a_model_is_as_long_as_pays_for_its_rows() -> None:
 
 
 def test_rows_below_the_knee_ride_free() -> None:
-    """With a free drafter everything that has a chance is drafted, and nothing that has none."""
+    """With a free drafter everything that has a chance is drafted; what has next to none is not worth any row."""
     cost = CostModel(Coefficients(**FREE))
     assert chosen(everyone(8, 0.9), load(8), cost).lengths == dict.fromkeys(range(8), 8)
-    hopeless = chosen(everyone(8, 0.001), load(8), cost)
+    hopeless = chosen(everyone(8, 0.001), load(8), CostModel(Coefficients(**FREE, row=1e-6)))
     assert hopeless.lengths == {}
 
 

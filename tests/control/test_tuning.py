@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "acceptance": {
         "LOW": "keeps chances off 0 and 1",
         "HIGH": "keeps chances off 0 and 1",
-        "typical": "what the live page shows",
     },
     "architectures": {"select_architecture": "the original's advice"},
     "auto": {"KEPT": "how long the record is"},
@@ -94,10 +94,17 @@ def test_there_are_few_numbers_to_tune() -> None:
     assert 0 < len(list(numbers("tuning", source))) <= MOST_NUMBERS
 
 
-def test_every_number_says_what_it_is() -> None:
+def test_every_number_says_what_it_is_in_which_unit_and_where_it_is_from() -> None:
+    """What it is stands behind it, its unit and origin above it."""
+    above = ""
     for line in Path(tuning.__file__).read_text().splitlines():
+        if line.startswith("#"):
+            above += line.removeprefix("#")
+            continue
         if "=" in line.split("#")[0]:
             assert len(line.partition("#")[2].split()) >= 3, line
+            assert re.fullmatch(r" unit: \w[^.]*\. Origin: \w.{9,}", above), f"{line}: {above}"
+        above = ""
 
 
 def test_every_number_is_used() -> None:

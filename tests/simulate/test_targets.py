@@ -14,26 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.cost import CostModel
 from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.tuning import OVERDUE
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.report import Report
+from verifypd.simulate.tables import HEAD
 from verifypd.simulate.traffic import Acceptance, Arrival, poisson
 from verifypd.simulate.world import Settings, TrueCosts
 
 pytestmark = pytest.mark.xdist_group("targets")  # runs are made once
 
-HEAD = Coefficients(  # a 7B verifier with a head, as measured on an H200
-    base=4.6e-3,
-    steep=21e-6,
-    knee=215.0,
-    context=0.14e-6,
-    chunk_context=1.6e-9,
-    draft_step=0.31e-3,
-    draft_context=4.5e-9,
-    draft_row=1.3e-6,
-)
 SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
 RATE, REQUESTS = 24.0, 96  # requests a second, and of each run
 SEEDS, HALF = range(12), range(6)

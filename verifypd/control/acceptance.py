@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from math import sqrt
 
 from verifypd.control.observe import Observation
@@ -92,11 +91,10 @@ class Acceptance:
         mean = self._everyone.value
         return sqrt(mean * (1.0 - mean) / max(1.0, self._everyone.trials))
 
-    def typical(self, most: int = 8) -> list[float]:
-        """The mean curve of some requests that are known now; empty without any. Learns nothing."""
-        known = [(request, kind) for request, kinds in islice(self._requests.items(), most) for kind in kinds]
-        curves = [self.curve(request, kind) for request, kind in known]
-        return [sum(values) / len(curves) for values in zip(*curves, strict=True)]
+    @property
+    def known(self) -> list[tuple[int, Kind]]:
+        """The requests that are known now, with each kind of draft they had."""
+        return [(request, kind) for request, kinds in self._requests.items() for kind in kinds]
 
     def observe(self, seen: Observation, probed: bool = False) -> None:
         """Learn from a draft's verdict. What only probes tell must be believed sooner: there are few of them."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from verifypd.control.cost import NOTHING, CostModel, Work
-from verifypd.control.tuning import LEAST_CHANCE
 
 Choice = TypeVar("Choice")
 NEXT_TO_NOTHING = math.ulp(1.0)  # s: where a fit finds rows for nothing, a token still has a price
@@ -73,7 +72,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: fl
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
         far = cost.slope(before.rows + len(drafting) * max(1, longest), riding)
         for slope in (near,) if near == far else (min(near, far), max(near, far)):
-            lengths, gained, context, lag = _lengths(drafting, longest, max(LEAST_CHANCE, slope / price))
+            lengths, gained, context, lag = _lengths(drafting, longest, slope / price)
             if not lengths:
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0

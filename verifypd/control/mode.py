@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from verifypd.control.tuning import MARGIN, PROBE_SHARE
+from verifypd.control.tuning import PROBE_SHARE
 
 
 class Mode(Enum):
@@ -19,12 +19,11 @@ class Mode(Enum):
 def next_mode(mode: Mode, gain: float, doubt: float, probe: bool) -> Mode:
     """The mode of the next step.
 
-    gain: predicted, tokens a second over those of plain decoding. Drafting begins where it exceeds the margin for the
-    errors of the estimates, `doubt` (a standard error of the acceptance) included, and ends where it is lost.
+    gain: predicted, tokens a second over those of plain decoding. Drafting begins where it exceeds `doubt` (a standard
+    error of the acceptance), and ends where it is lost.
     probe: whether a probe can be paid for.
     """
-    asked = 0.0 if mode is Mode.DRAFTING else MARGIN + doubt
-    if gain > 1.0 + asked:
+    if gain > 1.0 + (0.0 if mode is Mode.DRAFTING else doubt):
         return Mode.DRAFTING
     return Mode.PROBING if probe else Mode.PLAIN
 

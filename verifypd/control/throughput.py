@@ -19,7 +19,7 @@ from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
-from verifypd.control.tuning import MARGIN, PROBED, REVIEW_EVERY
+from verifypd.control.tuning import REVIEW_EVERY
 
 
 class ThroughputController(Controller):
@@ -107,16 +107,17 @@ class ThroughputController(Controller):
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
         """What a draft of one token for the requests whose drafters lag least costs (s), and for whom."""
-        lags = sorted((view.draft_lag, view.slot) for view in able if view.proposer is None)[:PROBED]
-        launch = self.cost.draft_seconds(1, 0.0, 0.0)
+        lags = sorted((view.draft_lag, view.slot) for view in able if view.proposer is None)
+        launch, row = self.cost.draft_seconds(1, 0.0, 0.0), self.cost.slope(len(able))
         chosen: dict[int, int] = {}
-        rows = 0
+        rows, price = 0, 0.0
         for lag, slot in lags:  # the launch is paid once: those who add less than it costs come with it
             rows += lag if snapshot.drafter_has_cache else 0
-            if chosen and self.cost.draft_seconds(1, rows, 0.0) > 2.0 * launch:
+            more = self.cost.draft_seconds(1, rows, 0.0) + row * (len(chosen) + 1)
+            if chosen and more > 2.0 * launch:
                 break
-            chosen[slot] = 1
-        return (self.cost.draft_seconds(1, rows, 0.0) if chosen else 0.0), chosen
+            chosen[slot], price = 1, more
+        return price, chosen
 
     def _kind(self, view: RequestView, drafter: str | None) -> Kind:
         return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
@@ -179,7 +180,7 @@ class ThroughputController(Controller):
             "mode": self.mode.value,
             "draft_length": chosen.longest if chosen is not None and self.drafting else 0,
             "gain": self.gain,
-            "margin": MARGIN + self.acceptance.doubt,
+            "margin": self.acceptance.doubt,
             "acceptance": self.acceptance.mean(),
             "calibration_error": self.acceptance.reliability.error,
             "cost_error": self.cost.error,

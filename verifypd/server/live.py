@@ -17,6 +17,7 @@ from verifypd.engine.timing import RECENT
 CHANGES = 12  # changes of architecture that are remembered
 PRICED = 8  # steps of a view that are held against the cost model, at most
 SHOWN = 64  # requests that are told one by one
+CURVES = 8  # requests whose expected acceptance is averaged, at most
 LANES = ("prefill", "decode", "verify")
 
 
@@ -122,6 +123,8 @@ def _undrafted(timing: StepTiming) -> StepTiming:
 
 
 def _survival(policy: Any) -> list[float]:
-    """How far the controller expects a draft to stand, by position; empty where it does not say."""
+    """How far the controller expects a draft to stand, by position: the mean over some requests that are known now;
+    empty where it does not say."""
     acceptance = getattr(getattr(policy, "controller", None), "acceptance", None)
-    return [round(value, 4) for value in acceptance.typical()] if acceptance is not None else []
+    curves = [acceptance.curve(*each) for each in acceptance.known[:CURVES]] if acceptance is not None else []
+    return [round(sum(values) / len(curves), 4) for values in zip(*curves, strict=True)]

@@ -1,8 +1,12 @@
 """Measured tables as ready-made costs: an H200 with a 7B verifier and a 1.1B draft. Data and interpolation only.
 
 `H200` answers straight from the measured table (contexts of 512 tokens; other contexts by the context term). `h200()`
-is the cost model fitted to it: what a policy would believe after measuring. Passes, draft loops and contexts are those
-of `benchmarks/h200.py` at commit 0cf8c10. What prompts add is what recorded steps of mixed traffic show, at 7212482.
+is the cost model fitted to it: what a policy would believe after measuring. Passes are those of h200-head-steps.json
+(commit 14dfc06), draft loops and contexts those of h200-draft-steps.json (0cf8c10), both in benchmarks/results. What
+prompts add is what recorded steps of mixed traffic show, at 7212482.
+
+`HEAD` has the costs of the same verifier with a one-layer head: with them, and `gpu_settings`, the simulator is within
+10 % of the p95 that the server has shown over HTTP.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.observe import StepTiming
 
 MS = 1e-3
@@ -106,12 +110,12 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 H200 = TableCosts(
     requests=(1, 8, 32, 128),
-    tokens=(1, 2, 3, 5),
+    tokens=(1, 2, 3, 4, 5),
     passes=(
-        (3.63, 3.64, 3.70, 3.89),
-        (4.41, 4.46, 4.65, 5.11),
-        (6.06, 6.48, 6.62, 7.79),
-        (12.4, 13.6, 15.9, 22.3),
+        (3.63, 3.64, 3.70, 3.71, 3.91),
+        (4.40, 4.47, 4.64, 4.67, 5.14),
+        (6.04, 6.48, 6.62, 6.82, 7.23),
+        (12.4, 13.6, 15.9, 18.0, 20.4),
     ),
     draft_steps=(0.862, 1.03, 1.42, 1.79),
     context_each=512,
@@ -121,6 +125,19 @@ H200 = TableCosts(
     chunk_context=3.0e-9,
     mixed=0.55e-3,
     draft_row=3.2e-6,
+)
+
+HEAD = Coefficients(
+    base=3.75e-3,
+    row=9e-6,
+    steep=14.2e-6,
+    knee=128.0,
+    context=0.165e-6,
+    chunk_context=3e-9,
+    mixed=0.5e-3,
+    draft_step=0.28e-3,
+    draft_context=5.7e-9,
+    draft_row=0.65e-6,
 )
 
 
