@@ -143,9 +143,9 @@ class ThresholdController(FixedController):
         p95 = self.p95
         # the correction token counts as accepted, as the original had it
         rate = sum(seen.emitted for seen in self._verified) / sum(seen.drafted for seen in self._verified)
-        pressed = self.queue > self.QUEUE_HIGH or p95 > self.P95_HIGH
-        self.tau = 1.0 + TAU_STEP if pressed else 1.0
-        if pressed or rate < self.RATE_LOW:
+        overloaded = self.queue > self.QUEUE_HIGH or p95 > self.P95_HIGH
+        self.tau = 1.0 + TAU_STEP if overloaded else 1.0
+        if overloaded or rate < self.RATE_LOW:
             self.length = max(min(self.SHORTEST, self.longest), self.length - 1)
         elif self.queue <= self.QUEUE_LOW and p95 < self.P95_LOW and rate > self.RATE_HIGH:
             self.length = min(self.longest, self.length + 1)

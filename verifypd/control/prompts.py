@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import sqrt
+from typing import NamedTuple
 
 from verifypd.batch import VerifySpan
 from verifypd.control.cost import NOTHING, CostModel, Work
@@ -39,6 +40,14 @@ class Beside:
     worth: float = 0.0  # of what the step brings those who decode
     apart: bool = False  # whether prompts get a pass of their own
     drafting: bool = False  # whether drafts are written, which may be verified later
+
+
+class Room(NamedTuple):
+    """What of prompts a step may take."""
+
+    requests: int  # that get a chunk; one does at any rate
+    tokens: int
+    joining: int | None = None  # prompts that are finished; the others stop one token short. None: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +114,23 @@ class Reading:
         return Work(rows, sum([span.context for span in self.spans]), rows, square)
 
 
-def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None) -> Reading:
-    """The prompt chunks of a step: of `room` requests, but one at least. At most `joining` prompts are finished; the
-    others stop one token short."""
+def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:
+    """The prompt chunks of a step."""
     waiting = in_order(snapshot)
     if not waiting:
         return Reading()
-    count = max(1, min(room, snapshot.most_chunks))
+    room = room._replace(requests=max(1, min(room.requests, snapshot.most_chunks)))
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
-        return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
-    best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
-    return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
+        return Reading(tuple(_spans(waiting, room.tokens, room)))
+    best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.worth)
+    return Reading(tuple(_spans(waiting, best.tokens, room)), best, second)
 
 
 def candidates(
-    waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel, beside: Beside, count: int
+    waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room
 ) -> list[Chunk]:
     """Chunks to choose from: prompts' sure share of a step, the end of each prompt within the bound, and the bound."""
+    count = room.requests
 
     @cache
     def chunk(tokens: int) -> Chunk:
@@ -131,7 +140,7 @@ def candidates(
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""
-        low, high = 0, min(snapshot.prefill_chunk, ends[-1])
+        low, high = 0, min(room.tokens, ends[-1])
         if chunk(high).seconds <= limit:
             return high
         while high - low > 1 + low // PRECISION:
@@ -175,8 +184,9 @@ def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[
         yield view, rows
 
 
-def _spans(waiting: Sequence[RequestView], budget: int, count: int, joining: int | None) -> Iterator[VerifySpan]:
-    for view, most in _turns(waiting, budget, count):
+def _spans(waiting: Sequence[RequestView], budget: int, room: Room) -> Iterator[VerifySpan]:
+    joining = room.joining
+    for view, most in _turns(waiting, budget, room.requests):
         full = joining is not None and joining <= 0
         rows = min(most, view.prefill_left - full)
         if not rows:
