@@ -20,6 +20,8 @@ from verifypd.control.temperature import TAU_STEP
 class Controller:
     """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
+    gain = 1.0  # predicted: tokens a second over those of plain decoding; 1 where nothing is predicted
+
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
