@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
+from verifypd.buckets import CHUNKS as PASS
 from verifypd.buckets import chunk_bucket
 from verifypd.control.architectures import Architecture, Unified
 from verifypd.control.controller import FixedController
@@ -23,10 +24,13 @@ from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.observe import Observation
 from verifypd.control.prompts import (
+    COUNTED,
     PRECISION,
     Beside,
+    PromptKey,
     Reading,
     Room,
+    admissible,
     candidates,
     decode_worth,
     in_order,
@@ -129,6 +133,19 @@ def test_who_waits_longer_never_falls_behind_its_equal(made: list[tuple[int, int
     for number, (priority, left, waited) in enumerate(made):
         younger = prompt_key((priority, number), left, waited, 500.0, 30.0)
         assert prompt_key((priority, number), left, waited + 1.0, 500.0, 30.0) <= younger
+
+
+def test_slots_are_given_in_the_order_of_reading_to_no_more_than_the_next_passes_take() -> None:
+    def key(length: int) -> PromptKey:
+        return prompt_key((0, 0), length, 0.0, 500.0, 30.0)
+
+    assert admissible([30, 10, 20], [], 0, 64, key) == 10
+    held = [40] * PASS
+    assert admissible([50], held[1:], sum(held), 64, key) == 50, "another pass may have a chunk of it"
+    assert admissible([50], held, 63, 64, key) == 50, "or more of its tokens"
+    assert admissible([50], held, 64, 64, key) is None and admissible([40], held, 64, 64, key) is None
+    assert admissible([50, 39], held, 64, 64, key) == 39, "it is read before those that hold a slot"
+    assert admissible([2] * COUNTED + [1], [], 0, 64, key) == 2, "so far back nobody looks"
 
 
 # -- worth -------------------------------------------------------------------------------------------------------------

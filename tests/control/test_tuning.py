@@ -29,7 +29,7 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "controller": {"ThresholdController": "the original's thresholds"},
     "cost": {"Coefficients": "defaults, replaced by the first measurement"},
     "fit": {"RIDGE": "numerical"},
-    "prompts": {"PRECISION": "where a search ends"},
+    "prompts": {"PRECISION": "where a search ends", "COUNTED": "bounds what the host looks at"},
     "snapshot": {"RequestView": "defaults of the command line", "Snapshot": "defaults of the command line"},
     "temperature": {
         "TAU_LOW": "the range that is promised",

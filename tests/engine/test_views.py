@@ -11,9 +11,10 @@ from verifypd import SamplingParams
 from verifypd.batch import Verdict, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.observe import Observation
+from verifypd.control.prompts import COUNTED
 from verifypd.control.snapshot import RequestView
 from verifypd.engine.verdicts import observation
-from verifypd.engine.views import COUNTED, _view, _waiting_tokens
+from verifypd.engine.views import _view, _waiting_tokens
 from verifypd.inflight import Draft
 from verifypd.request import Request, State
 

@@ -14,21 +14,25 @@ prompt is partly read. Offline, where answers are read when all are written, pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from verifypd.batch import VerifySpan
+from verifypd.buckets import CHUNKS
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
+COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
 PRECISION = 128  # of a chunk: one part in so many, but a token at least
 MS = 1e3
+PromptKey = tuple[int, bool, float, int]
+Asking = TypeVar("Asking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,7 @@ class Chunk:
     worth: float
 
 
-def prompt_key(
-    rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float
-) -> tuple[int, bool, float, int]:
+def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float) -> PromptKey:
     """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft, slo_gap: ms.
 
     Of those that are overdue the one with the fewest tokens for the time it has waited: a short one soon, a long one in
@@ -72,6 +74,19 @@ def prompt_key(
         return priority, False, left / waited, arrival
     late = waited * MS > slo_ttft
     return priority, True, left * slo_ttft / (2.0 if late else 1.0), arrival
+
+
+def admissible(
+    queue: Sequence[Asking], held: Sequence[Asking], unread: int, prefill_chunk: int, key: Callable[[Asking], PromptKey]
+) -> Asking | None:
+    """Who of the queue, which is sorted by rank, gets the next free slot: who is read first. None: nobody yet.
+
+    No more prompts hold a slot before they are read than the next passes take: who comes later may be shorter.
+    held: these, with `unread` tokens in all.
+    """
+    first = min(queue[:COUNTED], key=key)
+    enough = len(held) >= CHUNKS and unread >= prefill_chunk
+    return None if enough and key(first) >= max(map(key, held)) else first
 
 
 def _reachable(slo_ttft: float, slo_gap: float) -> float:

@@ -8,8 +8,8 @@ from typing import Protocol
 from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
+from verifypd.control.prompts import COUNTED
+from verifypd.control.snapshot import RequestView, Snapshot, mean_output
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.terms import targets, terms_of
@@ -19,8 +19,6 @@ from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight
-
-COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
 
 
 class Seen(Protocol):
@@ -57,7 +55,7 @@ def snapshot(engine: Seen) -> Snapshot:
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
     here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
-    expected = mean_output(engine.stats)
+    expected = mean_output(engine.stats.finished_tokens, engine.stats.answered)
     return Snapshot(
         step=engine.stats.steps,
         requests=tuple([_view(engine, r, now, may_draft, expected) for r in here]),
@@ -140,8 +138,3 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
         proposer,
         lookups,
     )
-
-
-def mean_output(stats: EngineStats) -> float:
-    """Tokens of a request that has ended with any; before many have, about what is expected of any request."""
-    return (PRIOR_TRIALS * MEAN_OUTPUT + stats.finished_tokens) / (PRIOR_TRIALS + stats.answered)
