@@ -49,7 +49,8 @@ class Seen(Protocol):
 
 
 def snapshot(engine: Seen) -> Snapshot:
-    """What the policy sees. Reading changes nothing; counters only grow."""
+    """What the policy sees, by what drafters and the choice between them were told last. Reading changes nothing;
+    counters only grow."""
     now, may_draft = engine.clock(), engine.architecture.controller.may_draft
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
@@ -92,6 +93,11 @@ def _waiting_tokens(waiting: Sequence[Request]) -> int:
     return sum(counted) * len(waiting) // max(1, len(counted))
 
 
+def proposable(drafter: Drafter, request: Request) -> int:
+    """Tokens that a drafter expects to propose; none where the states that it reads were passed over."""
+    return 0 if request.unread and drafter.reader is not None else drafter.expected(request)
+
+
 def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:
     """mean: tokens that a request comes to."""
     terms, drafter = terms_of(request, engine.config), engine.drafter
@@ -99,12 +105,10 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
     limit = terms.draft_limit if may_draft and decoding and drafter is not None else 0
     proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if limit and drafter is not None:
-        able = not (request.unread and drafter.reader is not None)
-        proposed = drafter.expected(request) if able else 0
         if engine.choice is None:
-            expected = proposed
+            expected = proposable(drafter, request)
         else:
-            name, expected, lookups = engine.choice.pick(request, limit, able=proposed > 0)
+            name, expected, lookups = engine.choice.pick(request.order)
             if name != drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
     slo_tpot = terms.slo_tpot if request.params.deadline_ms is None else targets(request, engine.config, mean)[1]
