@@ -134,6 +134,27 @@ def test_unified_when_drafts_pay_and_plain_again_when_they_stop() -> None:
     assert [d.architecture for d in policy.decisions][-2:] == ["plain", "unified"]
 
 
+def test_a_probe_is_a_step_of_unified_and_no_change_of_mind() -> None:
+    world, policy = World(GPU, 16, 0.02), auto()
+    world.run(policy, 200)
+    decided, probes = policy.decided, 0
+    for _ in range(400):
+        plan = policy.plan(world.snapshot())
+        probes += plan.draft is not None
+        assert policy.ran == policy.state()["architecture"] == ("plain" if plan.draft is None else "unified")
+        world.turn(policy, plan)
+    assert probes > 0 and policy.decided == decided and policy.label == "plain"
+
+
+def test_the_reason_of_a_decision_has_the_controllers_own_gain() -> None:
+    """Not what it says of itself in `state`, which is for people."""
+    controller = FixedController(2)
+    policy = Auto(controller, CostModel(GPU))
+    controller.length, controller.gain = 0, 0.75
+    policy.plan(World(GPU, 4, 0.5).snapshot())
+    assert policy.decisions[-1].reason == "drafting predicted to gain -25.0 %"
+
+
 def test_while_plain_it_plans_as_plain_does() -> None:
     world, policy = World(GPU, 16, 0.02), auto()
     world.run(policy, 200)

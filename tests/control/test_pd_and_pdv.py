@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import verifypd
@@ -13,7 +11,8 @@ from verifypd.control.architectures import PD, PDV, select_architecture
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CostModel
 from verifypd.control.factory import make_architecture
-from verifypd.control.prompts import Beside, Reading, next_chunks
+from verifypd.control.lanes import prompt_tokens
+from verifypd.control.prompts import Beside, Reading, Room, next_chunks
 from verifypd.control.snapshot import Snapshot
 from verifypd.errors import ConfigError
 
@@ -82,17 +81,22 @@ def test_pdv_takes_those_who_queued_longest() -> None:
 
 
 def test_a_pipelined_step_counts_the_rows_of_drafts_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts join beside as many rows as the verify lane really takes: of pending drafts every token."""
-    seen: list[float] = []
+    """Prompts join beside as many rows as the verify lane really takes: of pending drafts every token.
 
-    def spy(snapshot: Snapshot, cost: CostModel, beside: Beside, *rest: Any) -> Reading:
-        seen.append(beside.decode.rows)
-        return next_chunks(snapshot, cost, beside, *rest)
+    What the lanes leave to prompts is told beside the facts, which stay as they are.
+    """
+    seen: list[tuple[Snapshot, float, int]] = []
+
+    def spy(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:
+        seen.append((snapshot, beside.decode.rows, room.tokens))
+        return next_chunks(snapshot, cost, beside, room)
 
     monkeypatch.setattr(architectures, "next_chunks", spy)
     views = [view(0, pending=3), view(1, pending=2), view(2), view(3), view(4, prefill_left=20)]
-    plan = PDV(FixedController(3)).plan(snapshot(*views, **PIPELINE))
-    assert plan.verify and seen == [plan.verify.rows] == [7]
+    state = snapshot(*views, **PIPELINE | {"batch_size": 4})
+    plan = PDV(FixedController(3)).plan(state)
+    assert prompt_tokens(state) < state.prefill_chunk
+    assert plan.verify and seen == [(state, plan.verify.rows, prompt_tokens(state))] and seen[0][1] == 7
 
 
 # -- table -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,15 +16,21 @@ from hypothesis import strategies as st
 
 from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
+from verifypd.buckets import CHUNKS as PASS
 from verifypd.buckets import chunk_bucket
 from verifypd.control.architectures import Architecture, Unified
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
+from verifypd.control.observe import Observation
 from verifypd.control.prompts import (
+    COUNTED,
     PRECISION,
     Beside,
+    PromptKey,
     Reading,
+    Room,
+    admissible,
     candidates,
     decode_worth,
     in_order,
@@ -28,8 +38,10 @@ from verifypd.control.prompts import (
     prompt_key,
 )
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
+from verifypd.control.throughput import ThroughputController
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 from verifypd.simulate.engine import Simulation
+from verifypd.simulate.tables import h200
 from verifypd.simulate.traffic import Acceptance, Lengths, poisson
 from verifypd.simulate.world import Settings, TrueCosts
 
@@ -53,7 +65,7 @@ def read(
     **changes: Any,
 ) -> Reading:
     state = snapshot(prompts, **{"prefill_chunk": 2048, **changes})
-    return next_chunks(state, cost or CostModel(GPU), beside or Beside(), room, joining)
+    return next_chunks(state, cost or CostModel(GPU), beside or Beside(), Room(room, state.prefill_chunk, joining))
 
 
 def rows(spans: tuple[VerifySpan, ...]) -> dict[int, int]:
@@ -123,6 +135,19 @@ def test_who_waits_longer_never_falls_behind_its_equal(made: list[tuple[int, int
         assert prompt_key((priority, number), left, waited + 1.0, 500.0, 30.0) <= younger
 
 
+def test_slots_are_given_in_the_order_of_reading_to_no_more_than_the_next_passes_take() -> None:
+    def key(length: int) -> PromptKey:
+        return prompt_key((0, 0), length, 0.0, 500.0, 30.0)
+
+    assert admissible([30, 10, 20], [], 0, 64, key) == 10
+    held = [40] * PASS
+    assert admissible([50], held[1:], sum(held), 64, key) == 50, "another pass may have a chunk of it"
+    assert admissible([50], held, 63, 64, key) == 50, "or more of its tokens"
+    assert admissible([50], held, 64, 64, key) is None and admissible([40], held, 64, 64, key) is None
+    assert admissible([50, 39], held, 64, 64, key) == 39, "it is read before those that hold a slot"
+    assert admissible([2] * COUNTED + [1], [], 0, 64, key) == 2, "so far back nobody looks"
+
+
 # -- worth -------------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +170,7 @@ def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
     beside = Beside(Work(8, 8 * 512), worth=0.5)
     reading = read(waiting, beside)
     state = snapshot(waiting, prefill_chunk=2048)
-    found = candidates(in_order(state), state, CostModel(GPU), beside, MANY)
+    found = candidates(in_order(state), state, CostModel(GPU), beside, Room(MANY, 2048))
     assert len(found) > 1 and reading.chosen == max(found, key=lambda chunk: chunk.worth)
     assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.worth)[1]
 
@@ -421,26 +446,71 @@ def test_prompts_have_chunks_in_one_pass_as_far_as_there_is_room() -> None:
     assert list(rows(read(waiting, most_chunks=2).spans)) == [0, 1]
 
 
+class Listening(FixedController):
+    """Drafts nothing, and keeps the chunks that it was told would ride."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.told: list[Work] = []
+
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+        self.told.append(riding)
+        return {}
+
+
 @pytest.mark.parametrize("lengths", [(3000, 200), (4000,) * 8])  # in the second the bound gives way
-def test_the_plan_and_its_forecast_take_the_same_chunk(lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("factor", [1.2, 0.5])  # with 0.5 the decode queue is full: no prompt may end
+def test_the_plan_and_its_forecast_take_the_same_chunk(lengths: tuple[int, ...], factor: float) -> None:
     """What rides when drafts are priced is what the step reads, where nothing is drafted."""
-    architecture = Unified(FixedController(0), CostModel(GPU))
-    prompts = [prompt(40 + i, left) for i, left in enumerate(lengths)]
+    controller = Listening()
+    prompts = [prompt(40 + i, left) for i, left in enumerate(lengths)] + [prompt(60, 30)]
     views = [*(view(slot, slo_tpot=15.0) for slot in range(32)), *prompts]
-    state = snapshot(views, prefill_chunk=2048, batch_size=64)
-    plan = architecture.plan(state)
+    plan = Unified(controller, CostModel(GPU)).plan(
+        snapshot(views, prefill_chunk=2048, batch_size=64, queue_factor=factor)
+    )
     assert plan.verify is not None and plan.prefill is None
     spans = tuple(span for span in plan.verify.spans if span.start is not None)
-    assert architecture.riding(views[:32], state) == Reading(spans).work
-    assert Reading(spans).work.rows >= 200
+    assert controller.told == [Reading(spans).work] and controller.told[0].rows >= 200
+    assert any(span.emits for span in spans) == (factor > 1.0)
+
+
+HEAD = replace(GPU, base=4.6e-3, chunk_context=1.6e-9, draft_step=0.31e-3, draft_row=1.3e-6)
+
+
+@pytest.mark.parametrize("costs", [GPU, HEAD, h200().coefficients], ids=["model", "head", "table"])
+def test_drafts_are_those_that_the_chunk_that_is_read_asks_for(costs: Coefficients) -> None:
+    """The forecast is made before anything is drafted, and drafts change how much is worth reading: half of the chunks
+    differ by more than 1 %, some threefold. It decides about drafts, and those come out the same."""
+    noise, same, parts = random.Random(costs.draft_step), [], []
+    for _ in range(100):
+        cost = CostModel(costs)
+        controller = ThroughputController(cost, 4)
+        for _ in range(60):
+            stood = sum(noise.random() < 0.8 for _ in range(4))
+            controller.observe(Observation(999, 4, stood, stood + 1, False, False, 1.0, "model"))
+        policy = Unified(controller, cost)
+        policy.tokens_each = noise.choice([1.0, 2.5, 3.3])
+        waiting = [prompt(200 + i, noise.randrange(10, 5000), slo_ttft=200.0) for i in range(noise.randrange(1, 7))]
+        views = [view(i, slo_tpot=15.0, emitted=noise.randrange(100)) for i in range(noise.choice([1, 4, 16, 32, 64]))]
+        state = snapshot([*views, *waiting], prefill_chunk=2048, batch_size=128)
+        forecast = policy.riding(views, state, Room(128 - len(views), 2048))
+        twin = deepcopy(controller)
+        plan = policy.plan(state)
+        assert plan.verify is not None
+        riding = Reading(tuple(span for span in plan.verify.spans if span.start is not None)).work
+        written = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
+        same.append(written == twin.draft_lengths(views, state, riding))
+        parts.append(riding.rows / forecast.rows)
+    assert sum(same) >= 95, sum(same)
+    assert 0.8 < median(parts) < 1.25 and min(parts) > 0.5 and max(parts) < 8.0, (min(parts), median(parts), max(parts))
 
 
 def test_a_better_priority_does_not_give_way_to_who_has_begun() -> None:
     """And what the begun one leaves goes to the next."""
     begun = view(1, prefill_left=100, served=3, chunk_start=900)
     urgent = view(2, prefill_left=5000)._replace(rank=(-1, 2))
-    found = next_chunks(snapshot([begun, urgent], prefill_chunk=2048), CostModel(), Beside(), 8).spans
+    found = read([begun, urgent]).spans
     assert [(span.slot, span.rows) for span in found] == [(2, 2048)]
     long = view(4, prefill_left=5000)
-    found = next_chunks(snapshot([begun, long], prefill_chunk=2048), CostModel(), Beside(), 8).spans
+    found = read([begun, long]).spans
     assert [(span.slot, span.rows) for span in found] == [(1, 100), (4, 1948)]

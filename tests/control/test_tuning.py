@@ -29,7 +29,7 @@ EXEMPT = {  # module → names under which other numbers may stand, and why they
     "controller": {"ThresholdController": "the original's thresholds"},
     "cost": {"Coefficients": "defaults, replaced by the first measurement"},
     "fit": {"RIDGE": "numerical"},
-    "prompts": {"PRECISION": "where a search ends"},
+    "prompts": {"PRECISION": "where a search ends", "COUNTED": "bounds what the host looks at"},
     "snapshot": {"RequestView": "defaults of the command line", "Snapshot": "defaults of the command line"},
     "temperature": {
         "TAU_LOW": "the range that is promised",
@@ -98,6 +98,8 @@ def test_every_number_says_what_it_is_in_which_unit_and_where_it_is_from() -> No
     """What it is stands behind it, its unit and origin above it."""
     above = ""
     for line in Path(tuning.__file__).read_text().splitlines():
+        if line.startswith("# --"):
+            continue  # a heading
         if line.startswith("#"):
             above += line.removeprefix("#")
             continue

@@ -29,23 +29,23 @@ def test_a_repeating_text_is_copied_and_a_new_one_is_drafted() -> None:
     choice = Choice("ngram", "head", 2, 4)
     copying = request(period * 2, len(period))
     for _ in range(40):
-        name, *_ = choice.pick(copying, 8)
+        name, *_ = choice.decide(copying, 8)
         copying.tokens.append(period[len(copying.tokens) % len(period)])
-    assert (name, choice.pick(copying, 8)[:2]) == ("ngram", ("ngram", 8))
+    assert (name, choice.decide(copying, 8)[:2]) == ("ngram", ("ngram", 8))
     fresh = request(random.Random(0).sample(range(10_000), 60), 20, order=1)
-    assert choice.pick(fresh, 8)[:2] == ("head", 8)
+    assert choice.decide(fresh, 8)[:2] == ("head", 8)
 
 
 def test_what_steps_cost_decides_between_two_that_are_about_as_good() -> None:
     choice = Choice("ngram", "head", 2, 4)
     text = request([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], 12)  # one long match: predicted with 0.75
-    choice.pick(text, 8)
+    choice.decide(text, 8)
     for _ in range(6):
         choice.observe(0, "head", 4, 4)  # the head is almost always right
     choice.row, choice.step = 0.03, 0.02
-    assert choice.pick(text, 8)[0] == "head", "all but free, and better"
+    assert choice.decide(text, 8)[0] == "head", "all but free, and better"
     choice.row, choice.step = 0.03, 0.4
-    assert choice.pick(text, 8)[0] == "ngram", "better, but too dear"
+    assert choice.decide(text, 8)[0] == "ngram", "better, but too dear"
 
 
 def test_look_ups_that_fail_give_way_and_good_drafts_hold_their_own() -> None:
@@ -55,7 +55,7 @@ def test_look_ups_that_fail_give_way_and_good_drafts_hold_their_own() -> None:
     picks = []
     for i in range(12):
         text.tokens += [1, 2]
-        picks.append(choice.pick(text, 4)[0])
+        picks.append(choice.decide(text, 4)[0])
         choice.observe(0, "head", 4, 3)
         text.tokens.append(100 + i)
     assert picks[-1] == "head"
@@ -86,7 +86,7 @@ def test_a_prompt_read_at_once_is_one_read_token_by_token(prompt: int) -> None:
 
 def test_a_request_that_leaves_is_forgotten() -> None:
     choice = Choice("ngram", "head", 2, 4)
-    choice.pick(request([1, 2, 3]), 4)
+    choice.decide(request([1, 2, 3]), 4)
     choice.forget(0)
     choice.observe(0, "head", 4, 4)
     assert not choice._requests
@@ -97,12 +97,12 @@ def test_it_says_how_look_ups_would_have_fared_so_far() -> None:
     period = [5, 9, 200, 31, 7, 14, 3]
     choice = Choice("ngram", "head", 2, 4)
     copying = request(period * 2, len(period))
-    stood, trials = choice.pick(copying, 8).lookups
+    stood, trials = choice.decide(copying, 8).lookups
     assert stood == trials > 0
-    assert choice.pick(copying, 8).lookups == (stood, trials), "asking changes nothing"
+    assert choice.decide(copying, 8).lookups == (stood, trials), "nothing new was confirmed"
     copying.tokens += [5, 9, 77]
-    assert choice.pick(copying, 8).lookups == (stood + 2, trials + 3)
-    assert Choice("ngram", "head", 2, 4).pick(request(list(range(40, 70)), 4), 8).lookups == (0, 0)
+    assert choice.decide(copying, 8).lookups == (stood + 2, trials + 3)
+    assert Choice("ngram", "head", 2, 4).decide(request(list(range(40, 70)), 4), 8).lookups == (0, 0)
 
 
 def test_look_ups_that_nobody_would_make_are_not_heard_of() -> None:
@@ -114,9 +114,19 @@ def test_look_ups_that_nobody_would_make_are_not_heard_of() -> None:
         for _ in range(6):
             text.tokens += [next(fresh), 1, 2]
         text.tokens += [next(fresh), *block]
-        pick = choice.pick(text, 8)
+        pick = choice.decide(text, 8)
         if turn == 20:
             before = pick.lookups
     stood, trials = pick.lookups[0] - before[0], pick.lookups[1] - before[1]
     assert trials == 39 * 11, "eleven of a block's tokens follow four that came before, and so does one that is new"
     assert stood == 39 * 10
+
+
+def test_reading_a_pick_changes_nothing() -> None:
+    """It is what was decided last, whatever was confirmed since."""
+    choice, text = Choice("ngram", "head", 2, 4), request([5, 9, 200, 31] * 3, 4)
+    assert choice.pick(0) == ("head", 0, (0, 0)) and not choice._requests
+    decided = choice.decide(text, 8)
+    text.tokens += [5, 9, 77]
+    assert choice.pick(0) == choice.pick(0) == decided
+    assert choice.decide(text, 8).lookups == (decided.lookups[0] + 2, decided.lookups[1] + 3)

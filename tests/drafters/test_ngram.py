@@ -84,8 +84,11 @@ def test_it_expects_more_while_copying_pays_and_less_when_it_does_not() -> None:
     slots = Slots(1, 64, 16, torch.device("cpu"))
     drafter = NgramDrafter(slots, 2, 4, max_draft=16)
     request = Request("a", [1, 2, 3, 4], SamplingParams(), seed=0, max_length=60)
+    drafter.observe([request])
     assert drafter.expected(request) == 0, "nothing has occurred before"
     request.tokens += [1, 2]
+    assert drafter.expected(request) == 0, "it was not told"
+    drafter.observe([request])
     assert drafter.expected(request) == 4
     expected = []
     for verdict in ((4, 4), (8, 8), (16, 16), (16, 3), (4, 0), (1, 1)):

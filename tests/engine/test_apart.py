@@ -211,6 +211,7 @@ def test_a_killed_process_is_started_again_and_catches_up(frail: LLM, lasting: A
     deadline = time.monotonic() + START
     request = next(iter(frail.engine.running.values()))
     while not run.drafter.expected(request):
+        run.drafter.observe([request])
         assert time.monotonic() < deadline
         time.sleep(0.02)
     walk(frail, run.drafted_by_model())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.engine.arms import make, parameters, prompts
 from verifypd import SamplingParams
 from verifypd.batch import Verdict, VerifySpan
 from verifypd.config import EngineConfig
 from verifypd.control.observe import Observation
-from verifypd.control.snapshot import RequestView
+from verifypd.control.prompts import COUNTED
+from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.engine.verdicts import observation
-from verifypd.engine.views import COUNTED, _view, _waiting_tokens
+from verifypd.engine.views import _view, _waiting_tokens, snapshot
 from verifypd.inflight import Draft
 from verifypd.request import Request, State
 
@@ -36,7 +40,7 @@ def request_() -> Request:
 def test_a_view_names_what_it_shows(request_: Request) -> None:
     """The view is made by position, and no two of these values are the same."""
     drafter = SimpleNamespace(name="model", reader=None, expected=lambda request: 7)
-    choice = SimpleNamespace(pick=lambda request, limit, able: ("ngram", 8, (10, 11)))
+    choice = SimpleNamespace(pick=lambda order: ("ngram", 8, (10, 11)) if order == 41 else None)
     lanes = SimpleNamespace(drafters={"ngram": SimpleNamespace(has_cache=True)})
     engine: Any = SimpleNamespace(config=CONFIG, drafter=drafter, choice=choice, decode=lanes)
     assert _view(engine, request_, 110.0, True, 64.0) == RequestView(
@@ -119,3 +123,43 @@ def test_an_observation_names_what_it_saw(request_: Request) -> None:
     )
     request_.params = SamplingParams(temperature=0.7, seed=1)
     assert observation(request_, span, verdict, 1.3, CONFIG).tau == 1.3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "controller"), [("both", "throughput"), ("ngram", "fixed"), ("head", "throughput")]
+)
+def test_a_snapshot_changes_nothing(pair: tuple[Path, Path], drafter: str, controller: str) -> None:
+    """Two in a row are equal, what drafters know is what it was, and no later plan is another for it."""
+    found = [_plans(pair, drafter, controller, looks) for looks in (0, 10)]
+    assert found[0] == found[1]
+    drafters = {span.drafter for plan in found[0] if plan.draft for span in plan.draft.spans if span.drafts}
+    assert drafters == ({None, "ngram"} if drafter == "both" else {None})
+
+
+def _plans(pair: tuple[Path, Path], drafter: str, controller: str, looks: int) -> list[Plan]:
+    """Of a run on a clock that ticks once a step, in which so many snapshots are taken before and behind each plan."""
+    plans: list[Plan] = []
+    with make(pair, "unified", drafter, controller=controller, late_tickets=True) as llm:
+        engine: Any = llm.engine
+        engine.clock = engine.residents.clock = lambda: float(engine.stats.steps)
+        engine.architecture.observe_step = lambda timing: None  # times are never twice the same
+        plan = engine.architecture.plan
+
+        def look() -> None:
+            before = pickle.dumps((engine.choice, getattr(engine.drafter, "_indexes", None)))
+            assert all(snapshot(engine) == snapshot(engine) for _ in range(looks))
+            assert pickle.dumps((engine.choice, getattr(engine.drafter, "_indexes", None))) == before
+
+        def planned(seen: Snapshot) -> Plan:
+            if looks:
+                assert snapshot(engine) == seen
+            look()
+            plans.append(plan(seen))
+            return plans[-1]
+
+        engine.architecture.plan = planned
+        llm._submit(prompts(6), parameters(6))
+        while engine.busy:
+            look()
+            engine.step()
+    return plans

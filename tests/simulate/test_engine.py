@@ -428,3 +428,11 @@ def test_unfinished_requests_count_at_the_time_they_were_stopped() -> None:
     figures = report.summary()
     assert figures["unfinished"] == 2 and figures["goodput"] == 0
     assert figures["e2e_p50"] == pytest.approx(1e3 * report.seconds)
+
+
+def test_short_prompts_get_slots_before_long_ones_that_came_first() -> None:
+    """As in the engine: no more prompts hold a slot unread than the next passes take."""
+    arrivals = replay([*((0.0, 300 + i, 20) for i in range(12)), (1e-3, 4, 20)], 0.8)
+    _, log = run("unified", arrivals, replace(SMALL, batch_size=16, queue_factor=1.0, prefill_chunk=256))
+    seen = [[view.request_id for view in snapshot.requests] for snapshot, _ in log.steps]
+    assert seen[0] == list(range(CHUNKS)) and seen[1][-1] == 12, "the short one goes before four that wait"

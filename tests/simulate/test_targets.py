@@ -1,6 +1,6 @@
 """Targets act: a tighter one is met better, an impossible one does no harm, and nobody starves for another's.
 
-Twelve paired seeds of four seconds each; six for the target that nobody can meet. Twenty and ten say the same.
+Twenty paired seeds, with the costs of the committed table; six for what nobody can meet at a lower rate.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.tuning import OVERDUE
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.report import Report
-from verifypd.simulate.tables import HEAD
+from verifypd.simulate.tables import h200
 from verifypd.simulate.traffic import Acceptance, Arrival, poisson
 from verifypd.simulate.world import Settings, TrueCosts
 
 pytestmark = pytest.mark.xdist_group("targets")  # runs are made once
 
-SERVER = Settings(batch_size=128, max_draft=4, late=True, head=True)
-RATE, REQUESTS = 24.0, 96  # requests a second, and of each run
-SEEDS, HALF = range(12), range(6)
+COSTS = h200().coefficients  # a 7B verifier with a 1.1B draft, of the measured table
+SERVER = Settings(batch_size=128, max_draft=4, late=True)
+RATE, REQUESTS = 40.0, 56  # requests a second, and of each run
+SEEDS, FEW = range(20), range(6)
 
 
 def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: int = 0) -> Report:
-    cost = CostModel(HEAD)
+    cost = CostModel(COSTS)
     policy = make_architecture(name, make_controller("throughput", server.max_draft, cost), cost)
-    return Simulation(policy, arrivals, TrueCosts(HEAD), server, seed=seed).run()
+    return Simulation(policy, arrivals, TrueCosts(COSTS), server, seed=seed).run()
 
 
 @cache
@@ -69,10 +70,10 @@ def test_tokens_come_faster_with_a_tighter_target() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [RATE, 32.0])
-def test_an_impossible_target_does_no_harm(rate: float) -> None:
-    best = min(figures(slo_ttft=target, seeds=HALF, rate=rate)["ttft_p95"] for target in (50.0, 100.0, 200.0))
-    impossible = figures(slo_ttft=1.0, seeds=HALF, rate=rate)
+@pytest.mark.parametrize(("rate", "seeds"), [(RATE, SEEDS), (24.0, FEW)])
+def test_an_impossible_target_does_no_harm(rate: float, seeds: range) -> None:
+    best = min(figures(slo_ttft=target, seeds=seeds, rate=rate)["ttft_p95"] for target in (50.0, 100.0, 200.0))
+    impossible = figures(slo_ttft=1.0, seeds=seeds, rate=rate)
     assert impossible["unfinished"] == 0
     assert impossible["ttft_p95"] <= 1.05 * best, (impossible["ttft_p95"], best)
 

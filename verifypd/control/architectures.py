@@ -9,10 +9,10 @@ from typing import Any
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.controller import Controller, FixedController, decode_work
-from verifypd.control.cost import CostModel, Work
+from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import MS, Beside, Reading, decode_worth, next_chunks
+from verifypd.control.prompts import MS, Beside, Reading, Room, decode_worth, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEARNING_RATE
 from verifypd.errors import ConfigError
@@ -34,7 +34,7 @@ class Architecture:
         self.cost = cost or CostModel()
         self.tokens_each = 1.0  # that a step brings each request, lately
         self.reading = Reading()  # of the last plan
-        self._told = (0, 0)  # tokens and verdicts at the last plan
+        self._counted = (0, 0)  # tokens and verdicts at the last plan
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """What the next step runs."""
@@ -79,27 +79,28 @@ class Architecture:
     # -- parts of a plan ----------------------------------------------------------------------------------------------
 
     def atomic(
-        self, views: Sequence[RequestView], snapshot: Snapshot, apart: bool
+        self, views: Sequence[RequestView], snapshot: Snapshot, room: Room | None = None
     ) -> tuple[DraftBatch | None, tuple[VerifySpan, ...], Beside]:
         """Draft and verify the same requests in one plan; drafts already written are verified as they stand.
 
-        apart: prompts get a pass of their own, else they ride in this one.
+        room: for the prompts that ride in this pass; None: they get a pass of their own.
         """
-        riding = Work() if apart or not self.controller.may_draft else self.riding(views, snapshot)
+        riding = self.riding(views, snapshot, room) if room is not None and self.controller.may_draft else NOTHING
         drafts = self.draft(views, snapshot, riding)
         lengths, own = {span.slot: span.drafts for span in drafts}, snapshot.drafter
         spans = tuple([decode_span(view, lengths.get(view.slot, 0), view.proposer or own) for view in views])
         decode = decode_work(views) + Work(rows=sum(lengths.values()))
-        return draft_batch(drafts, snapshot), spans, self._beside(decode, views, drafts, snapshot, apart)
+        return draft_batch(drafts, snapshot), spans, self._beside(decode, views, drafts, snapshot, apart=room is None)
 
-    def riding(self, views: Sequence[RequestView], snapshot: Snapshot) -> Work:
-        """The prompt chunks that would join these requests' pass if nothing were drafted."""
+    def riding(self, views: Sequence[RequestView], snapshot: Snapshot, room: Room) -> Work:
+        """The prompt chunks that would join these requests' pass if nothing were drafted. With drafts the step may read
+        more or less; the drafts that the forecast leads to are hardly ever others for it."""
         beside = self._beside(decode_work(views), views, (), snapshot, apart=False)
-        return next_chunks(snapshot, self.cost, beside, snapshot.batch_size - len(views)).work
+        return next_chunks(snapshot, self.cost, beside, room).work
 
-    def read(self, snapshot: Snapshot, beside: Beside, room: int, joining: int | None = None) -> tuple[VerifySpan, ...]:
+    def read(self, snapshot: Snapshot, beside: Beside, room: Room) -> tuple[VerifySpan, ...]:
         """The prompt chunks of the step."""
-        self.reading = next_chunks(snapshot, self.cost, beside, room, joining)
+        self.reading = next_chunks(snapshot, self.cost, beside, room)
         return self.reading.spans
 
     def draft(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> list[DraftSpan]:
@@ -107,7 +108,7 @@ class Architecture:
 
         What it lacks after every verdict is not counted against that budget.
         """
-        self._listen(snapshot)
+        self._count_tokens(snapshot)
         fresh = [view for view in views if not view.pending and view.draft_limit]
         if snapshot.drafter is None or not fresh:
             return []
@@ -139,10 +140,10 @@ class Architecture:
         worth, drafting = decode_worth(views, self.tokens_each, snapshot.mean_output, least), bool(drafts)
         return Beside(decode, loop, worth, apart, drafting)
 
-    def _listen(self, snapshot: Snapshot) -> None:
+    def _count_tokens(self, snapshot: Snapshot) -> None:
         """Note how many tokens verdicts have brought since the last plan."""
-        tokens, verdicts = snapshot.emitted - self._told[0], snapshot.verdicts - self._told[1]
-        self._told = snapshot.emitted, snapshot.verdicts
+        tokens, verdicts = snapshot.emitted - self._counted[0], snapshot.verdicts - self._counted[1]
+        self._counted = snapshot.emitted, snapshot.verdicts
         if verdicts > 0:
             self.tokens_each += LEARNING_RATE * (tokens / verdicts - self.tokens_each)
 
@@ -160,8 +161,9 @@ class Unified(Architecture):
         batch = decoding(snapshot)[: snapshot.batch_size]
         free = math.ceil(snapshot.queue_factor * snapshot.batch_size)
         free -= sum([1 for view in snapshot.requests if not view.prefill_left])
-        draft, spans, beside = self.atomic(batch, snapshot, apart=False)
-        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch), joining=free)
+        room = Room(snapshot.batch_size - len(batch), snapshot.prefill_chunk, joining=free)
+        draft, spans, beside = self.atomic(batch, snapshot, room)
+        chunks = self.read(snapshot, beside, room)
         return Plan(draft=draft, verify=verify_batch((*spans, *chunks)))
 
 
@@ -198,8 +200,8 @@ class Baseline(Architecture):
         view = min(held, key=lambda view: (view.served, view.rank))
         if view.prefill_left:
             alone = replace(snapshot, requests=(view,))
-            return Plan(prefill=verify_batch(self.read(alone, Beside(apart=True), 1)))
-        draft, spans, _ = self.atomic([view], snapshot, apart=True)
+            return Plan(prefill=verify_batch(self.read(alone, Beside(apart=True), Room(1, snapshot.prefill_chunk))))
+        draft, spans, _ = self.atomic([view], snapshot)
         return Plan(draft=draft, verify=verify_batch(spans))
 
 
@@ -211,8 +213,8 @@ class PD(Architecture):
     def plan(self, snapshot: Snapshot) -> Plan:
         """Draft and verify the whole batch, then a pass over prompt chunks."""
         batch = decoding(snapshot)[: snapshot.batch_size]
-        draft, spans, beside = self.atomic(batch, snapshot, apart=True)
-        chunks = self.read(snapshot, beside, snapshot.batch_size - len(batch))
+        draft, spans, beside = self.atomic(batch, snapshot)
+        chunks = self.read(snapshot, beside, Room(snapshot.batch_size - len(batch), snapshot.prefill_chunk))
         return Plan(draft=draft, verify=verify_batch(spans), prefill=verify_batch(chunks))
 
 
@@ -239,15 +241,14 @@ class PDV(PD):
             return super().plan(snapshot)
         ready = decoding(snapshot)
         fresh = [view for view in ready if not view.pending][: snapshot.batch_size]
-        drafts = self.draft(fresh, snapshot, Work())
+        drafts = self.draft(fresh, snapshot, NOTHING)
         writing = {span.slot for span in drafts if span.drafts}
         # who drafts nothing needs no draft to be verified: its one token queues with the drafts
         queue = [v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing]
         queue.sort(key=lambda view: (view.rank[0], -view.waited, view.rank[1]))
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
-        limited = replace(snapshot, prefill_chunk=prompt_tokens(snapshot))
         beside = self._beside(decode_work(batch), batch, drafts, snapshot, apart=True)
-        chunks = self.read(limited, beside, snapshot.batch_size)
+        chunks = self.read(snapshot, beside, Room(snapshot.batch_size, prompt_tokens(snapshot)))
         if not self._verify_due(batch, snapshot, idle=not (writing or chunks)):
             batch = []
         spans = tuple(decode_span(view, 0, None) for view in batch)

@@ -35,19 +35,21 @@ class Auto(Unified):
 
     def __init__(self, controller: Controller, cost: CostModel | None = None) -> None:
         super().__init__(controller, cost)
-        self.label = Unified.name  # or "plain" while nothing is drafted
+        self.label = Unified.name  # or "plain" while nothing is drafted but for probes
+        self._drafted = False  # whether the last plan drafts, be it a probe
         self.decisions: deque[Decision] = deque(maxlen=KEPT)  # the latest
         self.decided = 0  # all there were
 
     @property
     def ran(self) -> str:
-        """`unified`, or `plain` while nothing is drafted."""
-        return self.label
+        """`unified`, or `plain` where nothing is drafted. A probe is a step of `unified`, though no change of mind."""
+        return Unified.name if self._drafted else self.label
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """As `unified`; note when drafting begins and ends."""
         plan = super().plan(snapshot)
-        if plan.decodes or plan.draft is not None:
+        self._drafted = plan.draft is not None
+        if plan.decodes or self._drafted:
             self._name(snapshot)
         return plan
 
@@ -60,7 +62,7 @@ class Auto(Unified):
         label = Unified.name if drafting else "plain"
         if label == self.label:
             return
-        gain = 1e2 * (float(self.controller.state().get("gain", 1.0)) - 1.0)
+        gain = 1e2 * (self.controller.gain - 1.0)
         reason = f"drafting predicted to gain {gain:.1f} %" if snapshot.drafter is not None else "no drafter"
         self.decisions.append(Decision(snapshot.step, snapshot.now, self.label, label, reason))
         self.label = label

@@ -20,6 +20,8 @@ from verifypd.control.temperature import TAU_STEP
 class Controller:
     """Chooses how many tokens each request drafts next, and how hot its drafter draws. By itself it learns nothing."""
 
+    gain = 1.0  # predicted: tokens a second over those of plain decoding; 1 where nothing is predicted
+
     @property
     def may_draft(self) -> bool:
         """Whether the next step may draft: while not, nobody needs to say what could be proposed."""
@@ -143,9 +145,9 @@ class ThresholdController(FixedController):
         p95 = self.p95
         # the correction token counts as accepted, as the original had it
         rate = sum(seen.emitted for seen in self._verified) / sum(seen.drafted for seen in self._verified)
-        pressed = self.queue > self.QUEUE_HIGH or p95 > self.P95_HIGH
-        self.tau = 1.0 + TAU_STEP if pressed else 1.0
-        if pressed or rate < self.RATE_LOW:
+        overloaded = self.queue > self.QUEUE_HIGH or p95 > self.P95_HIGH
+        self.tau = 1.0 + TAU_STEP if overloaded else 1.0
+        if overloaded or rate < self.RATE_LOW:
             self.length = max(min(self.SHORTEST, self.longest), self.length - 1)
         elif self.queue <= self.QUEUE_LOW and p95 < self.P95_LOW and rate > self.RATE_HIGH:
             self.length = min(self.longest, self.length + 1)

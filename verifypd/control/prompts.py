@@ -14,20 +14,25 @@ prompt is partly read. Offline, where answers are read when all are written, pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import sqrt
+from typing import NamedTuple, TypeVar
 
 from verifypd.batch import VerifySpan
+from verifypd.buckets import CHUNKS
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
 
+COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
 PRECISION = 128  # of a chunk: one part in so many, but a token at least
 MS = 1e3
+PromptKey = tuple[int, bool, float, int]
+Asking = TypeVar("Asking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,14 @@ class Beside:
     drafting: bool = False  # whether drafts are written, which may be verified later
 
 
+class Room(NamedTuple):
+    """What of prompts a step may take."""
+
+    requests: int  # that get a chunk; one does at any rate
+    tokens: int
+    joining: int | None = None  # prompts that are finished; the others stop one token short. None: any number
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """How many prompt tokens join a step, what the step then takes, and what they are worth."""
@@ -50,9 +63,7 @@ class Chunk:
     worth: float
 
 
-def prompt_key(
-    rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float
-) -> tuple[int, bool, float, int]:
+def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float) -> PromptKey:
     """Lower is read first, and admitted first. rank: priority and arrival; waited: s; slo_ttft, slo_gap: ms.
 
     Of those that are overdue the one with the fewest tokens for the time it has waited: a short one soon, a long one in
@@ -63,6 +74,19 @@ def prompt_key(
         return priority, False, left / waited, arrival
     late = waited * MS > slo_ttft
     return priority, True, left * slo_ttft / (2.0 if late else 1.0), arrival
+
+
+def admissible(
+    queue: Sequence[Asking], held: Sequence[Asking], unread: int, prefill_chunk: int, key: Callable[[Asking], PromptKey]
+) -> Asking | None:
+    """Who of the queue, which is sorted by rank, gets the next free slot: who is read first. None: nobody yet.
+
+    No more prompts hold a slot before they are read than the next passes take: who comes later may be shorter.
+    held: these, with `unread` tokens in all.
+    """
+    first = min(queue[:COUNTED], key=key)
+    enough = len(held) >= CHUNKS and unread >= prefill_chunk
+    return None if enough and key(first) >= max(map(key, held)) else first
 
 
 def _reachable(slo_ttft: float, slo_gap: float) -> float:
@@ -105,23 +129,23 @@ class Reading:
         return Work(rows, sum([span.context for span in self.spans]), rows, square)
 
 
-def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: int, joining: int | None = None) -> Reading:
-    """The prompt chunks of a step: of `room` requests, but one at least. At most `joining` prompts are finished; the
-    others stop one token short."""
+def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:
+    """The prompt chunks of a step."""
     waiting = in_order(snapshot)
     if not waiting:
         return Reading()
-    count = max(1, min(room, snapshot.most_chunks))
+    room = room._replace(requests=max(1, min(room.requests, snapshot.most_chunks)))
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
-        return Reading(tuple(_spans(waiting, snapshot.prefill_chunk, count, joining)))
-    best, second = first_two(candidates(waiting, snapshot, cost, beside, count), key=lambda chunk: -chunk.worth)
-    return Reading(tuple(_spans(waiting, best.tokens, count, joining)), best, second)
+        return Reading(tuple(_spans(waiting, room.tokens, room)))
+    best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.worth)
+    return Reading(tuple(_spans(waiting, best.tokens, room)), best, second)
 
 
 def candidates(
-    waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel, beside: Beside, count: int
+    waiting: Sequence[RequestView], snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room
 ) -> list[Chunk]:
     """Chunks to choose from: prompts' sure share of a step, the end of each prompt within the bound, and the bound."""
+    count = room.requests
 
     @cache
     def chunk(tokens: int) -> Chunk:
@@ -131,7 +155,7 @@ def candidates(
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""
-        low, high = 0, min(snapshot.prefill_chunk, ends[-1])
+        low, high = 0, min(room.tokens, ends[-1])
         if chunk(high).seconds <= limit:
             return high
         while high - low > 1 + low // PRECISION:
@@ -175,8 +199,9 @@ def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[
         yield view, rows
 
 
-def _spans(waiting: Sequence[RequestView], budget: int, count: int, joining: int | None) -> Iterator[VerifySpan]:
-    for view, most in _turns(waiting, budget, count):
+def _spans(waiting: Sequence[RequestView], budget: int, room: Room) -> Iterator[VerifySpan]:
+    joining = room.joining
+    for view, most in _turns(waiting, budget, room.requests):
         full = joining is not None and joining <= 0
         rows = min(most, view.prefill_left - full)
         if not rows:

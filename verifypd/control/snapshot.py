@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from verifypd.batch import DraftBatch, VerifyBatch
 from verifypd.control.observe import StepTiming
-from verifypd.control.tuning import MEAN_OUTPUT
+from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
 
 
 class RequestView(NamedTuple):  # a tuple, because one is made for every request in every step
@@ -86,6 +86,11 @@ class Snapshot:
     offline: bool = False  # whether nobody reads an answer before all are written
     verifier_bytes: int = 0  # weights of the verifier
     routine_lag: int = 2  # tokens a draft's cache lacks, at most, after a verdict that followed a draft; more is a debt
+
+
+def mean_output(tokens: int, requests: int) -> float:
+    """Tokens of a request that has ended with any, of so many in all; before many have, about what is expected."""
+    return (PRIOR_TRIALS * MEAN_OUTPUT + tokens) / (PRIOR_TRIALS + requests)
 
 
 @dataclass(frozen=True, slots=True)

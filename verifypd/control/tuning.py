@@ -7,15 +7,12 @@ own and stand with it.
 from __future__ import annotations
 
 # -- whether to draft
-
-# unit: share of the time. Origin: unseen seeds; 0.01 is 2 % better where acceptance changes, 0.6 to 0.9 % worse where
-# drafts never pay
+# unit: share of the time. Origin: unseen seeds; 0.01 is 2 % better where acceptance changes, 0.8 % worse where low
 PROBE_SHARE = 0.005  # that may go to drafts of one token while nothing is drafted
 # unit: steps. Origin: host work, a sixteenth of that of a look at every step, which gains nothing
 REVIEW_EVERY = 16  # between two looks at what drafting would gain while nothing is drafted
 
 # -- acceptance
-
 # unit: chance. Origin: heads and draft models measured so far stand at 0.5 to 0.8
 PRIOR = 0.6  # of a draft token before anything was seen
 # unit: trials, or requests. Origin: variance of a trial over that between requests, in simulated traffic
@@ -24,12 +21,10 @@ PRIOR_TRIALS = 16  # that a prior counts for
 KIND_TRIALS = 400  # that the mean of a kind of request looks back; half of it while drafts are only probed
 # unit: trials. Origin: half of how long simulated text stays alike
 REQUEST_TRIALS = 64  # that a request's own mean looks back
-
 # unit: tokens. Origin: by hand, half of what simulated chat writes; the first answers replace it
 MEAN_OUTPUT = 64  # that a request is expected to come to before any has ended
 
 # -- prompts
-
 # unit: share of a step. Origin: a guard; where steps were bound to 20 ms, first tokens took 907 ms (p95) on an H200
 PROMPT_SHARE = 0.25  # that prompts are sure of
 # unit: share of the mean output. Origin: by hand, on simulated seeds
@@ -38,6 +33,5 @@ LEAST_LEFT = 0.25  # that a request which decodes is expected to write yet, at l
 OVERDUE = 4  # after which a prompt goes before all others
 
 # -- costs
-
 # unit: share of the difference. Origin: some fifty measurements, half a second of steps
 LEARNING_RATE = 0.02  # by which a running mean follows what is measured

@@ -40,11 +40,12 @@ class Drafter(Protocol):
         ...
 
     def expected(self, request: Request) -> int:
-        """How many tokens it expects to be able to propose for a request next; 0: not worth asking."""
+        """How many tokens it expects to be able to propose for a request next, by what it was told last; 0: not worth
+        asking. Changes nothing."""
         ...
 
-    def observe(self, request: Request) -> None:
-        """Tokens of the request were confirmed (host side)."""
+    def observe(self, requests: Sequence[Request]) -> None:
+        """Before a plan that may draft for these: take in what was confirmed of them since the last, and other news."""
         ...
 
     def forget(self, request: Request) -> None:

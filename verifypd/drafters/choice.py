@@ -7,7 +7,7 @@ token that a drafter has drawn. Knows requests; nothing of tensors, plans or clo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from verifypd.request import Request
@@ -127,7 +127,8 @@ class _Known:
     """What is known of one request."""
 
     copying: Copying
-    drafting: Chance = field(default_factory=lambda: Chance(0.6))
+    drafting: Chance
+    pick: Pick  # the latest
 
 
 class Choice:
@@ -139,12 +140,14 @@ class Choice:
         self.row, self.step = ROW, STEP  # prices in verifier passes; whoever knows the costs sets them
         self._everyone = Chance(0.6)
         self._requests: dict[int, _Known] = {}  # by order
+        self._nothing = Pick(model, 0, (0, 0))
 
-    def pick(self, request: Request, limit: int, able: bool = True) -> Pick:
-        """Who proposes next, and how much. `able`: whether the model can draft for it."""
+    def decide(self, request: Request, limit: int, able: bool = True) -> Pick:
+        """Who proposes next, and how much, by what is confirmed now. `able`: whether the model can draft for it."""
         known = self._requests.get(request.order)
         if known is None:
-            known = self._requests[request.order] = _Known(Copying(*self._sizes), Chance(self._everyone.mean))
+            drafting = Chance(self._everyone.mean)
+            known = self._requests[request.order] = _Known(Copying(*self._sizes), drafting, self._nothing)
         known.copying.extend(request.tokens, request.prompt_len)
         name, longest = self.model, limit if able else 0
         own, _ = gain(known.drafting.mean, longest, self.row + self.step)
@@ -158,7 +161,13 @@ class Choice:
         chance = known.copying.chance
         if chance is not None and (length := copied(chance)):
             name, longest = self.copier, length
-        return Pick(name, longest, lookups)
+        known.pick = Pick(name, longest, lookups)
+        return known.pick
+
+    def pick(self, order: int) -> Pick:
+        """As decided last for a request; nothing of the model where nobody has asked. Reading changes nothing."""
+        known = self._requests.get(order)
+        return self._nothing if known is None else known.pick
 
     def observe(self, order: int, drafter: str | None, drafted: int, accepted: int) -> None:
         """A draft was judged. Look-ups are counted from the text alone."""

@@ -124,7 +124,7 @@ class ModelDrafter:
         """As many as are asked for."""
         return self.slots.drafts.shape[1]
 
-    def observe(self, request: Request) -> None:
+    def observe(self, requests: Sequence[Request]) -> None:
         """Nothing to note: the tokens are on the device."""
 
     def forget(self, request: Request) -> None:

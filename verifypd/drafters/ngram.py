@@ -81,20 +81,21 @@ class NgramDrafter:
         of it stood, one more than stood if not."""
         if self.always:
             return self.max_draft
-        self.observe(request)
-        if not self._indexes[request.order].matches:
+        index = self._indexes.get(request.order)
+        if index is None or not index.matches:
             return 0
         drafted, accepted = request.last_draft
         if not drafted:
             return min(FIRST_DRAFT, self.max_draft)
         return min(2 * drafted if accepted == drafted else accepted + 1, self.max_draft)
 
-    def observe(self, request: Request) -> None:
+    def observe(self, requests: Sequence[Request]) -> None:
         """Index newly confirmed tokens."""
-        index = self._indexes.get(request.order)
-        if index is None:
-            index = self._indexes[request.order] = NgramIndex(self.shortest)
-        index.extend(request.tokens)
+        for request in () if self.always else requests:
+            index = self._indexes.get(request.order)
+            if index is None:
+                index = self._indexes[request.order] = NgramIndex(self.shortest)
+            index.extend(request.tokens)
 
     def forget(self, request: Request) -> None:
         """Drop its index."""

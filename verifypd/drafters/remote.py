@@ -98,7 +98,6 @@ class RemoteDrafter:
 
     def expected(self, request: Request) -> int:
         """Nothing while the process starts, owes an answer or has not read the text; else as many as are asked for."""
-        self._look()
         told = self._told.get(request.slot) if request.slot is not None else None
         if told is None or told.request is not request or not self.listening:
             return 0
@@ -134,8 +133,10 @@ class RemoteDrafter:
     def follow(self, spans: Sequence[DraftSpan]) -> None:
         """Nothing to read here: the process is told texts, not states."""
 
-    def observe(self, request: Request) -> None:
-        """Nothing to note: the next question has its tokens."""
+    def observe(self, requests: Sequence[Request]) -> None:
+        """What the process has sent; tokens come with the next question."""
+        if requests:
+            self._look()
 
     def forget(self, request: Request) -> None:
         """The process may use its memory for others."""

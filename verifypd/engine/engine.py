@@ -19,9 +19,10 @@ from verifypd.engine.memory import RequestMemory
 from verifypd.engine.record import Recorder
 from verifypd.engine.residents import Residents
 from verifypd.engine.synthetic import SyntheticAcceptance
+from verifypd.engine.terms import terms_of
 from verifypd.engine.timing import RECENT, PastStep, TimedPlan, TimedPlans
 from verifypd.engine.verdicts import confirm, observation, origins, take_prompt_logprobs
-from verifypd.engine.views import snapshot
+from verifypd.engine.views import proposable, snapshot
 from verifypd.errors import ConfigError, RequestError
 from verifypd.inflight import Draft
 from verifypd.lanes.decode import DecodeLane
@@ -222,7 +223,7 @@ class Engine:
         self._read_prompts()
         news.update((request.order, request) for request in self._absorb_all(self.inflight.finished()))
         self._admit()
-        self._price()
+        self._tell_drafters()
         plan = self.residents.reserve(self.architecture.plan(snapshot(self)))
         self.launch(plan)
         if plan.empty and not news:
@@ -253,14 +254,22 @@ class Engine:
             self._fail(set(self.running) - before, error)
             raise
 
-    def _price(self) -> None:
-        """Tell the choice between drafters what a row and a step cost beside those who decode now."""
-        if self.choice is None or self.cost is None or not self.cost.known:
+    def _tell_drafters(self) -> None:
+        """Before a plan that may draft: what was confirmed. Where there are two, it is decided who proposes for whom,
+        by what a row and a step cost beside those who decode now."""
+        drafter, choice, config = self.drafter, self.choice, self.config
+        if drafter is None or not self.architecture.controller.may_draft:
             return
-        if not self.architecture.controller.may_draft:
+        decoding = [each for each in self.running.values() if each.state is State.DECODE or each.state is State.VERIFY]
+        wanting = [each for each in decoding if terms_of(each, config).draft_limit]
+        drafter.observe(wanting)
+        if choice is None:
             return
-        lengths = [request.length_bound for request in self.running.values() if request.state is not State.PREFILL]
-        self.choice.row, self.choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
+        if self.cost is not None and self.cost.known:
+            lengths = [request.length_bound for request in decoding]
+            choice.row, choice.step = self.cost.prices(len(lengths), float(sum(lengths)))
+        for request in wanting:
+            choice.decide(request, terms_of(request, config).draft_limit, able=proposable(drafter, request) > 0)
 
     # -- launch and absorb --------------------------------------------------------------------------------------------
 

@@ -7,14 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakMethod
 
-from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
-from verifypd.control.prompts import prompt_key
+from verifypd.control.prompts import PromptKey, admissible, prompt_key
 from verifypd.control.snapshot import Plan
 from verifypd.engine.memory import RequestMemory
 from verifypd.engine.plans import keep
 from verifypd.engine.terms import targets
-from verifypd.engine.views import COUNTED
 from verifypd.errors import EngineError
 from verifypd.lanes.placement import Placements
 from verifypd.metrics.stats import EngineStats
@@ -71,9 +69,8 @@ class Residents:
         insort(self.waiting, request, key=Request.rank)
 
     def admit(self, unread: bool) -> list[Request]:
-        """Give waiting requests a slot and blocks, in the order of their prompts, as long as both last.
+        """Give waiting requests a slot and blocks, as the policy has them follow each other, as long as both last.
 
-        No more prompts hold a slot before they are read than the next passes take: who comes later may be shorter.
         `unread`: nobody keeps what a draft head would read of their prompts. Returns who got a slot.
         """
         admitted: list[Request] = []
@@ -82,12 +79,12 @@ class Residents:
         now = self.clock()
         held = [request for request in self.running.values() if request.state is State.PREFILL]
         while self.waiting and self.free_slots and len(self.running) < self.limit:
-            request = min(self.waiting[:COUNTED], key=lambda r: self._prompt_key(r, now))
             tokens = sum([len(r.tokens) - r.computed for r in held])
-            if len(held) >= CHUNKS and tokens >= self.config.prefill_chunk:
-                last = max(self._prompt_key(r, now) for r in held)
-                if self._prompt_key(request, now) >= last:
-                    break  # whoever holds a slot is read before it
+            request = admissible(
+                self.waiting, held, tokens, self.config.prefill_chunk, lambda r: self._prompt_key(r, now)
+            )
+            if request is None:
+                break
             request.unread = unread
             if not self.memory.admit(request, self.free_slots[0], spare=len(self.running)):
                 break
@@ -115,7 +112,7 @@ class Residents:
             admitted.append(request)
         return admitted
 
-    def _prompt_key(self, request: Request, now: float) -> tuple[int, bool, float, int]:
+    def _prompt_key(self, request: Request, now: float) -> PromptKey:
         first, _ = targets(request, self.config)
         left, waited = len(request.tokens) - request.computed, now - request.last_output
         return prompt_key(request.rank(), left, waited, first, self.config.slo_gap)

@@ -8,8 +8,8 @@ from typing import Protocol
 from verifypd.buckets import CHUNKS
 from verifypd.config import EngineConfig
 from verifypd.control.architectures import Architecture
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
+from verifypd.control.prompts import COUNTED
+from verifypd.control.snapshot import RequestView, Snapshot, mean_output
 from verifypd.drafters.base import Drafter
 from verifypd.drafters.choice import Choice
 from verifypd.engine.terms import targets, terms_of
@@ -19,8 +19,6 @@ from verifypd.metrics.stats import EngineStats
 from verifypd.request import Request, State
 from verifypd.runtime.inputs import Slots
 from verifypd.runtime.streams import Inflight
-
-COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
 
 
 class Seen(Protocol):
@@ -51,13 +49,14 @@ class Seen(Protocol):
 
 
 def snapshot(engine: Seen) -> Snapshot:
-    """What the policy sees. Reading changes nothing; counters only grow."""
+    """What the policy sees, by what drafters and the choice between them were told last. Reading changes nothing;
+    counters only grow."""
     now, may_draft = engine.clock(), engine.architecture.controller.may_draft
     verify_batch, verify_wait_ms = engine.config.verify_limits
     running = [r for r in engine.running.values() if not (r.finished or r.preempting)]
     away = engine.inflight.away  # nothing that runs beside the rest is waited for
     here = [r for r in running if not (r.slot in away or r.state is State.PREFILL)] if away else running
-    expected = mean_output(engine.stats)
+    expected = mean_output(engine.stats.finished_tokens, engine.stats.answered)
     return Snapshot(
         step=engine.stats.steps,
         requests=tuple([_view(engine, r, now, may_draft, expected) for r in here]),
@@ -94,6 +93,11 @@ def _waiting_tokens(waiting: Sequence[Request]) -> int:
     return sum(counted) * len(waiting) // max(1, len(counted))
 
 
+def proposable(drafter: Drafter, request: Request) -> int:
+    """Tokens that a drafter expects to propose; none where the states that it reads were passed over."""
+    return 0 if request.unread and drafter.reader is not None else drafter.expected(request)
+
+
 def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: float) -> RequestView:
     """mean: tokens that a request comes to."""
     terms, drafter = terms_of(request, engine.config), engine.drafter
@@ -101,12 +105,10 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
     limit = terms.draft_limit if may_draft and decoding and drafter is not None else 0
     proposer, expected, lag, lookups = None, 0, request.draft_lag, (0, 0)
     if limit and drafter is not None:
-        able = not (request.unread and drafter.reader is not None)
-        proposed = drafter.expected(request) if able else 0
         if engine.choice is None:
-            expected = proposed
+            expected = proposable(drafter, request)
         else:
-            name, expected, lookups = engine.choice.pick(request, limit, able=proposed > 0)
+            name, expected, lookups = engine.choice.pick(request.order)
             if name != drafter.name:
                 proposer, lag = name, lag if engine.decode.drafters[name].has_cache else 0
     slo_tpot = terms.slo_tpot if request.params.deadline_ms is None else targets(request, engine.config, mean)[1]
@@ -140,8 +142,3 @@ def _view(engine: Seen, request: Request, now: float, may_draft: bool, mean: flo
         proposer,
         lookups,
     )
-
-
-def mean_output(stats: EngineStats) -> float:
-    """Tokens of a request that has ended with any; before many have, about what is expected of any request."""
-    return (PRIOR_TRIALS * MEAN_OUTPUT + stats.finished_tokens) / (PRIOR_TRIALS + stats.answered)

@@ -19,9 +19,8 @@ from verifypd.buckets import CHUNKS
 from verifypd.control.architectures import Architecture
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import prompt_key
-from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.tuning import MEAN_OUTPUT, PRIOR_TRIALS
+from verifypd.control.prompts import PromptKey, admissible, prompt_key
+from verifypd.control.snapshot import Plan, RequestView, Snapshot, mean_output
 from verifypd.errors import EngineError
 from verifypd.inflight import CAUGHT_UP, Draft, Progress
 from verifypd.simulate.report import Outcome, Report
@@ -178,11 +177,10 @@ class Simulation:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
         unread = [request for request in self.running.values() if not request.decoding]
         while self.waiting and self.free_slots:
-            request = min(self.waiting, key=self._prompt_key)
             tokens = sum([r.confirmed - r.computed for r in unread])
-            many = len(unread) >= CHUNKS and tokens >= self.settings.prefill_chunk
-            if many and self._prompt_key(request) >= max(map(self._prompt_key, unread)):
-                break  # whoever holds a slot is read before it
+            request = admissible(self.waiting, unread, tokens, self.settings.prefill_chunk, self._prompt_key)
+            if request is None:
+                break
             self.waiting.remove(request)
             unread.append(request)
             request.slot = self.free_slots.popleft()
@@ -192,7 +190,7 @@ class Simulation:
             request.entered = self.now
             self.running[request.slot] = request
 
-    def _prompt_key(self, request: _Request) -> tuple[int, bool, float, int]:
+    def _prompt_key(self, request: _Request) -> PromptKey:
         waited = self.now - request.arrival.time
         return prompt_key(
             request.rank, request.confirmed - request.computed, waited, self.settings.first_token, self.settings.slo_gap
@@ -215,7 +213,7 @@ class Simulation:
             waiting_tokens=sum(request.confirmed for request in self.waiting),
             emitted=self.emitted,
             verdicts=self.verdicts,
-            mean_output=(PRIOR_TRIALS * MEAN_OUTPUT + self.ended_tokens) / (PRIOR_TRIALS + self.ended),
+            mean_output=mean_output(self.ended_tokens, self.ended),
             slo_gap=settings.slo_gap,
             routine_lag=settings.max_draft + 1 if settings.head else CAUGHT_UP,
             verify_batch=settings.verify_batch,
