@@ -226,3 +226,36 @@ def test_a_request_that_cannot_be_brought_to_the_device(
             assert request.output_ids == (expected if request.finish_reason == "length" else [])
         ended = sum(request.finish_reason == "error" for request in requests)
         assert ended == (int(nth == 1) if forgiving else nth)
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_who_comes_to_a_busy_engine_without_memory_waits_and_nobody_else_does(
+    pair: tuple[Path, Path], new: int
+) -> None:
+    """Memory runs out once as they are brought to the device: those who run go on, and so do as many as before."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [[5 + i, 9, 200, 31, 7] for i in range(6)]
+    with LLM(str(pair[0]), draft=str(pair[1]), **{**OPTIONS, "batch_size": 8}) as llm:
+        good = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        engine: Any = llm.engine
+        engine.forgiving = True
+        requests = [job.texts[0].request for job in llm._submit(prompts[:4], [params] * 4)]
+        for _ in range(3):
+            llm._step()
+        assign, calls = engine.sampling.assign, []
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            calls.append(1)
+            if len(calls) == new:
+                raise MemoryError("injected")
+            assign(*args, **kwargs)
+
+        engine.sampling.assign = broken
+        requests += [job.texts[0].request for job in llm._submit(prompts[4 : 4 + new], [params] * new)]
+        with pytest.raises(MemoryError):
+            llm._step()
+        assert len(engine.running) == 4 and engine.residents.limit == 4 + new // 2
+        assert steps_that_failed(llm) == 0 and not engine.busy
+        assert [request.finish_reason for request in requests] == ["length"] * (4 + new)
+        assert [request.output_ids for request in requests] == good[: 4 + new]
+        assert not any(request.metrics.preemptions for request in requests[:4])

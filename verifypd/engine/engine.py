@@ -368,17 +368,19 @@ class Engine:
     def _fail(self, slots: set[int], error: BaseException) -> None:
         """A launch broke off: what the device holds of its requests is unknown. Nobody else is harmed.
 
-        They end; or, when memory ran out and the engine is forgiving, they are computed again, half as many at once.
-        A request that does not fit alone ends.
+        They end; or, when memory ran out and the engine is forgiving, they are computed again, half as many at once
+        beside the others. A request that does not fit alone ends. Who gives way is computed again in any case.
         """
         touched = [self.running[slot] for slot in sorted(slots & set(self.running))]
-        again = self.forgiving and len(touched) > 1 and out_of_memory(error)
+        again = self.forgiving and len(self.running) > 1 and out_of_memory(error)
         if again:
-            self.residents.limit = max(1, len(touched) // 2)
+            self.residents.limit = max(1, len(self.running) - len(touched) + len(touched) // 2)
         for request in touched:
+            if request.preempting:
+                continue
             if not again:
                 self.finish(request, "error")
-            elif not (request.finished or request.preempting):
+            elif not request.finished:
                 self.residents.preempt(request)
 
     def _note_launch(self, requests: Sequence[Request], spans: Sequence[VerifySpan]) -> None:
