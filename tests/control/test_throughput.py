@@ -35,7 +35,8 @@ def test_it_drafts_where_it_pays_and_as_much_as_pays(alpha: float, requests: int
     rate, means = world.run(controller, 600 if requests == 1 else 40)
     best = max(true_rate(requests, alpha, length) for length in range(9))
     noise = 0.045 if requests == 1 else 0.02  # of the tokens drawn
-    assert rate > best * (0.96 - noise), f"drafts {sum(means) / len(means):.2f} tokens"
+    least = 0.96 if (alpha, requests) == (0.3, 128) else 0.97  # there one draft gains 5 %, which the formula smooths away
+    assert rate > best * (least - noise), f"drafts {sum(means) / len(means):.2f} tokens"
     assert rate > true_rate(requests, alpha, 0) * (0.985 - noise)
 
 
@@ -181,17 +182,16 @@ class Told(ThroughputController):
 
 @pytest.mark.parametrize("factor", [2.0, 0.25])
 def test_wrong_beliefs_about_the_draft_are_overcome(factor: float) -> None:
-    """Believed twice as dear as it is, or four times as cheap. Here four drafts are 5 % slower than three: 40 rows are
-    a step up that no formula has."""
+    """Believed twice as dear as it is, or four times as cheap."""
     cost = CostModel(h200().coefficients)
     cost.factors[DRAFT] = factor
-    controller, world = Told(cost, 4), World(8, lambda step, i: 0.8)
+    controller, world = Told(cost, 4), World(32, lambda step, i: 0.8)
     for _ in range(60):
         world.run(controller, 100)
         if controller.drafting and abs(cost.factors[DRAFT] - 1.0) < 0.2:
             break
     rate, _ = world.run(controller, 100)
-    assert rate > 0.93 * max(true_rate(8, 0.8, n) for n in range(5))
+    assert rate > 0.95 * max(true_rate(32, 0.8, n) for n in range(5))
 
 
 # -- a drafter that lags -----------------------------------------------------------------------------------------------
