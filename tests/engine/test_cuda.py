@@ -18,7 +18,8 @@ from verifypd.config import WAITS
 from verifypd.control.cost import CostModel
 from verifypd.engine import costs
 from verifypd.engine.measure import measure
-from verifypd.kernels import skinny
+from verifypd.kernels import skinny, wide
+from verifypd.kernels.streamed import MODES, Streamed
 from verifypd.runtime.graphs import Graphs
 from verifypd.runtime.streams import HostCopy
 
@@ -67,17 +68,35 @@ def test_kernels_of_few_rows(graphs: str, tmp_path: Path, monkeypatch: pytest.Mo
     moves, and drafts are accepted."""
     if not short._available(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and NVRTC")
-    products, splits = [], []
-    launch, attend = skinny._launch, short.attend
-    monkeypatch.setattr(
-        skinny, "_launch", lambda mode, *args, **more: (products.append(mode), launch(mode, *args, **more))
-    )
+    splits: list[int] = []
+    products, attend = launched(skinny.PRODUCTS, monkeypatch), short.attend
     monkeypatch.setattr(short, "attend", lambda *args, **more: (splits.append(args[3].splits), attend(*args, **more)))
     pair = write_pair(tmp_path, head_dim=64)
     found = teacher_forced(pair, 320, 2, device="cuda", graphs=graphs, max_model_len=400)
     assert found["passed"], found
-    assert set(products) == {skinny.PLAIN, skinny.GATED, skinny.ADDED, skinny.QKV}
+    assert set(products) == set(MODES)
     assert max(splits) > 1
+
+
+@pytest.mark.parametrize("graphs", ["off", "lazy"])
+def test_products_of_many_requests(graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of 40 rows in CUDA C++: tokens are the verifier's own within what bfloat16 moves; drafts count."""
+    monkeypatch.setattr(wide, "LEAST_BYTES", 0)
+    if not wide._available(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and NVRTC")
+    products = launched(wide.PRODUCTS, monkeypatch)
+    pair = write_pair(tmp_path, head_dim=64, hidden_size=128, intermediate_size=256)
+    found = teacher_forced(pair, device="cuda", graphs=graphs)
+    assert found["passed"], found
+    assert set(products) == set(MODES)
+
+
+def launched(kind: Streamed, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Modes of the products of a kind, as they are launched."""
+    modes: list[int] = []
+    launch = kind.launch
+    monkeypatch.setattr(kind, "launch", lambda mode, *args, **more: (modes.append(mode), launch(mode, *args, **more)))
+    return modes
 
 
 def check_fp8(folder: Path, **changes: Any) -> None:

@@ -10,6 +10,7 @@ from tests.kernels.structures import in_python, in_source
 from verifypd.kernels import nvrtc, skinny
 from verifypd.kernels.base import Normed, Rows, whole
 from verifypd.kernels.launch import INTERPRETED_MEMORY
+from verifypd.kernels.streamed import ADDED, MODES
 from verifypd.kernels.torch import TorchKernels
 
 CUDA = torch.device("cuda")
@@ -46,7 +47,7 @@ def test_arguments_are_the_kernels() -> None:
     assert in_source(skinny.SOURCE) == in_python(skinny._Arguments)
 
 
-@pytest.mark.parametrize("mode", [skinny.PLAIN, skinny.GATED, skinny.ADDED, skinny.QKV])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("share", [1, 16, 17, 96, 97, 2000])
 def test_blocks_fit(mode: int, share: int) -> None:
     """In shared memory, with some rounds under way; the squares of a row stay in a warp."""
@@ -54,11 +55,11 @@ def test_blocks_fit(mode: int, share: int) -> None:
     ahead, shared = skinny.memory(mode, matrices)
     assert ahead >= 3
     assert shared < INTERPRETED_MEMORY - 1024  # of a Hopper block
-    assert mode != skinny.ADDED or matrices <= 4
+    assert mode != ADDED or matrices <= 4
 
 
 def test_not_on_a_cpu() -> None:
-    assert not skinny.suits(torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16())
+    assert not skinny.PRODUCTS.suits(torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16())
 
 
 def test_large_weights_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,7 @@ def test_large_weights_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skinny, "_available", lambda device: True)
     monkeypatch.setattr(skinny, "MOST_BYTES", 2**20)
     x, weights = torch.zeros(9, 512).bfloat16(), {mib: torch.zeros(mib * 1024, 512).bfloat16() for mib in (1, 2)}
-    suited = {(rows, mib) for rows in range(1, 10) for mib in weights if skinny.suits(x[:rows], weights[mib])}
+    suited = {(rows, mib) for rows in range(1, 10) for mib in weights if skinny.PRODUCTS.suits(x[:rows], weights[mib])}
     assert suited == {(rows, 1) for rows in range(1, 9)}
 
 
@@ -95,13 +96,13 @@ class TestOnAGpu:
     def test_product(self, outputs: int, depth: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
         x, weight = random(rows, depth, dtype=dtype), random(outputs, depth, dtype=dtype)
         b = random(outputs, seed=1, dtype=dtype) if bias else None
-        assert skinny.suits(x, weight)
-        found = skinny.linear(x, weight, b)
+        assert skinny.PRODUCTS.suits(x, weight)
+        found = skinny.PRODUCTS.linear(x, weight, b)
         close(found, product(x, weight, b))
-        assert torch.equal(skinny.linear(x[:1], weight, b), found[:1])  # a row does not feel its neighbours
+        assert torch.equal(skinny.PRODUCTS.linear(x[:1], weight, b), found[:1])  # a row does not feel its neighbours
         for begin in (depth, 3):  # rows of a wider tensor, where sixteen bytes begin anywhere
             apart = random(rows, 3 * depth, dtype=dtype)[:, begin : begin + depth].copy_(x)
-            assert torch.equal(skinny.linear(apart, weight, b), found)
+            assert torch.equal(skinny.PRODUCTS.linear(apart, weight, b), found)
 
     @pytest.mark.parametrize(("rows", "unit_offset"), [(1, True), (5, False), (8, False)])
     @pytest.mark.parametrize(("outputs", "depth"), SHAPES)
@@ -111,14 +112,14 @@ class TestOnAGpu:
         x, weight, bias = random(rows, depth), random(outputs, depth) / depth**0.5, random(outputs, seed=1)
         residual, norm = random(rows, outputs, seed=2), random(outputs, seed=3)
         behind = random(64, outputs, seed=4) / outputs**0.5  # weights are older than the kernel before
-        normed, stream = skinny.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
+        normed, stream = skinny.PRODUCTS.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
         expected = product(x, weight, bias) + residual.double()
         close(stream, expected)
         expected = expected / (expected.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (norm.double() + unit_offset)
         close(whole(normed), expected)
         close(pytest.importorskip("verifypd.kernels.triton").TritonKernels().whole(normed), expected)
-        if skinny.suits(normed, behind):
-            close(skinny.linear(normed, behind, None), expected @ behind.double().T)
+        if skinny.PRODUCTS.suits(normed, behind):
+            close(skinny.PRODUCTS.linear(normed, behind, None), expected @ behind.double().T)
 
     @pytest.mark.parametrize(
         ("activation", "bias", "dtype"), [("silu", False, torch.bfloat16), ("gelu_tanh", True, torch.float16)]
@@ -130,7 +131,7 @@ class TestOnAGpu:
         b = random(2 * outputs, seed=5, dtype=dtype) if bias else None
         squares = random(7, 16, seed=6).float().square() + 1
         normed = Normed(random(rows, depth, dtype=dtype), squares, 1e-6)
-        found = skinny.linear_gated(normed, weight, b, activation)  # type: ignore[arg-type]
+        found = skinny.PRODUCTS.linear_gated(normed, weight, b, activation)  # type: ignore[arg-type]
         factor = 1 / (squares.double()[:, :rows].sum(0) / depth + 1e-6).sqrt()
         both = product(normed.values.double() * factor[:, None], weight, b)
         close(found, reference.gated(both, activation))  # type: ignore[arg-type]
@@ -150,7 +151,7 @@ class TestOnAGpu:
         write_index = torch.tensor([9, 30, 16, 0, 39, 7, 8, 12], device="cuda")[:rows]
         cache_k, cache_v = (torch.full((places, kv_heads, width), 7.0, device="cuda").bfloat16() for _ in range(2))
         blocks = (cache_k.view(5, 8, kv_heads, width), cache_v.view(5, 8, kv_heads, width))
-        q = skinny.linear_qkv(normed, weight, bias, cos, sin, positions, *blocks, write_index)
+        q = skinny.PRODUCTS.linear_qkv(normed, weight, bias, cos, sin, positions, *blocks, write_index)
         together = reference.linear(normed, weight, bias).view(rows, -1, width)
         expected, k, v = (part.clone() for part in torch.split(together, [heads, kv_heads, kv_heads], 1))
         reference.rotate_(expected, k, positions, cos, sin)
@@ -165,7 +166,7 @@ class TestOnAGpu:
         """Up to eight rows of the weights' dtype; a stream is left to be normed where such a product can read it."""
         triton = pytest.importorskip("verifypd.kernels.triton")
         kernels, weight = triton.TritonKernels(), random(512, 512)
-        assert kernels._streamed(random(8, 512), weight) is weight
+        assert kernels._streamed(random(8, 512), weight) is skinny.PRODUCTS
         assert kernels._streamed(random(9, 512), weight) is None
         assert kernels._streamed(random(8, 512, dtype=torch.float16), weight) is None
         assert kernels._streamed(random(8, 500), random(512, 500)) is None
@@ -188,7 +189,7 @@ class TestOnAGpu:
         )
         monkeypatch.setattr(skinny, "MOST_BYTES", small.nbytes)
         x, residual, norm = random(rows, 512, seed=5), random(rows, 512, seed=6), random(512, seed=7)
-        assert kernels._streamed(x, small) is small and kernels._streamed(x, gate) is None
+        assert kernels._streamed(x, small) is skinny.PRODUCTS and kernels._streamed(x, gate) is None
         found: list[Tensor] = []
         expected: list[Tensor] = []
         for mine, each in ((kernels, found), (reference, expected)):
@@ -208,7 +209,7 @@ class TestOnAGpu:
             stream: Tensor = x
             rows: Rows = x
             for weight in weights:
-                rows, stream = skinny.linear_add_norm(rows, weight, None, stream, norm, 1e-5, False)
+                rows, stream = skinny.PRODUCTS.linear_add_norm(rows, weight, None, stream, norm, 1e-5, False)
             return stream
 
         expected = chain()

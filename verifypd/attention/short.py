@@ -121,7 +121,7 @@ def attend(
     tall = cut.tile_rows * shared > LEAST_ROWS // 2
     function = _function(q.device, width, shared, layout.block_size, tall, q.dtype == torch.float16)
     with torch.cuda.device(q.device):
-        function((cut.pairs or spans) * head_count, argument, torch.cuda.current_stream().cuda_stream)
+        function((cut.pairs or spans) * head_count, torch.cuda.current_stream().cuda_stream, argument)
 
 
 def _address(x: Tensor | None) -> int | None:
@@ -142,4 +142,4 @@ def _function(
         "WIDTH": width, "SHARED": shared, "BLOCK_SIZE": block_size, "TALL": tall, "FLOAT16": float16,
         "WARPS": WARPS, "KEYS": KEYS, "AHEAD": ahead(width),
     }  # fmt: skip
-    return nvrtc.loaded(SOURCE, "attend_short", device, constants, 32 * WARPS, UNDER_WAY)
+    return nvrtc.loaded(SOURCE.read_bytes(), SOURCE.name, "attend_short", device, constants, 32 * WARPS, UNDER_WAY)

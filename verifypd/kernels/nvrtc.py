@@ -13,12 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from verifypd.metrics.pauses import COMPILED, WATCH
 
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: nothing was on the device from this thread yet
 EARLY_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+MAP_FLOAT16, MAP_BFLOAT16 = 6, 9  # CU_TENSOR_MAP_DATA_TYPE_
+MAP_SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+MAP_PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: bytes that the L2 fetches at once
 
 
 log = logging.getLogger(__name__)
@@ -95,12 +99,19 @@ def compiled(source: bytes, name: str, architecture: str, constants: Mapping[str
 
 
 def loaded(
-    source: Path, name: str, device: torch.device, constants: Mapping[str, int], threads: int, shared_memory: int
+    source: bytes,
+    file: str,
+    name: str,
+    device: torch.device,
+    constants: Mapping[str, int],
+    threads: int,
+    shared_memory: int,
+    features: str = "",
 ) -> Function:
-    """A source's kernel `name`, compiled for a device and loaded on it."""
+    """A source's kernel `name`, compiled for a device and loaded on it. features: "a" for what only its chip has."""
     major, minor = torch.cuda.get_device_capability(device)
     with WATCH.timed(COMPILED, f"{name} {dict(constants)}"):
-        code = compiled(source.read_bytes(), source.name, f"sm_{major}{minor}", constants)
+        code = compiled(source, file, f"sm_{major}{minor}{features}", constants)
         with torch.cuda.device(device):
             return Function(code, name, threads, shared_memory)
 
@@ -116,7 +127,7 @@ def works(load: Callable[[], Function], what: str) -> bool:
 
 
 class Function:
-    """A kernel in the current context, whose one argument is a structure."""
+    """A kernel in the current context, whose arguments are structures."""
 
     def __init__(self, code: bytes, name: str, threads: int, shared_memory: int) -> None:
         cuda = driver()
@@ -133,17 +144,49 @@ class Function:
         )
         self._early = _Attribute(EARLY_LAUNCH, 0, 1)
 
-    def __call__(self, blocks: int, argument: ctypes.Structure, stream: int) -> None:
+    def __call__(self, blocks: int, stream: int, *arguments: ctypes.Structure) -> None:
         """Launch it on a stream; it may begin before the kernel before it is done, and has to wait for it itself."""
         launch = _Launch(
             (blocks, 1, 1), (self._threads, 1, 1), self._shared_memory, stream, ctypes.pointer(self._early), 1
         )
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None)
+        given = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
+        status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, given, None)
         if status == NO_CONTEXT:
             torch.zeros(1, device="cuda")  # as above
-            status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, arguments, None)
+            status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, given, None)
         _ask(status, "cuLaunchKernelEx")
+
+
+class _TensorMap(ctypes.Structure):
+    """CUtensorMap."""
+
+    _fields_ = (("words", ctypes.c_ulonglong * 16),)
+
+
+def tensor_map(matrix: Tensor, box: tuple[int, int]) -> ctypes.Structure:
+    """What the copy engine needs to fetch boxes (rows, columns) of a matrix of 16-bit floats; columns of 128 bytes,
+    laid out in shared memory as matrix instructions read them. Beyond the matrix there are zeros."""
+    cuda = driver()
+    assert cuda is not None and matrix.dim() == 2 and matrix.stride(1) == 1
+    room = ctypes.create_string_buffer(256)
+    place = -(-ctypes.addressof(room) // 64) * 64
+    rows, columns = matrix.shape
+    status = cuda.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        ctypes.c_int(MAP_FLOAT16 if matrix.dtype == torch.float16 else MAP_BFLOAT16),
+        ctypes.c_uint(2),
+        ctypes.c_void_p(matrix.data_ptr()),
+        (ctypes.c_ulonglong * 2)(columns, rows),
+        (ctypes.c_ulonglong * 1)(matrix.stride(0) * matrix.element_size()),
+        (ctypes.c_uint * 2)(box[1], box[0]),
+        (ctypes.c_uint * 2)(1, 1),
+        ctypes.c_int(0),  # not interleaved
+        ctypes.c_int(MAP_SWIZZLE_128),
+        ctypes.c_int(MAP_PROMOTE_256),
+        ctypes.c_int(0),  # zeros
+    )
+    _ask(status, "cuTensorMapEncodeTiled")
+    return _TensorMap.from_buffer_copy(ctypes.string_at(place, 128))
 
 
 def _read(size: Callable[..., int], content: Callable[..., int], program: ctypes.c_void_p) -> bytes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifypd.kernels import nvrtc
-from verifypd.kernels.base import Activation, Normed, Rows
+from verifypd.kernels.base import Rows
 from verifypd.kernels.launch import dependent, processors, shared_memory
+from verifypd.kernels.streamed import ADDED, GATED, NAMES, PLAIN, QKV, Streamed, addresses, aligned, values_of
+from verifypd.kernels.weights import Weight
 
 SOURCE = Path(__file__).with_name("skinny.cu")
 MOST_ROWS = 8
@@ -20,7 +21,6 @@ MOST_BYTES = 260 * 2**20  # of a weight: Triton takes longer to start, and reads
 ROUND = 32  # of the depth, at a time
 THREADS = 256  # of a block; there is one for each processor
 SQUARES_ROW = 16  # sums of squares, of which Triton's products read as many at once
-PLAIN, GATED, ADDED, QKV = range(4)
 
 # Bytes of shared memory for what is under way, of 227 KiB: the fastest of six on an H200, in whole passes. Attention
 # starts beside the product before it where there is room.
@@ -57,22 +57,6 @@ class _Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def suits(x: Rows, weight: Tensor) -> bool:
-    """Whether a product is one of these. Its weights must be older than the kernel before: they are read early."""
-    values = _values(x)
-    rows, depth = values.shape
-    return (
-        0 < rows <= MOST_ROWS
-        and weight.nbytes <= MOST_BYTES
-        and depth % ROUND == 0
-        and weight.dtype == values.dtype
-        and weight.dtype in (torch.bfloat16, torch.float16)
-        and weight.is_contiguous()
-        and weight.data_ptr() % 16 == 0
-        and _available(weight.device)
-    )
-
-
 @cache
 def _available(device: torch.device) -> bool:
     """Whether they run on a device. Without NVRTC the products are Triton's."""
@@ -83,87 +67,46 @@ def _available(device: torch.device) -> bool:
     )
 
 
-def linear(x: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See Kernels.linear."""
-    out = _values(x).new_empty(x.shape[0], weight.shape[0])
-    _launch(PLAIN, x, weight, bias, weight.shape[0], out=out)
-    return out
+class Skinny(Streamed):
+    """Products of up to eight rows."""
 
+    widths = range(2, 1025, 2)
 
-def linear_gated(x: Rows, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """See Kernels.linear_gated."""
-    outputs = weight.shape[0] // 2
-    out = _values(x).new_empty(x.shape[0], outputs)
-    _launch(GATED, x, weight, bias, outputs, silu=activation == "silu", out=out)
-    return out
+    def suits(self, x: Rows, weight: Weight) -> bool:
+        """See Streamed."""
+        values = values_of(x)
+        rows, depth = values.shape
+        return (
+            isinstance(weight, Tensor)
+            and 0 < rows <= MOST_ROWS
+            and weight.nbytes <= MOST_BYTES
+            and depth % ROUND == 0
+            and weight.dtype == values.dtype
+            and weight.dtype in (torch.bfloat16, torch.float16)
+            and weight.is_contiguous()
+            and weight.data_ptr() % 16 == 0
+            and _available(weight.device)
+        )
 
+    def squares(self, rows: int, weight: Weight) -> Tensor:
+        """See Streamed."""
+        return torch.empty(processors(weight.device), SQUARES_ROW, dtype=torch.float32, device=weight.device)
 
-def linear_add_norm(
-    x: Rows, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, unit_offset: bool
-) -> tuple[Normed, Tensor]:
-    """See Kernels.linear_add_norm. Blocks write parts of a row: its norm is left to who reads it."""
-    residual, norm = residual.contiguous(), norm.to(weight.dtype)
-    out, stream = torch.empty_like(residual), torch.empty_like(residual)
-    squares = torch.empty(processors(weight.device), SQUARES_ROW, dtype=torch.float32, device=weight.device)
-    _launch(
-        ADDED, x, weight, bias, weight.shape[0], unit=unit_offset,
-        residual=residual, norm=norm, out=out, stream=stream, new_squares=squares, new_squares_row=SQUARES_ROW,
-    )  # fmt: skip
-    return Normed(out, squares, eps), stream
-
-
-def linear_qkv(
-    x: Rows,
-    weight: Tensor,
-    bias: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    write_index: Tensor,
-) -> Tensor:
-    """See Kernels.linear_qkv."""
-    kv_heads, width = cache_k.shape[-2:]
-    query_heads = weight.shape[0] // width - 2 * kv_heads
-    q = _values(x).new_empty(x.shape[0], query_heads, width)
-    _launch(
-        QKV, x, weight, bias, weight.shape[0] // 2, out=q, cache_k=cache_k, cache_v=cache_v, write_index=write_index,
-        positions=positions, cos=cos, sin=sin, query_heads=query_heads, kv_heads=kv_heads, width=width,
-    )  # fmt: skip
-    return q
-
-
-def _values(x: Rows) -> Tensor:
-    return x.values if isinstance(x, Normed) else x
-
-
-def _launch(
-    mode: int, x: Rows, weight: Tensor, bias: Tensor | None, items: int, *, silu: bool = False, unit: bool = False,
-    **given: Tensor | int,
-) -> None:  # fmt: skip
-    values = _values(x)
-    if values.stride(1) != 1 or values.stride(0) % 8 or values.data_ptr() % 16:  # sixteen bytes are read at once
-        values = values.clone(memory_format=torch.contiguous_format)
-    rows, depth = values.shape
-    assert depth == weight.shape[1]
-    blocks = processors(weight.device)
-    arguments: dict[str, Any] = {
-        key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in given.items()
-    }
-    if isinstance(x, Normed):
-        arguments.update(squares=x.squares.data_ptr(), parts=len(x.squares), squares_row=x.squares.stride(0), eps=x.eps)
-    if bias is not None:
-        bias = bias.to(weight.dtype)
-        arguments["bias"] = bias.data_ptr()
-    argument = _Arguments(
-        x=values.data_ptr(), weight=weight.data_ptr(), x_row=values.stride(0), rows=rows, depth=depth, items=items,
-        **arguments,
-    )  # fmt: skip
-    share = -(-weight.shape[0] // blocks)
-    function = _function(weight.device, mode, matrices_of(mode, share), weight.dtype == torch.float16, silu, unit)
-    with torch.cuda.device(weight.device):
-        function(blocks, argument, torch.cuda.current_stream().cuda_stream)
+    def launch(
+        self, mode: int, x: Rows, weight: Tensor, bias: Tensor | None, *, silu: bool = False, unit: bool = False,
+        **given: Tensor | int,
+    ) -> None:  # fmt: skip
+        """See Streamed."""
+        values = aligned(x)
+        rows, depth = values.shape
+        blocks = processors(weight.device)
+        argument = _Arguments(
+            x=values.data_ptr(), weight=weight.data_ptr(), x_row=values.stride(0), rows=rows, depth=depth,
+            items=weight.shape[0] // (2 if mode in (GATED, QKV) else 1), **addresses(x, weight, bias, given),
+        )  # fmt: skip
+        share = -(-weight.shape[0] // blocks)
+        function = _function(weight.device, mode, matrices_of(mode, share), weight.dtype == torch.float16, silu, unit)
+        function(blocks, torch.cuda.current_stream().cuda_stream, argument)
 
 
 def matrices_of(mode: int, share: int) -> int:
@@ -186,8 +129,10 @@ def memory(mode: int, matrices: int) -> tuple[int, int]:
 def _function(device: torch.device, mode: int, matrices: int, float16: bool, silu: bool, unit: bool) -> nvrtc.Function:
     ahead, shared = memory(mode, matrices)
     constants = {
-        "PLAIN": PLAIN, "GATED": GATED, "ADDED": ADDED, "QKV": QKV, "ROWS": MOST_ROWS, "THREADS": THREADS,
-        "DEPTH": ROUND, "MODE": mode, "MATRICES": matrices, "AHEAD": ahead, "FLOAT16": float16, "SILU": silu,
-        "UNIT": unit,
+        **NAMES, "ROWS": MOST_ROWS, "THREADS": THREADS, "DEPTH": ROUND, "MODE": mode, "MATRICES": matrices,
+        "AHEAD": ahead, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
     }  # fmt: skip
-    return nvrtc.loaded(SOURCE, "skinny", device, constants, THREADS, shared)
+    return nvrtc.loaded(SOURCE.read_bytes(), SOURCE.name, "skinny", device, constants, THREADS, shared)
+
+
+PRODUCTS = Skinny()

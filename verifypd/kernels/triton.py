@@ -1,7 +1,7 @@
 """A layer's small operations in Triton, for CUDA devices: one launch each. Knows launches; nothing of models.
 
 Products of few rows are ours, with the norms, sums and gates around them, and multiply fp8 weights as they are; up to
-eight rows of bfloat16 or float16 are skinny.py's where that runs and the weight is not too large. Others are torch's
+eight rows of bfloat16 or float16 are skinny.py's, and 33 to 64 wide.py's, where these run. Others are torch's
 (with fp8 weights, of rows rounded to fp8), unless a row may not feel its neighbours (`batch_invariant`): then they are
 tiles of one size whose sums have one order. Same results as the torch kernels up to the order of a sum and where it is
 rounded. Rotation apart from a product belongs to attention.
@@ -15,9 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.kernels import embeddings, skinny
+from verifypd.kernels import embeddings, skinny, wide
 from verifypd.kernels.base import Activation, Normed, PagedRows, Rows
 from verifypd.kernels.launch import fp8_products, launch_early, shared_memory
+from verifypd.kernels.streamed import Streamed
 from verifypd.kernels.tiles import SKINNY_MEMORY, SkinnyTile, power_of_two, row_warps, skinny_tile
 from verifypd.kernels.torch import TorchKernels
 from verifypd.kernels.triton_kernels import (
@@ -32,6 +33,7 @@ from verifypd.kernels.triton_kernels import (
 from verifypd.kernels.triton_products import skinny_product, skinny_qkv, split_rows
 from verifypd.kernels.weights import FP8, Fp8Weight, Int8Panels, Int8Weight, PackedWeight, Weight
 
+STREAMED = (skinny.PRODUCTS, wide.PRODUCTS)
 GATE_ELEMENTS = 1024  # of a program
 MOVED_ELEMENTS = 2048  # of a program
 
@@ -55,8 +57,8 @@ class TritonKernels(TorchKernels):
             weight = weight.unpacked()
         elif isinstance(weight, PackedWeight):
             weight = weight.dequantize(weight.dtype)
-        elif (matrix := self._streamed(x, weight)) is not None:  # that are older than the kernel before
-            return skinny.linear(x, matrix, bias)
+        elif (streamed := self._streamed(x, weight)) is not None:  # that are older than the kernel before
+            return streamed.linear(x, weight, bias)
         tile = self._tile(x, weight)
         if tile is not None:
             return _skinny(x, weight, bias, tile)
@@ -110,8 +112,8 @@ class TritonKernels(TorchKernels):
 
     def linear_gated(self, x: Rows, weight: Weight, bias: Tensor | None, activation: Activation) -> Tensor:
         """See Kernels.linear_gated."""
-        if (matrix := self._streamed(x, weight)) is not None:
-            return skinny.linear_gated(x, matrix, bias, activation)
+        if (streamed := self._streamed(x, weight)) is not None:
+            return streamed.linear_gated(x, weight, bias, activation)
         tile = self._tile(x, weight, gated=True)
         if tile is None:
             return super().linear_gated(x, weight, bias, activation)
@@ -132,9 +134,9 @@ class TritonKernels(TorchKernels):
         Widths that the kernels which read it may refuse are normed at once. In float16 a stream times its
         norm may be too large before it is divided.
         """
-        matrix = self._streamed(x, weight)
-        if matrix is not None and weight.shape[0] % skinny.ROUND == 0 and x.dtype != torch.float16:
-            return skinny.linear_add_norm(x, matrix, bias, residual, norm, eps, unit_offset)
+        streamed = self._streamed(x, weight)
+        if streamed is not None and weight.shape[0] % skinny.ROUND == 0 and x.dtype != torch.float16:
+            return streamed.linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
         tile = self._tile(x, weight)
         if tile is None or weight.shape[0] % 256 or x.dtype == torch.float16:
             return super().linear_add_norm(x, weight, bias, residual, norm, eps, unit_offset)
@@ -162,8 +164,8 @@ class TritonKernels(TorchKernels):
         kv_heads, width = cache_k.shape[-2:]
         whole = width == 2 * cos.shape[1]  # all dimensions of a head rotate
         streamed = self._streamed(x, weight)
-        if streamed is not None and whole and cache_k.dtype == streamed.dtype:
-            return skinny.linear_qkv(x, streamed, bias, cos, sin, positions, cache_k, cache_v, write_index)
+        if streamed is not None and whole and cache_k.dtype == _dtype(x) and width in streamed.widths:
+            return streamed.linear_qkv(x, weight, bias, cos, sin, positions, cache_k, cache_v, write_index)
         tile = self._tile(x, weight)
         if tile is None or not whole or width % tile.outputs:
             return None
@@ -197,11 +199,11 @@ class TritonKernels(TorchKernels):
         )
         return q
 
-    def _streamed(self, x: Rows, weight: Weight) -> Tensor | None:
-        """The weight, if the product is skinny.cu's."""
-        if isinstance(weight, Tensor) and not self.batch_invariant and skinny.suits(x, weight):
-            return weight
-        return None
+    def _streamed(self, x: Rows, weight: Weight) -> Streamed | None:
+        """Whose the product is, if it is one in CUDA C++."""
+        if self.batch_invariant:
+            return None
+        return next((products for products in STREAMED if products.suits(x, weight)), None)
 
     def _tile(self, x: Rows, weight: Weight, gated: bool = False) -> SkinnyTile | None:
         """How a product is cut that is ours; None: it is not."""
