@@ -85,7 +85,7 @@ def test_products_of_many_requests(graphs: str, tmp_path: Path, monkeypatch: pyt
     if not wide._available(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and NVRTC")
     products = launched(wide.PRODUCTS, monkeypatch)
-    pair = write_pair(tmp_path, head_dim=64, hidden_size=128, intermediate_size=256)
+    pair = write_pair(tmp_path, head_dim=64, hidden_size=128, intermediate_size=256, vocab_size=512)
     found = teacher_forced(pair, device="cuda", graphs=graphs)
     assert found["passed"], found
     assert set(products) == set(MODES)
