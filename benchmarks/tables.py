@@ -64,7 +64,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-original-metric": lanes.original_metric,
     "bench-serve-cpu": beside.serve_cpu,
     "serve-closed": beside.serve_h200("bench-serve-h200-closed", "at once"),
-    "serve-closed-45gb": beside.serve_h200("bench-serve-h200-closed-45gb", "at once"),
     "serve-closed-384": beside.serve_h200("bench-serve-h200-closed-384", "at once"),
     "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
     "serve-mixed-ratios": beside.mixed_ratios,

@@ -12,9 +12,9 @@ from tables_lanes import EVERY_H200, MIXED_H200, RULED, SWEEP, THREE_H200
 from verifypd.bench import advice, modes
 from verifypd.bench.campaign import AGAIN
 
-SMALL, LARGE = "bench-serve-h200-closed-384", "bench-serve-h200-closed-45gb"
+CLOSED = "bench-serve-h200-closed-384"
 PLAIN, MIXED = "bench-serve-h200-plain-closed", "bench-serve-h200-mixed"
-AUTO, STEPS, DRAFT, LONE, FP8 = "h200-auto", "h200-head-steps", "h200-draft-steps", "h200-lone", "fp8-h200"
+AUTO, STEPS, DRAFT, FP8 = "h200-auto", "h200-head-steps", "h200-draft-steps", "fp8-h200"
 OTHERS = ("h200-34b-one", "h200-qwen2-closed", "h200-gemma")
 MODELS = ("bench-models-h200", "bench-models-qwen2-gemma-h200")
 CROWDS = {"draft_pair_bf16": "auto", "draft_pair-xeon-crowd": "bfloat16"}  # 16 requests at once, and their numbers
@@ -25,11 +25,8 @@ Scenario = dict[str, Any]
 
 
 def closed_glance() -> str:
-    """Tokens/s over vLLM's in both runs of the closed loop, and the first tokens of many clients."""
-    both = {"interval_small": SMALL, "interval_large": LARGE}
-    found = {key: _scenarios(name)[32]["compared"]["ours"]["tok_s"] for key, name in both.items()}
-    intervals = {key: f"{each['low']:.2f}–{each['high']:.2f}" for key, each in found.items()}
-    return text("closed-glance", **_closed(), **_crowd(), **intervals)
+    """Tokens/s over vLLM's in the closed loop, and the first tokens of many clients."""
+    return text("closed-glance", **_closed(), **_crowd())
 
 
 def gpu_expect() -> str:
@@ -46,7 +43,7 @@ def gpu_expect() -> str:
         "first": _mixed("ttft_ms_p50"),
         "plain_one": f"{steps['plain_tok_s_1']:.0f}",
         "head_one": f"{steps['tok_s_1']:.0f}",
-        "lone": f"{read(LONE)['figures']['lone_ttft_ms_2048']:.0f}",
+        "lone": f"{steps['lone_ttft_ms_2048']:.0f}",
         "fp8": f"{fp8['both']['plain_ms_128']:.2f}",
         "bf16": f"{fp8['bf16']['plain_ms_128']:.2f}",
         "cache": f"{fp8['both']['kv_tokens'] / fp8['bf16']['kv_tokens']:.1f}",
@@ -54,7 +51,7 @@ def gpu_expect() -> str:
     for name in OTHERS:
         own = read(name)["figures"]
         found[name.replace("-", "_")] = f"{own['tok_s_1']:.0f} for {own['plain_tok_s_1']:.0f}"
-    return text("gpu-expect", **found) + source(SMALL, LARGE, MIXED, PLAIN, AUTO, STEPS, LONE, *OTHERS, FP8)
+    return text("gpu-expect", **found) + source(CLOSED, MIXED, PLAIN, AUTO, STEPS, *OTHERS, FP8)
 
 
 def vllm_faster() -> str:
@@ -66,7 +63,6 @@ def vllm_faster() -> str:
     return text(
         "vllm-faster",
         **_crowd(),
-        commit=read(LARGE)["commit"][:7],
         long_p99=f"{_figures(low)['ours']['ttft_ms_p99']:.0f}",
         theirs_long_p99=f"{_figures(low)['vllm']['ttft_ms_p99']:.0f}",
         long_p95=_mixed("ttft_ms_p95", 8),
@@ -160,15 +156,15 @@ def _speeds(*names: str, certain: bool = False) -> list[str]:
 
 
 def _closed() -> dict[str, str]:
-    sure = _speeds(SMALL, LARGE, certain=True)
+    sure = _speeds(CLOSED, certain=True)
     verb = "is" if len(sure) == 1 else "are"
     certain = f"Only {_listed(sure)} {verb} certain: the other 95 % intervals contain 1" if sure else "None is certain"
-    return {"small": _listed(_speeds(SMALL)), "large": _listed(_speeds(LARGE)), "certain": certain}
+    return {"closed": _listed(_speeds(CLOSED)), "certain": certain}
 
 
 def _crowd() -> dict[str, str]:
-    """128 clients with memory for all."""
-    own = _scenarios(LARGE)[128]
+    """128 clients."""
+    own = _scenarios(CLOSED)[128]
     over, ours, theirs = own["compared"]["ours"], _figures(own)["ours"], _figures(own)["vllm"]
     return {
         "ttft_p50": f"{ours['ttft_ms_p50']:.0f}",

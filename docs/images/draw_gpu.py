@@ -9,8 +9,7 @@ import matplotlib.pyplot as plt
 from draw import DARK, LIGHT, RESULTS, Theme, save
 from matplotlib.axes import Axes
 
-RUNS = {"26 GB": "closed-384", "45 GB": "closed-45gb"}  # of the closed loop, by memory for keys and values
-LEVELS = {"26 GB": ("1", "8", "32", "128"), "45 GB": ("32", "128")}
+LEVELS = ("1", "8", "32", "128")
 LABELS = {"ours": "Verify-PD, head", "vllm": "vLLM, head (in mixed traffic the better of two runs)"}
 TAILS = (
     ("tpot_ms", "time per token", {"p50": "p50", "p95": "p95"}, 1),
@@ -50,30 +49,20 @@ def _panel(axes: Axes, theme: Theme, title: str, names: list[str], values: Value
 
 
 def heads(theme: Theme) -> None:
-    """Ours and vLLM's, with a head: both runs of the closed loop, first tokens of its crowd, and mixed traffic."""
-    closed = {memory: _read(name) for memory, name in RUNS.items()}
+    """Ours and vLLM's, with a head: the closed loop, first tokens of its crowd, and mixed traffic."""
+    closed = _read("closed-384")
     mixed = _figures(_read("mixed")["mixed poisson 16/s"])
     figure = plt.figure(figsize=(10.4, 6.6), facecolor=theme.page)
     grid = figure.add_gridspec(2, 12, wspace=0.8, hspace=0.42, left=0.02, right=0.98, top=0.92, bottom=0.11)
     places = (grid[0, :7], grid[0, 7:10], grid[0, 10:], grid[1, :4], grid[1, 4:8], grid[1, 8:])
     speeds, late, kept, *tails = (figure.add_subplot(place) for place in places)
 
-    found = {
-        f"{level}\n{memory}": _figures(closed[memory][f"fixed 384x256 closed {level}"])
-        for memory, levels in LEVELS.items()
-        for level in levels
-    }
+    found = {level: _figures(closed[f"fixed 384x256 closed {level}"]) for level in LEVELS}
     rates = {arm: [each[arm]["tok_s"] for each in found.values()] for arm in LABELS}
-    _panel(
-        speeds,
-        theme,
-        "closed loop: tokens/s (more is better)\nby clients, and memory for keys and values",
-        list(found),
-        rates,
-    )
-    crowd = found["128\n45 GB"]
+    _panel(speeds, theme, "closed loop: tokens/s (more is better)\nby clients", list(found), rates)
+    crowd = found["128"]
     first = {arm: [crowd[arm][f"ttft_ms_{share}"] for share in ("p50", "p95")] for arm in LABELS}
-    _panel(late, theme, "128 clients, 45 GB:\nfirst token, ms (less is better)", ["p50", "p95"], first)
+    _panel(late, theme, "128 clients: first token, ms\n(less is better)", ["p50", "p95"], first)
     good = {arm: [100 * crowd[arm]["good_share"]] for arm in LABELS}
     _panel(kept, theme, "within targets, %\n(more is better)", ["500 ms, then\n15 ms a token"], good)
 

@@ -2,8 +2,8 @@
 
 `H200` answers straight from the measured table (contexts of 512 tokens; other contexts by the context term). `h200()`
 is the cost model fitted to it: what a policy would believe after measuring. Passes are those of h200-head-steps.json
-(commit 14dfc06), draft loops and contexts those of h200-draft-steps.json (0cf8c10), both in benchmarks/results. What
-prompts add is what recorded steps of mixed traffic show, at 7212482.
+(commit bfd0f43), draft loops those of h200-draft-steps.json (362b8a4), both in benchmarks/results. What prompts add is
+what recorded steps of mixed traffic show, at 7212482.
 
 `HEAD` has the costs of the same verifier with a one-layer head: with them, and `gpu_settings`, the simulator is within
 10 % of the p95 that the server has shown over HTTP.
@@ -112,12 +112,12 @@ H200 = TableCosts(
     requests=(1, 8, 32, 128),
     tokens=(1, 2, 3, 4, 5),
     passes=(
-        (3.63, 3.64, 3.70, 3.71, 3.91),
-        (4.40, 4.47, 4.64, 4.67, 5.14),
-        (6.04, 6.48, 6.62, 6.82, 7.23),
-        (12.4, 13.6, 15.9, 18.0, 20.4),
+        (3.69, 3.70, 3.75, 3.77, 3.93),
+        (4.44, 4.44, 4.63, 4.66, 4.72),
+        (6.08, 6.23, 6.73, 6.84, 7.29),
+        (12.55, 13.76, 16.07, 18.11, 20.56),
     ),
-    draft_steps=(0.862, 1.03, 1.42, 1.79),
+    draft_steps=(0.829, 0.972, 1.372, 1.737),
     context_each=512,
     context=0.126e-6,
     chunk_row=14.2e-6,
