@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 from cells import RESULTS, read, rows
@@ -32,9 +33,16 @@ def results() -> str:
         device = found.get("gpu") or "CPU"
         where = f"{device.removeprefix('NVIDIA ')}, {found['commit'][:7]}"
         shown = ", ".join(f"[{page.stem}](../{page.relative_to(ROOT)})" for page in citing(path.name))
-        command = re.sub(r"https?://[\w.:]+", "URL", found["command"]).replace("|", "\\|")
+        command = re.sub(r"https?://[\w.:]+", "URL", without_launches(found["command"])).replace("|", "\\|")
         lines.append([f"[`{path.stem}`](results/{path.name})", where, shown, f"`{command}`"])
     return rows(["result", "ran on, commit", "shown in", "command"], lines)
+
+
+def without_launches(command: str) -> str:
+    """Without how servers were started: that stands in the file itself."""
+    if "--about=" not in command:
+        return command
+    return shlex.join(part for part in shlex.split(command) if not part.startswith("--about="))
 
 
 def citing(name: str) -> list[Path]:
