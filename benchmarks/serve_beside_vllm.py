@@ -50,8 +50,10 @@ STOP = 20.0  # s it may take to end
 class Server:
     """One arm as a process of its own, in a session of its own."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path, port: int) -> None:
-        self.name, self.command, self.port, self.log = name, command, port, log
+    def __init__(
+        self, name: str, command: Sequence[str], environment: dict[str, str], log: Path, port: int, out: Path
+    ) -> None:
+        self.name, self.command, self.port, self.log, self.out = name, command, port, log, out
         with log.open("wb") as lines:
             self._process = subprocess.Popen(
                 command, env=os.environ | environment, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
@@ -66,7 +68,9 @@ class Server:
     def about(self) -> str:
         """How it was started, as `verifypd bench serve --about` takes it, without folders of this machine."""
         parts = shlex.join(relative(part) for part in ["python", *self.command[1:]])
-        return f"{self.name}={parts.replace(f'{Path.cwd()}{os.sep}', '')}"
+        for folder in (self.out.resolve(), Path.cwd()):
+            parts = parts.replace(f"{folder}{os.sep}", "")
+        return f"{self.name}={parts}"
 
     def wait(self) -> None:
         """Until it streams an answer of several events."""
@@ -123,12 +127,14 @@ def server(arm: Arm, setup: Setup, name: str, args: argparse.Namespace) -> Serve
             "model": peer_model(setup.model, folder / "model", setup.tiny),
             "draft": settings["draft"] or "none",
         }
-        return Server(name, [sys.executable, "-m", "verifypd", "serve", *flags(settings)], ours_path(args), log, port)
+        return Server(
+            name, [sys.executable, "-m", "verifypd", "serve", *flags(settings)], ours_path(args), log, port, args.out
+        )
     settings = vllm_settings(arm, setup, folder) | {"disable_uvicorn_access_log": True}
     caches = {name: str(folder / name) for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
     path = {"PYTHONPATH": str(args.peer / "site")} if args.peer else {}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(settings | shared)]
-    return Server(name, command, OFFLINE | caches | path, log, port)
+    return Server(name, command, OFFLINE | caches | path, log, port, args.out)
 
 
 def ours_path(args: argparse.Namespace) -> dict[str, str]:

@@ -70,7 +70,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serve-32": beside.serve_h200("bench-serve-h200-32", "requests/s"),
     "serve-plain": beside.serve_h200("bench-serve-h200-plain", "requests/s"),
     "serve-plain-closed": beside.serve_h200("bench-serve-h200-plain-closed", "at once"),
-    "serve-glance": beside.at_a_glance,
+    "mixed-glance": answers.mixed_glance,
     "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", "at once"),
     "head-low-acceptance": beside.low_acceptance,
     "closed-glance": answers.closed_glance,

@@ -29,6 +29,13 @@ def closed_glance() -> str:
     return text("closed-glance", **_closed(), **_crowd())
 
 
+def mixed_glance() -> str:
+    """Latencies of mixed traffic over both of vLLM's runs."""
+    names = {"whole": "e2e_ms_mean", "tpot_p95": "tpot_ms_p95", "pause": "gap_ms_max", "first": "ttft_ms_p50"}
+    tails = {"first_p95": "ttft_ms_p95", "first_p99": "ttft_ms_p99"}
+    return text("mixed-glance", **{key: _mixed(name) for key, name in (names | tails).items()})
+
+
 def gpu_expect() -> str:
     """What to expect of a GPU: one question a row."""
     steps, fp8 = read(STEPS)["figures"], read(FP8)["steps"]

@@ -48,26 +48,6 @@ def serve_h200(name: str, load: str) -> Callable[[], str]:
     return table
 
 
-def at_a_glance() -> str:
-    """Latencies of mixed traffic, ours beside vLLM's, which ran twice; the better in bold where that is certain."""
-    found = read("bench-serve-h200-mixed")
-    rates = {int(re.findall(r"\d+", name)[-1]): own for name, own in found["scenarios"].items()}
-    lines = []
-    for name, text in GLANCE.items():
-        cells = []
-        for _, own in sorted(rates.items()):
-            digits = 1 if name.startswith("tpot") else 0
-            mine, other, again = (
-                f"{own['arms'][arm]['figures'][name]:.{digits}f}" for arm in ("ours", "vllm", "vllm again")
-            )
-            verdict = own["compared"]["ours"].get(name, {}).get("verdict", "")
-            mine = f"**{mine}**" if verdict == "faster" else mine
-            cells.append(f"{mine} / {f'**{other}**' if verdict == 'slower' else other}, {again}")
-        lines.append([text, *cells])
-    header = ["ms, ours / vLLM, again", *(f"{rate} requests/s" for rate in sorted(rates))]
-    return rows(header, lines) + source("bench-serve-h200-mixed")
-
-
 def mixed_ratios() -> str:
     """Ours over each of vLLM's two runs, of figures pooled over seeds."""
     found = read("bench-serve-h200-mixed")

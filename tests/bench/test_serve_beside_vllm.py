@@ -40,9 +40,9 @@ def test_traffic_that_cannot_be_is_refused_before_servers_start(
 
 
 def test_a_server_says_how_it_was_started(tmp_path: Path) -> None:
-    config = json.dumps({"a": str(Path.cwd() / "b")})
+    config = json.dumps({"a": str(tmp_path / "out" / "b")})
     command = [sys.executable, "-c", "", "--model", str(Path.cwd() / "out" / "m"), "--config", config]
-    server = beside.Server("ours", command, {}, tmp_path / "log", 1)
+    server = beside.Server("ours", command, {}, tmp_path / "log", 1, tmp_path / "out")
     server.stop()
     assert server.about == """ours=python -c '' --model out/m --config '{"a": "b"}'"""
 
