@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from verifypd.bench import endpoint
 from verifypd.bench.client import Address, Client, HTTPError
 from verifypd.bench.endpoint import Endpoint
 from verifypd.bench.figures import Outcome, figures
@@ -273,6 +274,36 @@ def test_addresses_with_and_without_v1(url: str) -> None:
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="does not answer"):
         asyncio.run(Endpoint("http://127.0.0.1:9", patience=0.0).start())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/ready"])
+def test_a_server_that_loads_is_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LOOK", 0.0)
+    asked: list[str] = []
+
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        asked.append(page)
+        if page == path and asked.count(page) < 3:
+            raise HTTPError("HTTP 503: the engine is not up", 503)
+        if page == "/ready" != path:
+            raise HTTPError("HTTP 404", 404)  # as of other servers
+        return json.dumps(MODELS).encode()
+
+    arm = Endpoint("h:1")
+    monkeypatch.setattr(arm._client, "get", get)
+    asyncio.run(arm.start())
+    assert asked.count(path) == 3 and arm.model == "canned"
+
+
+def test_a_server_that_never_gets_ready_is_left_to_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        if page == "/ready":
+            raise HTTPError("HTTP 503", 503)
+        return json.dumps(MODELS).encode()
+
+    arm = Endpoint("h:1", patience=0.0)
+    monkeypatch.setattr(arm._client, "get", get)
+    assert asyncio.run(arm.start())["model"] == "canned"
 
 
 def test_prompts_as_words_ids_and_messages() -> None:

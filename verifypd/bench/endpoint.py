@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -22,6 +23,8 @@ METRIC = re.compile(
 DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
+NOT_YET = (502, 503, 504)  # of a server that loads, and of a proxy before one that is not there
+LOOK = 0.5  # s between two looks at a server that is awaited
 PLACE = re.compile(rb'position="(\d+)"')
 PAUSE = re.compile(
     rb'^verifypd:(pauses|pause_seconds|memory_calls)_total\{[^\n]*?kind="(\w+)"[^\n]*\} (\S+)$', re.MULTILINE
@@ -65,27 +68,32 @@ class Endpoint:
         return {"url": str(self.address), "model": self._given, "vocab": self.vocab, "fields": self.fields}
 
     async def start(self) -> dict[str, Any]:
-        """Wait until it answers, and find its model."""
+        """Wait until it takes requests, and find its model."""
         until = time.monotonic() + self.patience
-        while True:
-            try:
-                models = json.loads(await self._client.get("/v1/models"))["data"]
-                break
-            except (OSError, TimeoutError, HTTPError) as error:
-                if time.monotonic() > until or isinstance(error, HTTPError):
-                    raise ConfigError(f"{self.address} does not answer /v1/models: {error}") from None
-                await asyncio.sleep(0.5)
-            except (ValueError, KeyError, TypeError):
-                raise ConfigError(
-                    f"{self.address}/v1/models gives no list of models; is it an OpenAI server?"
-                ) from None
-        names = [str(each.get("id")) for each in models]
+        listed = await self._awaited("/v1/models", until)
+        try:
+            names = [str(each.get("id")) for each in json.loads(listed)["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{self.address}/v1/models gives no list of models; is it an OpenAI server?") from None
+        with contextlib.suppress(ConfigError):  # ours lists its model while it loads; others have no such page
+            await self._awaited("/ready", until)
         if self.model is None:
             if not names:
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
         about = {"model": relative(self.model), "server": await self._version()}
         return about | ({"launch": self.launch} if self.launch else {})
+
+    async def _awaited(self, path: str, until: float) -> bytes:
+        """The answer to a GET; a server that is not there, or not ready, is asked again."""
+        while True:
+            try:
+                return await self._client.get(path)
+            except (OSError, TimeoutError, HTTPError) as error:
+                final = isinstance(error, HTTPError) and error.status not in NOT_YET
+                if final or time.monotonic() > until:
+                    raise ConfigError(f"{self.address} does not answer {path}: {error}") from None
+                await asyncio.sleep(LOOK)
 
     async def _version(self) -> str | None:
         try:

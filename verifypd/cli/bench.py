@@ -101,7 +101,7 @@ def _add_http_flags(parser: Parser) -> None:
     group.add_argument("--about", action="append", dest="abouts", default=[], metavar="NAME=TEXT",
                        help="how an arm's server was started, for the report; may be repeated")  # fmt: skip
     group.add_argument("--server-wait", type=float, default=60.0, metavar="S",
-                       help="wait so long for a server to answer (default: 60)")  # fmt: skip
+                       help="wait so long for a server to take requests (default: 60)")  # fmt: skip
 
 
 def _add_target_flags(parser: Parser) -> None:
