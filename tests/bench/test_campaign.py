@@ -266,6 +266,23 @@ def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert not found["complete"] and {c.arm for c in made.folder.cells()} == {"good", "good again"}
 
 
+def test_a_run_without_an_answer_is_not_kept(tmp_path: Path) -> None:
+    """A server that dies after its warm-up: when it is back, the same command runs what is missing."""
+    arm = Pacer("one")
+
+    class Death(Watch):
+        def begin(self, turn: Turn, done: int, total: int) -> None:
+            arm.fails = done == 3
+
+    made = campaign(tmp_path, [arm], control=None)
+    asyncio.run(made.run(Death()))
+    assert len(made.errors) == 1 and "one answers no request: no" in made.errors[0]
+    assert len(made.folder.cells()) == 3
+    arm.fails, order = False, Order()
+    asyncio.run(campaign(tmp_path, [arm], control=None).run(order))
+    assert len(order.turns) == 1 and report.write(tmp_path, pictures=False)["complete"]
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run with an arm whose name needs escaping, so much slower than the other that it shows on a busy machine."""

@@ -285,11 +285,16 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     ]
     calls: list[Call] = []
     outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits, calls.append)
-    if outcome.records and all(record.error for record in outcome.records):
-        raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
+    refuse_unanswered(arm, outcome)
     whole = [call for call in calls if call.whole and not call.error]
     if whole and all(call.mute for call in whole):
         raise VerifyPDError(
             f"{arm.name} sends tokens without text; where its model has no tokenizer give --field return_token_ids=true"
         )
     return sum(record.tokens for record in outcome.records)
+
+
+def refuse_unanswered(arm: Arm, outcome: Outcome) -> None:
+    """Raise where every request failed, as of a server that has died: there is nothing to measure."""
+    if outcome.records and all(record.error for record in outcome.records):
+        raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
