@@ -184,6 +184,17 @@ async def no_json(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield chunk("data: {oh\n\n")
 
 
+async def no_choice(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield HEAD
+    yield chunk(event({"choices": [None]}))
+
+
+async def no_usage(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield HEAD
+    yield chunk(event({"choices": [{"text": "a", "finish_reason": "stop"}], "usage": "none"}))
+    yield chunk("data: [DONE]\n\n")
+
+
 async def no_http(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield b"hello\r\n\r\n"
 
@@ -196,6 +207,8 @@ async def no_http(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         (cut_short, "the answer broke off"),
         (error_within, "out of memory"),
         (no_json, "no JSON"),
+        (no_choice, "an event is not of OpenAI's form"),
+        (no_usage, "an event is not of OpenAI's form"),
         (no_http, "no HTTP answer"),
     ],
 )

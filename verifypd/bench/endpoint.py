@@ -109,7 +109,7 @@ class Endpoint:
         async for events in self._client.events(path, body):
             if error := next((event["error"] for event in events if event.get("error")), None):
                 raise HTTPError(str(error.get("message", error) if isinstance(error, dict) else error))
-            choices = [choice for event in events for choice in event.get("choices") or ()]
+            choices = [choice for event in events for choice in _choices(event)]
             if shown := sum(_shows(choice) for choice in choices):
                 answer.came(shown)
             usage = next((event["usage"] for event in reversed(events) if event.get("usage")), usage)
@@ -167,6 +167,15 @@ class Endpoint:
 
     async def close(self) -> None:
         """The server is somebody else's."""
+
+
+def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an event says of each choice; HTTPError where it is not of OpenAI's form."""
+    choices, usage = event.get("choices") or [], event.get("usage") or {}
+    whole = isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
+    if not whole or not all(isinstance(part, dict) for part in (usage, *(each.get("delta") or {} for each in choices))):
+        raise HTTPError(f"an event is not of OpenAI's form: {json.dumps(event)[:80]}")
+    return list(choices)
 
 
 def _shows(choice: dict[str, Any]) -> bool:
