@@ -142,8 +142,9 @@ def application(show: Show) -> Starlette:
         return await _control(show, request)
 
     statics = [
-        Route(f"{DASHBOARD}/{name}", page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]]))
+        Route(f"{above}{DASHBOARD}/{name}", page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]]))
         for name in (*PAGE_FILES, "compare.js")
+        for above in ("", "/arms/{index:int}")  # a page asks for files below its own path
     ]
     return Starlette(
         routes=[
