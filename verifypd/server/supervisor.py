@@ -94,6 +94,13 @@ def check_tls(config: ServerConfig) -> None:
         ) from None
 
 
+def runtime_folder() -> str:
+    """A new folder for sockets that only this user can enter; in /tmp where another has no room for their names."""
+    room = zmq.IPC_PATH_MAX_LEN - len("/verifypd-12345678/engine-1234567")
+    root = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="verifypd-", dir=root if len(os.fsencode(root)) <= room else "/tmp")
+
+
 class Supervisor:
     """The first process of the server."""
 
@@ -140,7 +147,7 @@ class Supervisor:
         self.listener = listen(self.config)
         warn_if_open(self.config, self.listener)
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
-        self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
+        self.runtime = runtime_folder()
         self.addresses = Addresses(self.runtime)
         if self.config.api_workers > 1:  # their counters are shared through files, so that any of them shows the sum
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = self.runtime
