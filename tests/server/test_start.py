@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import zmq
 
-from tests.server.serving import ROOT
+from tests.server.serving import ROOT, Server
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, EngineError
 from verifypd.server.config import ServerConfig
@@ -56,6 +56,22 @@ def test_sockets_have_room_below_a_long_name(tmp_path: Path, monkeypatch: pytest
                 inbox(context, Addresses(folder).engine(1_000_000)).close()
         finally:
             shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+def test_counters_are_the_servers_own(
+    name: str, workers: int, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of another program, or of the server before, is in the environment: its counters are not ours."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv(name, str(shared))
+    flags = {"engine-factory": "verifypd.testing.instant:build", "api-workers": workers}
+    with Server(folders[0], "none", tmp_path / "log", **flags) as server:
+        server.complete([5, 6], max_tokens=2)
+        assert server.metrics()['verifypd:calls_total{outcome="ok"}'] == 1
+    assert not list(shared.iterdir())
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])

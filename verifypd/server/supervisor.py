@@ -49,6 +49,7 @@ POLL_MS = 100  # a process that dies wakes the supervisor at once; this is for c
 QUIT_WAIT = 5.0  # s a process gets to end by itself
 FIRST_DELAY, LONGEST_DELAY = 0.25, 30.0  # s before a crashed engine is started again, doubling
 STEADY = 30.0  # s an engine must have been up for its crashes to be forgotten
+SHARED_COUNTERS = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client takes the folder from the environment
 DECODER = msgspec.msgpack.Decoder(ToSupervisor)
 
 
@@ -149,8 +150,10 @@ class Supervisor:
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
         self.runtime = runtime_folder()
         self.addresses = Addresses(self.runtime)
+        for name in (SHARED_COUNTERS, SHARED_COUNTERS.lower()):  # another program's, or an earlier server's
+            os.environ.pop(name, None)
         if self.config.api_workers > 1:  # their counters are shared through files, so that any of them shows the sum
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = self.runtime
+            os.environ[SHARED_COUNTERS] = self.runtime
         self.context = zmq.Context()
         self.inbox = inbox(self.context, self.addresses.supervisor())
         self.to_workers = [
