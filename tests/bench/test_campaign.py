@@ -178,6 +178,23 @@ def test_what_held_up_steps_is_kept_by_cell(tmp_path: Path) -> None:
             assert scenario["arms"]["silent"]["pauses"] is None
 
 
+def test_what_an_engine_counted_that_died_meanwhile_is_not_known(tmp_path: Path) -> None:
+    """Our server's goes on with a new one, whose count begins at nothing: less than before is no figure."""
+
+    class Frail(Pacer):
+        async def drafts(self) -> Drafts | None:
+            return Drafts(100 - len(self.asked), 300, (90,))
+
+        async def pauses(self) -> dict[str, float] | None:
+            return {"collected": 100 - len(self.asked), "collected_ms": 5.0}
+
+    made = campaign(tmp_path, [Frail("frail")], control=None)
+    asyncio.run(made.run(Watch()))
+    assert len(made.folder.cells()) == 4
+    assert all(cell.drafts is None and cell.pauses is None for cell in made.folder.cells())
+    assert report.write(tmp_path, pictures=False)["complete"]
+
+
 def test_no_collection_of_the_client_looks_like_a_pause_of_the_arm(tmp_path: Path) -> None:
     """What lives before a run, nearly all of the heap, is left out of collections during it, and only then."""
     frozen: list[int] = []

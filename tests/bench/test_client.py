@@ -354,6 +354,11 @@ def test_drafts_are_counted_between_two_looks() -> None:
     assert after.since(before) == Drafts(5, 18, (4, 2, 1))
 
 
+@pytest.mark.parametrize("after", [Drafts(), Drafts(9, 40, (8, 5)), Drafts(11, 29, (8, 4)), Drafts(11, 40, (9, 3))])
+def test_drafts_of_a_count_that_began_anew_are_not_known(after: Drafts) -> None:
+    assert after.since(Drafts(10, 30, (8, 4))) is None
+
+
 def test_a_call_whose_tokens_had_no_text_still_has_an_output() -> None:
     call = Call(Arrival(0.0, 1, 4), 0, lambda: 1.5, 0.0)
     call.ended(4, 2)

@@ -329,6 +329,8 @@ class Campaign:
         after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
         pauses = {name: value - paused.get(name, 0) for name, value in (await _pauses(turn.arm)).items()}
+        if min(pauses.values(), default=0) < 0:  # the count began anew
+            pauses = {}
         return Cell(
             turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,
             spec_digest(turn.arm, turn.scenario), self.files, next(iter(parts), None), pauses or None,

@@ -32,10 +32,12 @@ class Drafts:
     accepted: tuple[int, ...] = ()  # by place: drafts whose first, second, … token stood
     emitted: int | None = None  # tokens of all outputs; None: it does not say
 
-    def since(self, before: Drafts) -> Drafts:
-        """What was counted after `before`."""
+    def since(self, before: Drafts) -> Drafts | None:
+        """What was counted after `before`; None where the count began anew, as that of an engine that died."""
         places = itertools.zip_longest(self.accepted, before.accepted, fillvalue=0)
-        return Drafts(self.spans - before.spans, self.tokens - before.tokens, tuple(now - then for now, then in places))
+        accepted = tuple(now - then for now, then in places)
+        spans, tokens = self.spans - before.spans, self.tokens - before.tokens
+        return Drafts(spans, tokens, accepted) if min(spans, tokens, *accepted) >= 0 else None
 
     def packed(self) -> dict[str, Any]:
         """As plain data."""
