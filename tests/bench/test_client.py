@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -306,6 +307,17 @@ def test_a_server_that_loads_is_waited_for(path: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(arm._client, "get", get)
     asyncio.run(arm.start())
     assert asked.count(path) == 3 and arm.model == "canned"
+
+
+@pytest.mark.parametrize("error", [HTTPError("HTTP 401", 401), ssl.SSLCertVerificationError("self-signed")])
+def test_what_waiting_does_not_mend_is_told_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        raise error
+
+    arm = Endpoint("h:1", patience=60.0)
+    monkeypatch.setattr(arm._client, "get", get)
+    with pytest.raises(ConfigError, match=r"does not answer /v1/models: .*(401|self-signed)"):
+        asyncio.run(asyncio.wait_for(arm.start(), 5.0))
 
 
 def test_a_server_that_never_gets_ready_is_left_to_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import time
 from typing import Any
 
@@ -90,7 +91,8 @@ class Endpoint:
             try:
                 return await self._client.get(path)
             except (OSError, TimeoutError, HTTPError) as error:
-                final = isinstance(error, HTTPError) and error.status not in NOT_YET
+                refused = isinstance(error, HTTPError) and error.status not in NOT_YET
+                final = refused or isinstance(error, ssl.SSLCertVerificationError)
                 if final or time.monotonic() > until:
                     raise ConfigError(f"{self.address} does not answer {path}: {error}") from None
                 await asyncio.sleep(LOOK)
