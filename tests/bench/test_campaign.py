@@ -178,6 +178,23 @@ def test_what_held_up_steps_is_kept_by_cell(tmp_path: Path) -> None:
             assert scenario["arms"]["silent"]["pauses"] is None
 
 
+def test_what_an_engine_counted_that_died_meanwhile_is_not_known(tmp_path: Path) -> None:
+    """Our server's goes on with a new one, whose count begins at nothing: less than before is no figure."""
+
+    class Frail(Pacer):
+        async def drafts(self) -> Drafts | None:
+            return Drafts(100 - len(self.asked), 300, (90,))
+
+        async def pauses(self) -> dict[str, float] | None:
+            return {"collected": 100 - len(self.asked), "collected_ms": 5.0}
+
+    made = campaign(tmp_path, [Frail("frail")], control=None)
+    asyncio.run(made.run(Watch()))
+    assert len(made.folder.cells()) == 4
+    assert all(cell.drafts is None and cell.pauses is None for cell in made.folder.cells())
+    assert report.write(tmp_path, pictures=False)["complete"]
+
+
 def test_no_collection_of_the_client_looks_like_a_pause_of_the_arm(tmp_path: Path) -> None:
     """What lives before a run, nearly all of the heap, is left out of collections during it, and only then."""
     frozen: list[int] = []
@@ -264,6 +281,23 @@ def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert len(made.errors) == 4 and "bad answers no request: no" in made.errors[0]
     found = report.write(tmp_path, pictures=False)
     assert not found["complete"] and {c.arm for c in made.folder.cells()} == {"good", "good again"}
+
+
+def test_a_run_without_an_answer_is_not_kept(tmp_path: Path) -> None:
+    """A server that dies after its warm-up: when it is back, the same command runs what is missing."""
+    arm = Pacer("one")
+
+    class Death(Watch):
+        def begin(self, turn: Turn, done: int, total: int) -> None:
+            arm.fails = done == 3
+
+    made = campaign(tmp_path, [arm], control=None)
+    asyncio.run(made.run(Death()))
+    assert len(made.errors) == 1 and "one answers no request: no" in made.errors[0]
+    assert len(made.folder.cells()) == 3
+    arm.fails, order = False, Order()
+    asyncio.run(campaign(tmp_path, [arm], control=None).run(order))
+    assert len(order.turns) == 1 and report.write(tmp_path, pictures=False)["complete"]
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from verifypd.bench import endpoint
 from verifypd.bench.client import Address, Client, HTTPError
 from verifypd.bench.endpoint import Endpoint
 from verifypd.bench.figures import Outcome, figures
@@ -183,6 +185,17 @@ async def no_json(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield chunk("data: {oh\n\n")
 
 
+async def no_choice(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield HEAD
+    yield chunk(event({"choices": [None]}))
+
+
+async def no_usage(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield HEAD
+    yield chunk(event({"choices": [{"text": "a", "finish_reason": "stop"}], "usage": "none"}))
+    yield chunk("data: [DONE]\n\n")
+
+
 async def no_http(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield b"hello\r\n\r\n"
 
@@ -195,6 +208,8 @@ async def no_http(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         (cut_short, "the answer broke off"),
         (error_within, "out of memory"),
         (no_json, "no JSON"),
+        (no_choice, "an event is not of OpenAI's form"),
+        (no_usage, "an event is not of OpenAI's form"),
         (no_http, "no HTTP answer"),
     ],
 )
@@ -275,6 +290,47 @@ def test_a_server_that_is_not_there_is_named() -> None:
         asyncio.run(Endpoint("http://127.0.0.1:9", patience=0.0).start())
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/ready"])
+def test_a_server_that_loads_is_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LOOK", 0.0)
+    asked: list[str] = []
+
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        asked.append(page)
+        if page == path and asked.count(page) < 3:
+            raise HTTPError("HTTP 503: the engine is not up", 503)
+        if page == "/ready" != path:
+            raise HTTPError("HTTP 404", 404)  # as of other servers
+        return json.dumps(MODELS).encode()
+
+    arm = Endpoint("h:1")
+    monkeypatch.setattr(arm._client, "get", get)
+    asyncio.run(arm.start())
+    assert asked.count(path) == 3 and arm.model == "canned"
+
+
+@pytest.mark.parametrize("error", [HTTPError("HTTP 401", 401), ssl.SSLCertVerificationError("self-signed")])
+def test_what_waiting_does_not_mend_is_told_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        raise error
+
+    arm = Endpoint("h:1", patience=60.0)
+    monkeypatch.setattr(arm._client, "get", get)
+    with pytest.raises(ConfigError, match=r"does not answer /v1/models: .*(401|self-signed)"):
+        asyncio.run(asyncio.wait_for(arm.start(), 5.0))
+
+
+def test_a_server_that_never_gets_ready_is_left_to_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(page: str, seconds: float = 30.0) -> bytes:
+        if page == "/ready":
+            raise HTTPError("HTTP 503", 503)
+        return json.dumps(MODELS).encode()
+
+    arm = Endpoint("h:1", patience=0.0)
+    monkeypatch.setattr(arm._client, "get", get)
+    assert asyncio.run(arm.start())["model"] == "canned"
+
+
 def test_prompts_as_words_ids_and_messages() -> None:
     words = Endpoint("h:1", model="m")
     path, body = words.request(Arrival(0.0, 7, 3), 5)
@@ -308,6 +364,11 @@ def test_a_large_answer_and_a_body_without_length() -> None:
 def test_drafts_are_counted_between_two_looks() -> None:
     before, after = Drafts(10, 30, (8, 4)), Drafts(15, 48, (12, 6, 1))
     assert after.since(before) == Drafts(5, 18, (4, 2, 1))
+
+
+@pytest.mark.parametrize("after", [Drafts(), Drafts(9, 40, (8, 5)), Drafts(11, 29, (8, 4)), Drafts(11, 40, (9, 3))])
+def test_drafts_of_a_count_that_began_anew_are_not_known(after: Drafts) -> None:
+    assert after.since(Drafts(10, 30, (8, 4))) is None
 
 
 def test_a_call_whose_tokens_had_no_text_still_has_an_output() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.speller import run
 from verifypd import cli
-from verifypd.cli import flags, serve
+from verifypd.cli import config_file, flags, serve
 from verifypd.request import SamplingParams
 from verifypd.server.config import ServerConfig
 
@@ -52,6 +52,29 @@ def test_a_file_gives_engine_and_sampling_settings(llm, file):
     assert llm.params == SamplingParams(
         max_tokens=128, seed=7, temperature=0.5, stop=["END", "\n"], logit_bias={5: -2.5}, stop_token_ids=[1, 2]
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e3", 1000.0),  # PyYAML's own 1.1 has text here
+        ("1.5e-3", 0.0015),
+        ("-.5", -0.5),
+        ("010", 10),  # eight in 1.1
+        ("0o10", 8),
+        ("0xff", 255),
+        ("1_000", "1_000"),  # a thousand in 1.1
+        ("1:30", "1:30"),  # ninety
+        ("2024-01-31", "2024-01-31"),  # a date
+        ("no", "no"),
+        ("true", True),
+        ("~", None),
+        ("!!int 7", 7),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(file, text, value):
+    found = config_file.read(Path(file(f"name: {text}")))["name"]
+    assert found == value and type(found) is type(value)
 
 
 def test_a_flag_goes_before_the_file(llm, file):
@@ -107,6 +130,7 @@ def test_the_server_takes_its_own_settings_from_a_file(file, monkeypatch):
         ("batch_size: 0", "--batch-size 0 must lie in 1..4096"),
         ("- a\n- b", "is not a mapping"),
         ("a: [", "is not YAML"),
+        ("batch_size: !!int x", "is not YAML"),
         ("batch_size: 3\nmax_draft: 2\nbatch_size: 4", "line 1: batch_size is there twice: remove one"),
         ("placement: &a {verify: fused}\nx: {<<: *a, decode: stream, decode: fused}", "decode is there twice"),
     ],

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.server.serving import Server
-from verifypd.server.ask import Limits, sampling
+from verifypd.server.ask import Limits, completion, sampling
+from verifypd.server.calls import CallError
 from verifypd.server.responses import ResponsesBody, chat_body, repeated
 from verifypd.server.schema import CompletionBody
 
@@ -35,6 +36,16 @@ def test_fields_that_a_body_leaves_out_are_the_models(sent: dict[str, Any], expe
     assert sampling(body, MODEL, 5) == {**expected, "max_tokens": 5}
     said = {name: value for name, value in sent.items() if value == 0.0 and name == "temperature"}
     assert sampling(body, PLAIN, 5) == {**said, "max_tokens": 5}
+
+
+@pytest.mark.parametrize(("most", "expected"), [(None, 16), (400, 16), (5, 5)])
+def test_a_completion_that_names_no_length_keeps_to_the_servers(most: int | None, expected: int) -> None:
+    limits = replace(PLAIN, max_output_tokens=most)
+    made = completion(CompletionBody(prompt=[5, 6]), limits, None, 0)
+    assert made.ask.params.max_tokens == expected
+    if most is not None:
+        with pytest.raises(CallError, match=f"more than this server allows \\({most}\\)"):
+            completion(CompletionBody(prompt=[5, 6], max_tokens=most + 1), limits, None, 0)
 
 
 def test_a_response_repeats_what_was_understood() -> None:

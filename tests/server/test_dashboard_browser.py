@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.server.browser import NEEDS, Watched
-from tests.server.samples import IDS
+from tests.server.samples import IDS, PROMPT
 from tests.server.serving import Server
 
 pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.slow, NEEDS]
@@ -91,6 +95,51 @@ def test_keyboard_pause_and_narrow_screens(server: Server, browser: Any, watched
     page.set_viewport_size({"width": 360, "height": 700})
     watched.until("document.documentElement.scrollWidth <= 360")
     assert watched.errors == []
+
+
+@contextmanager
+def below(address: str, path: str) -> Iterator[str]:
+    """A proxy that has the server below a path of its own, which it takes off."""
+    mark = f" {path}/".encode()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data.replace(mark, b" /", 1))
+            target.shutdown(socket.SHUT_WR)
+
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", urlsplit(address).port)) as behind:
+                back = threading.Thread(target=pump, args=(behind, self.request))
+                back.start()
+                pump(self.request, behind)
+                back.join()
+
+    class Listening(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Listening(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_address[1]}{path}"
+        proxy.shutdown()
+
+
+def test_below_a_path_of_a_proxy(server: Server, watched: Watched) -> None:
+    with below(server.address, "/llm") as address:
+        page = watched.page
+        page.goto(f"{address}/dashboard")
+        watched.state("live")
+        page.click("#play-box > summary")
+        page.fill("#p-prompt", PROMPT)
+        page.fill("#p-max", "8")
+        page.click("#p-run")
+        watched.until("!document.getElementById('p-run').disabled")
+        assert "The texts are the same" in page.inner_text("#play-verdict")
+        assert page.evaluate("document.querySelector('#metrics-note a').href") == f"{address}/metrics"
+        assert watched.errors == [] and watched.outside(address) == set()
+        page.close()
 
 
 def test_a_key_a_name_full_of_markup_and_a_restart(

@@ -474,6 +474,15 @@ def test_references_in_parameters_mean_the_parameters(
             assert (fitting(matcher_of(library, spec), ids) == len(ids)) == fits, (spec, arguments)
 
 
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, ToolFormat("", "", "parameters")])
+def test_a_function_without_parameters_takes_none(library: LLTokenizer, tokenizer: Tokenizer, form: ToolFormat) -> None:
+    tools = [Tool(type="function", function=FunctionDefinition(name="now"))]
+    for arguments, fits in (("{}", True), ('{"zone": 1}', False)):
+        call = f'{{"name": "now", "{form.arguments}": {arguments}}}'
+        ids = tokenizer.encode(form.begin + (f"[{call}]" if form.many else call) + form.end, add_special_tokens=False)
+        assert (fitting(matcher_of(library, form.grammar(tools, "now")), ids) == len(ids)) == fits, arguments
+
+
 INNER = {"$id": "colour.json", "enum": ["red"]}
 COLOUR = {"type": "object", "required": ["colour"], "additionalProperties": False}
 

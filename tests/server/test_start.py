@@ -7,20 +7,23 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
+import zmq
 
-from tests.server.serving import ROOT
+from tests.server.serving import ROOT, Server
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, EngineError
 from verifypd.server.config import ServerConfig
 from verifypd.server.engine_process import make_engine
 from verifypd.server.lifeline import BAD_SETTINGS
-from verifypd.server.supervisor import Supervisor, check_tls, listen, warn_if_open
+from verifypd.server.messages import Addresses, inbox
+from verifypd.server.supervisor import Supervisor, check_tls, listen, runtime_folder, warn_if_open
 
 pytestmark = pytest.mark.xdist_group("server-faults")
 
@@ -39,6 +42,36 @@ def test_a_port_that_is_taken(folders: tuple[Path, Path]) -> None:
         found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", str(port))
     assert found.returncode == 2 and f"127.0.0.1:{port}" in found.stderr and "--port" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_sockets_have_room_below_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / ("x" * 100)
+    root.mkdir()
+    for chosen, taken in ((root, False), (Path("/tmp"), True)):
+        monkeypatch.setattr(tempfile, "tempdir", str(chosen))
+        folder = runtime_folder()
+        try:
+            assert Path(folder).is_relative_to(chosen) == taken and Path(folder).stat().st_mode & 0o777 == 0o700
+            with zmq.Context() as context:
+                inbox(context, Addresses(folder).engine(1_000_000)).close()
+        finally:
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+def test_counters_are_the_servers_own(
+    name: str, workers: int, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of another program, or of the server before, is in the environment: its counters are not ours."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv(name, str(shared))
+    flags = {"engine-factory": "verifypd.testing.instant:build", "api-workers": workers}
+    with Server(folders[0], "none", tmp_path / "log", **flags) as server:
+        server.complete([5, 6], max_tokens=2)
+        assert server.metrics()['verifypd:calls_total{outcome="ok"}'] == 1
+    assert not list(shared.iterdir())
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])

@@ -124,6 +124,15 @@ def test_tokens_of_now_are_those_the_server_counts() -> None:
     assert tally.mean(15.0) == 30.0, "in the end every request has said how many it had"
 
 
+def test_the_speed_of_an_arm_whose_engine_was_started_again_is_not_negative() -> None:
+    show = arms.Shown(arms.Server("http://127.0.0.1:9", None))
+    show.tally = arms.Tally(begun=0.0, ended=None)
+    for tokens in (1000.0, 1100.0, 30.0, 80.0):
+        show.count({arms.TOKENS: tokens})
+    assert [tokens for _, tokens in show.tally.counted] == [1000, 1100, 1130, 1180]
+    assert show.tally.mean(10.0) == 18.0
+
+
 class Parrot:
     """An arm in this process that notes what it is asked."""
 

@@ -62,8 +62,22 @@ def test_what_is_not_there_is_not_found(site: Site, path: str) -> None:
 
 
 def test_a_port_that_is_taken_is_refused(site: Site) -> None:
-    with pytest.raises(ConfigError, match="choose another"):
+    with pytest.raises(ConfigError, match="choose another --port, or 0"):
         Site(site.show, "127.0.0.1", int(site.address.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("127.0.0.1", 65536, "--port 65536 must lie in 0..65535"),
+        ("127.0.0.1", -1, "--port -1 must lie in"),
+        ("nowhere.invalid", 0, "cannot listen on nowhere.invalid:0: .*; choose another --host"),
+        ("a" * 70, 0, "choose another --host"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(site: Site, host: str, port: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Site(site.show, host, port)
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:

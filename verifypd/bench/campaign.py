@@ -24,7 +24,19 @@ from typing import Any
 
 from verifypd.bench.figures import Outcome, Targets
 from verifypd.bench.meter import Parts, metered
-from verifypd.bench.play import Arm, Call, Drafts, Limits, Pausing, Player, Tunable, counted, play, warm_up
+from verifypd.bench.play import (
+    Arm,
+    Call,
+    Drafts,
+    Limits,
+    Pausing,
+    Player,
+    Tunable,
+    counted,
+    play,
+    refuse_unanswered,
+    warm_up,
+)
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
@@ -313,9 +325,12 @@ class Campaign:
         limits = replace(self.limits, seconds=seconds)
         async with metered(turn.arm) as parts:
             outcome = await play(turn.arm, turn.workload.marked(mark), limits, watch.call, watch.tick)
+        refuse_unanswered(turn.arm, outcome)  # it is not kept: the next sitting runs it again
         after = await counted(turn.arm, before, sum(record.tokens for record in outcome.records))
         drafts = None if after is None else after.since(before or Drafts())
         pauses = {name: value - paused.get(name, 0) for name, value in (await _pauses(turn.arm)).items()}
+        if min(pauses.values(), default=0) < 0:  # the count began anew
+            pauses = {}
         return Cell(
             turn.scenario.name, seed, turn.label, outcome, drafts, turn.workload.digest,
             spec_digest(turn.arm, turn.scenario), self.files, next(iter(parts), None), pauses or None,

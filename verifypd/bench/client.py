@@ -21,7 +21,11 @@ BODY = 1 << 24  # bytes of an answer that is read whole, at most
 
 
 class HTTPError(VerifyPDError):
-    """A server answered with something else than 200, or with no HTTP."""
+    """A server answered with something else than 200, or with no HTTP: then the status is 0."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Client:
             parts = _body(reader, given)
             if status != 200:
                 found = b"".join([part async for part in parts])
-                raise HTTPError(f"HTTP {status}: {_message(found)}")
+                raise HTTPError(f"HTTP {status}: {_message(found)}", status)
             async for part in parts:
                 yield part
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:

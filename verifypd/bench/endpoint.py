@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import ssl
 import time
 from typing import Any
 
@@ -22,6 +24,8 @@ METRIC = re.compile(
 DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
+NOT_YET = (502, 503, 504)  # of a server that loads, and of a proxy before one that is not there
+LOOK = 0.5  # s between two looks at a server that is awaited
 PLACE = re.compile(rb'position="(\d+)"')
 PAUSE = re.compile(
     rb'^verifypd:(pauses|pause_seconds|memory_calls)_total\{[^\n]*?kind="(\w+)"[^\n]*\} (\S+)$', re.MULTILINE
@@ -65,27 +69,33 @@ class Endpoint:
         return {"url": str(self.address), "model": self._given, "vocab": self.vocab, "fields": self.fields}
 
     async def start(self) -> dict[str, Any]:
-        """Wait until it answers, and find its model."""
+        """Wait until it takes requests, and find its model."""
         until = time.monotonic() + self.patience
-        while True:
-            try:
-                models = json.loads(await self._client.get("/v1/models"))["data"]
-                break
-            except (OSError, TimeoutError, HTTPError) as error:
-                if time.monotonic() > until or isinstance(error, HTTPError):
-                    raise ConfigError(f"{self.address} does not answer /v1/models: {error}") from None
-                await asyncio.sleep(0.5)
-            except (ValueError, KeyError, TypeError):
-                raise ConfigError(
-                    f"{self.address}/v1/models gives no list of models; is it an OpenAI server?"
-                ) from None
-        names = [str(each.get("id")) for each in models]
+        listed = await self._awaited("/v1/models", until)
+        try:
+            names = [str(each.get("id")) for each in json.loads(listed)["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{self.address}/v1/models gives no list of models; is it an OpenAI server?") from None
+        with contextlib.suppress(ConfigError):  # ours lists its model while it loads; others have no such page
+            await self._awaited("/ready", until)
         if self.model is None:
             if not names:
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
         about = {"model": relative(self.model), "server": await self._version()}
         return about | ({"launch": self.launch} if self.launch else {})
+
+    async def _awaited(self, path: str, until: float) -> bytes:
+        """The answer to a GET; a server that is not there, or not ready, is asked again."""
+        while True:
+            try:
+                return await self._client.get(path)
+            except (OSError, TimeoutError, HTTPError) as error:
+                refused = isinstance(error, HTTPError) and error.status not in NOT_YET
+                final = refused or isinstance(error, ssl.SSLCertVerificationError)
+                if final or time.monotonic() > until:
+                    raise ConfigError(f"{self.address} does not answer {path}: {error}") from None
+                await asyncio.sleep(LOOK)
 
     async def _version(self) -> str | None:
         try:
@@ -101,7 +111,7 @@ class Endpoint:
         async for events in self._client.events(path, body):
             if error := next((event["error"] for event in events if event.get("error")), None):
                 raise HTTPError(str(error.get("message", error) if isinstance(error, dict) else error))
-            choices = [choice for event in events for choice in event.get("choices") or ()]
+            choices = [choice for event in events for choice in _choices(event)]
             if shown := sum(_shows(choice) for choice in choices):
                 answer.came(shown)
             usage = next((event["usage"] for event in reversed(events) if event.get("usage")), usage)
@@ -159,6 +169,15 @@ class Endpoint:
 
     async def close(self) -> None:
         """The server is somebody else's."""
+
+
+def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an event says of each choice; HTTPError where it is not of OpenAI's form."""
+    choices, usage = event.get("choices") or [], event.get("usage") or {}
+    whole = isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
+    if not whole or not all(isinstance(part, dict) for part in (usage, *(each.get("delta") or {} for each in choices))):
+        raise HTTPError(f"an event is not of OpenAI's form: {json.dumps(event)[:80]}")
+    return list(choices)
 
 
 def _shows(choice: dict[str, Any]) -> bool:

@@ -32,10 +32,12 @@ class Drafts:
     accepted: tuple[int, ...] = ()  # by place: drafts whose first, second, … token stood
     emitted: int | None = None  # tokens of all outputs; None: it does not say
 
-    def since(self, before: Drafts) -> Drafts:
-        """What was counted after `before`."""
+    def since(self, before: Drafts) -> Drafts | None:
+        """What was counted after `before`; None where the count began anew, as that of an engine that died."""
         places = itertools.zip_longest(self.accepted, before.accepted, fillvalue=0)
-        return Drafts(self.spans - before.spans, self.tokens - before.tokens, tuple(now - then for now, then in places))
+        accepted = tuple(now - then for now, then in places)
+        spans, tokens = self.spans - before.spans, self.tokens - before.tokens
+        return Drafts(spans, tokens, accepted) if min(spans, tokens, *accepted) >= 0 else None
 
     def packed(self) -> dict[str, Any]:
         """As plain data."""
@@ -285,11 +287,16 @@ async def warm_up(arm: Arm, workload: Workload, limits: Limits) -> int:
     ]
     calls: list[Call] = []
     outcome = await play(arm, Workload("warm-up", 0.0, tuple(arrivals), None, few.seed), limits, calls.append)
-    if outcome.records and all(record.error for record in outcome.records):
-        raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")
+    refuse_unanswered(arm, outcome)
     whole = [call for call in calls if call.whole and not call.error]
     if whole and all(call.mute for call in whole):
         raise VerifyPDError(
             f"{arm.name} sends tokens without text; where its model has no tokenizer give --field return_token_ids=true"
         )
     return sum(record.tokens for record in outcome.records)
+
+
+def refuse_unanswered(arm: Arm, outcome: Outcome) -> None:
+    """Raise where every request failed, as of a server that has died: there is nothing to measure."""
+    if outcome.records and all(record.error for record in outcome.records):
+        raise VerifyPDError(f"{arm.name} answers no request: {outcome.records[0].error}")

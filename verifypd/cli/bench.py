@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from verifypd.cli import protocols
 from verifypd.cli.campaign import TARGET_MS, add_run_flags, chosen_seeds, numbers, run_campaign, show
+from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings, refuse_given, wide
 from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
@@ -101,7 +102,7 @@ def _add_http_flags(parser: Parser) -> None:
     group.add_argument("--about", action="append", dest="abouts", default=[], metavar="NAME=TEXT",
                        help="how an arm's server was started, for the report; may be repeated")  # fmt: skip
     group.add_argument("--server-wait", type=float, default=60.0, metavar="S",
-                       help="wait so long for a server to answer (default: 60)")  # fmt: skip
+                       help="wait so long for a server to take requests (default: 60)")  # fmt: skip
 
 
 def _add_target_flags(parser: Parser) -> None:
@@ -198,6 +199,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.folder.is_file():
         if args.out is None or args.reference or args.small:
             raise ConfigError("the report of a FILE takes --out DIR; --reference and --small need the runs' folder")
+        writable_folder("--out", args.out)
         show(args.out, report.write_kept(args.folder, args.out, not args.no_png))
         return 0
     if args.out is not None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
@@ -117,6 +118,7 @@ def run_campaign(
         )
         return 0
     plan = plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}
+    writable_folder("--out", args.out)
     folder.begin(plan, sitting if left else None)
     total = sum(1 for _ in campaign.turns())
     if len(left) < total:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.campaign import TARGET_MS, command_line
+from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings
 from verifypd.cli.records import add_site_flags
 from verifypd.cli.terminal import INTERRUPTED, emit, say
@@ -127,6 +128,7 @@ def _campaign(args: argparse.Namespace, arms: Any) -> Any:
     limits = Limits(seconds=GRACE)
     campaign = Compared(folder, arms, scenarios, seeds, limits=limits, files=sitting["files"], control=control)
     campaign.left()  # before anything is written: a folder of another run is refused
+    writable_folder("--out", args.out)
     folder.begin(plan_of(arms, scenarios, seeds, targets, control), sitting)
     return campaign
 

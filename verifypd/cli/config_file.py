@@ -27,11 +27,18 @@ KINDS = {
 }
 
 
-MERGE = "tag:yaml.org,2002:merge"
+TAG = "tag:yaml.org,2002:"
+MERGE = TAG + "merge"
+# What YAML 1.2 takes for more than text, by the characters it may begin with; PyYAML knows 1.1.
+SCALARS = (
+    ("bool", "tf", r"true|false"),
+    ("int", "-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    ("float", "-+.0123456789", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan"),
+)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads as YAML 1.2 does: only true and false are booleans, `off` and `no` are words; a name stands once."""
+    """Reads as YAML 1.2 does: `off` and `no` are words, 1e3 is a number, 010 is ten; a name stands once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping; one that has a name twice is refused. What `<<` merges into it may have its names too."""
@@ -41,13 +48,19 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
+    def construct_whole(self, node: yaml.ScalarNode) -> int:
+        """A whole number: one that begins with 0 is no octal."""
+        base = {"0o": 8, "0x": 16}.get(node.value[:2], 10)
+        return int(node.value, base)
+
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in (MERGE, TAG + "null")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _first, _word in (("t", "true"), ("f", "false")):
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_word + r"\Z"), [_first])
+for _name, _firsts, _pattern in SCALARS:
+    _Loader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), list(_firsts))
+_Loader.add_constructor(TAG + "int", _Loader.construct_whole)
 
 
 def apply(args: argparse.Namespace, parser: Parser) -> None:
@@ -71,7 +84,7 @@ def read(path: Path) -> dict[Any, Any]:
         raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file") from None
     except ConfigError as error:
         raise ConfigError(f"--config {path}, {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter for `!!int x`
         raise ConfigError(f"--config {path} is not YAML ({error}): give one 'name: value' a line") from None
     if found is None:
         return {}

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import Command
 from verifypd.cli.terminal import emit, say
 from verifypd.distil.recipe import TINY, TINY_HELD_OUT, TINY_PROMPTS, Recipe
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     held_out = prompts.read_prompts(args.held_out) if args.held_out else prompts.evaluation_prompts()
     if args.tiny:
         given, held_out = prompts.spread(given, TINY_PROMPTS), prompts.spread(held_out, TINY_HELD_OUT)
+    writable_folder("--out", args.out)
     made = distil(
         args.model,
         args.out,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.cli.campaign import command_line
+from verifypd.cli.files import writable_file
 from verifypd.cli.flags import Command
 from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
@@ -52,6 +53,7 @@ def register(command: Command) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`verifypd evaluate-draft`."""
+    from verifypd.bench import plots
     from verifypd.bench.provenance import provenance
     from verifypd.distil import prompts
     from verifypd.distil.evaluate import Trial, draw, evaluate
@@ -61,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--tau-temperatures must be above 0: a greedy request draws nothing that could be heated")
     if args.tokens < 1 or args.max_draft < 1 or args.timed < 1 or (args.count is not None and args.count < 1):
         raise ConfigError("--tokens, --max-draft, --timed and --count must be positive")
+    if args.json:
+        writable_file("--json", args.json)
+    if args.plot:
+        plots.require(args.plot)
     given = prompts.read_prompts(args.prompts) if args.prompts else prompts.evaluation_prompts()
     if args.count:
         given = prompts.spread(given, args.count)

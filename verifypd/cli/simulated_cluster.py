@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.campaign import TARGET_MS, chosen_seeds, command_line, numbers
 from verifypd.cli.deploy import CLUSTER, add_cluster_flags
+from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import Parser, refuse_given
 from verifypd.cli.terminal import emit, say
 from verifypd.errors import ConfigError
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         for config, rate, seed in plan:
             say(f"{config.replicas} replicas, {config.routing}, {rate:g}/s for {seconds:g} s, seed {seed}")
         return 0
+    writable_folder("--out", args.out)
     pace, note = _read_pace(args.pace) if args.pace else _learn_pace(args, traffic)
     runs: list[dict[str, Any]] = []
     for config, rate, seed in plan:
@@ -124,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
         "pace": asdict(pace),
         "runs": runs,
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     write_whole(args.out / "results.json", json.dumps(record, ensure_ascii=False) + "\n")
     lines = cluster.markdown(cluster.table(runs))
     write_whole(args.out / "summary.md", f"{note}\n\n{lines}")

@@ -57,13 +57,13 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
 <h1>Verify-PD</h1><p>An OpenAI-compatible server with exact speculative decoding.</p>
 <ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code>,
 <code>POST /v1/responses</code></li>
-<li><a href="/v1/models"><code>GET /v1/models</code></a></li>
+<li><a href="v1/models"><code>GET /v1/models</code></a></li>
 <li><code>POST /tokenize</code>, <code>POST /detokenize</code>,
-<a href="/tokenizer_info"><code>GET /tokenizer_info</code></a></li>
-<li><a href="/health"><code>/health</code></a>, <a href="/ready"><code>/ready</code></a>,
-<a href="/metrics"><code>/metrics</code></a>, <a href="/version"><code>/version</code></a></li>
-<li><a href="/dashboard">Dashboard</a>: what the server does, live</li>
-<li><a href="/docs">API documentation</a> (<a href="/openapi.json">OpenAPI</a>)</li></ul>
+<a href="tokenizer_info"><code>GET /tokenizer_info</code></a></li>
+<li><a href="health"><code>/health</code></a>, <a href="ready"><code>/ready</code></a>,
+<a href="metrics"><code>/metrics</code></a>, <a href="version"><code>/version</code></a></li>
+<li><a href="dashboard">Dashboard</a>: what the server does, live</li>
+<li><a href="docs">API documentation</a> (<a href="openapi.json">OpenAPI</a>)</li></ul>
 """
 
 

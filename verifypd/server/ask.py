@@ -37,6 +37,7 @@ SAME_NAME = (
     *("prompt_logprobs", "speculation", "max_draft", "draft_temperature", "acceptance", "priority"),
     *("slo_ttft", "slo_tpot", "deadline_ms"),
 )
+USUAL_OUTPUT = 16  # tokens of a completion that does not say, as OpenAI has it
 SEEDS = random.SystemRandom()
 
 
@@ -239,7 +240,8 @@ def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None
     """A call of `/v1/completions`."""
     check_neutral(body)
     prompts = [_truncated(ids, body.truncate_prompt_tokens) for ids in _prompt_ids(body, limits, tokenizer)]
-    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    usual = min(USUAL_OUTPUT, limits.max_output_tokens or USUAL_OUTPUT)
+    max_tokens = usual if body.max_tokens is None else body.max_tokens
     score_only = max_tokens == 0
     if score_only and not body.echo:
         raise bad("max_tokens=0 makes sense with echo only: give at least 1", "max_tokens")

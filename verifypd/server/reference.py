@@ -18,7 +18,7 @@ def page(document: dict[str, Any]) -> str:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>',
-        f'<h1>{title}</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>',
+        f'<h1>{title}</h1><p>The same for programs: <a href="openapi.json">/openapi.json</a>.</p>',
     ]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -49,6 +49,7 @@ POLL_MS = 100  # a process that dies wakes the supervisor at once; this is for c
 QUIT_WAIT = 5.0  # s a process gets to end by itself
 FIRST_DELAY, LONGEST_DELAY = 0.25, 30.0  # s before a crashed engine is started again, doubling
 STEADY = 30.0  # s an engine must have been up for its crashes to be forgotten
+SHARED_COUNTERS = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client takes the folder from the environment
 DECODER = msgspec.msgpack.Decoder(ToSupervisor)
 
 
@@ -92,6 +93,13 @@ def check_tls(config: ServerConfig) -> None:
         raise ConfigError(
             f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {reason}; give a PEM certificate and its key"
         ) from None
+
+
+def runtime_folder() -> str:
+    """A new folder for sockets that only this user can enter; in /tmp where another has no room for their names."""
+    room = zmq.IPC_PATH_MAX_LEN - len("/verifypd-12345678/engine-1234567")
+    root = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="verifypd-", dir=root if len(os.fsencode(root)) <= room else "/tmp")
 
 
 class Supervisor:
@@ -140,10 +148,12 @@ class Supervisor:
         self.listener = listen(self.config)
         warn_if_open(self.config, self.listener)
         self.address = f"{self.config.scheme}://{_shown(self.listener)}"
-        self.runtime = tempfile.mkdtemp(prefix="verifypd-")  # only this user can enter it
+        self.runtime = runtime_folder()
         self.addresses = Addresses(self.runtime)
+        for name in (SHARED_COUNTERS, SHARED_COUNTERS.lower()):  # another program's, or an earlier server's
+            os.environ.pop(name, None)
         if self.config.api_workers > 1:  # their counters are shared through files, so that any of them shows the sum
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = self.runtime
+            os.environ[SHARED_COUNTERS] = self.runtime
         self.context = zmq.Context()
         self.inbox = inbox(self.context, self.addresses.supervisor())
         self.to_workers = [

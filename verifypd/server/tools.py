@@ -143,7 +143,8 @@ def _own(function: Any, index: int, taken: set[str]) -> dict[str, Any]:
     It keeps its own name, made absolute, unless another function's has it or it is none. `$schema` goes: a version
     that does not know `$id` would undo all this.
     """
-    schema = dict(function.parameters or {"type": "object"})
+    none: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # as OpenAI has it
+    schema = dict(none if function.parameters is None else function.parameters or {"type": "object"})
     schema.pop("$schema", None)
     base, given = f"https://function.invalid/{index}/", schema.get("$id")
     try:

@@ -59,6 +59,7 @@ class Tally:
         default_factory=list
     )  # when outputs came, and tokens of each as far as known
     counted: list[tuple[float, float]] = field(default_factory=list)  # when the server told its tokens, and how many
+    before: float = 0.0  # tokens of engines that died meanwhile, which the server counts no more
 
     @property
     def running(self) -> bool:
@@ -68,6 +69,13 @@ class Tally:
     def seconds(self, now: float) -> float:
         """Of the run."""
         return (now if self.ended is None else self.ended) - self.begun
+
+    def take(self, now: float, tokens: float) -> None:
+        """The server tells how many tokens it has written; less than before where its engine was started again."""
+        last = self.counted[-1][1] if self.counted else 0.0
+        if self.before + tokens < last:
+            self.before = last
+        self.counted.append((now, self.before + tokens))
 
     def rate(self, now: float) -> float:
         """Tokens a second, of the last ones: as the server counts them, for an output may hold many.
@@ -170,7 +178,7 @@ class Shown:
     def count(self, metrics: dict[str, float]) -> None:
         """What its server counts, as it tells it."""
         if self.tally.running and TOKENS in metrics:
-            self.tally.counted.append((time.monotonic(), metrics[TOKENS]))
+            self.tally.take(time.monotonic(), metrics[TOKENS])
 
     async def follow(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Tell its frames for the dashboard, as they come, until cancelled."""

@@ -6,6 +6,7 @@ Pages and their files are those of the dashboard. Knows HTTP; nothing of engines
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import json
 import socket
@@ -142,8 +143,9 @@ def application(show: Show) -> Starlette:
         return await _control(show, request)
 
     statics = [
-        Route(f"{DASHBOARD}/{name}", page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]]))
+        Route(f"{above}{DASHBOARD}/{name}", page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]]))
         for name in (*PAGE_FILES, "compare.js")
+        for above in ("", "/arms/{index:int}")  # a page asks for files below its own path
     ]
     return Starlette(
         routes=[
@@ -223,9 +225,15 @@ class Site:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((host, port))
-        except OSError as error:
+        except OverflowError:
             self.socket.close()
-            raise ConfigError(f"--port {port}: {error.strerror}; choose another, or 0 for any") from None
+            raise ConfigError(f"--port {port} must lie in 0..65535") from None
+        except (OSError, UnicodeError) as error:
+            self.socket.close()
+            reason = getattr(error, "strerror", None) or str(error)
+            taken = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+            other = "--port, or 0 for any" if taken else "--host"
+            raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another {other}") from None
         self.show = show
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self.socket.getsockname()[1]}"

@@ -16,7 +16,7 @@ export function startOperator({ frames, buckets }) {
     key = $("switch-key").value.trim() || key;
     $("switch-key").value = "";
     const frame = frames[frames.length - 1];
-    const answer = await fetch("/v1/admin/architecture", {
+    const answer = await fetch("v1/admin/architecture", {
       method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${key}` },
       body: JSON.stringify({ architecture: $("switch-to").value }), cache: "no-store", credentials: "omit",
     });

@@ -119,7 +119,7 @@ export function startPlayground(server) {
   }
 
   async function stream(arm, form, content) {
-    const path = form.as === "chat" ? "/v1/chat/completions" : "/v1/completions";
+    const path = form.as === "chat" ? "v1/chat/completions" : "v1/completions";
     const begun = performance.now();
     const answer = await fetch(path, {
       method: "POST", headers: { "Content-Type": "application/json", ...server.headers() }, body: JSON.stringify(content),
