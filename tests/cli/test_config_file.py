@@ -149,3 +149,9 @@ def test_a_file_that_is_not_there(llm, capsys, tmp_path):
 def test_an_empty_file_says_nothing(llm, file):
     assert run("generate", "x", "--config", file("# nothing\n")) == 0
     assert llm.settings == {}
+
+
+def test_a_secret_is_not_repeated(llm, capsys, file):
+    assert run("serve", "--config", file("model: m\napi_key: hunter2")) == 2
+    err = capsys.readouterr().err
+    assert "api_key is something else; give a list" in err and "hunter2" not in err

@@ -71,7 +71,8 @@ def apply(args: argparse.Namespace, parser: Parser) -> None:
         if setting is None:
             raise ConfigError(f"{path}: unknown setting {name!r}{advice(str(name), parser.settings)}")
         if not fits(value, setting.hint):
-            raise ConfigError(f"{path}: {name} is {value!r}; give {describe(setting.hint)}")
+            shown = "something else" if name.endswith("key") else repr(value)  # a log is no place for secrets
+            raise ConfigError(f"{path}: {name} is {shown}; give {describe(setting.hint)}")
         if not hasattr(args, setting.dest):
             setattr(args, setting.dest, value)
 
