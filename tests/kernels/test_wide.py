@@ -105,6 +105,7 @@ class TestOnAGpu:
         found = wide.PRODUCTS.linear(x, weight, b)
         close(found, product(x, weight, b))
         for _ in range(3):  # no sum was left for the next launch
+            close(wide.PRODUCTS.linear(-2 * x, weight, b), product(-2 * x, weight, b))
             assert torch.equal(wide.PRODUCTS.linear(x, weight, b), found)
         for begin in (depth, 3):  # rows of a wider tensor, where sixteen bytes begin anywhere
             apart = random(rows, 3 * depth, dtype=dtype)[:, begin : begin + depth].copy_(x)

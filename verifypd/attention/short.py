@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("short.cu")
 WIDTHS = (64, 128)
 WARPS = 4  # of a block
 KEYS = 16  # of the context, that a warp takes at a time
-UNDER_WAY = 64 * 1024  # bytes of shared memory for keys and values: there is as much beside the product before
+UNDER_WAY = 64 * 1024  # bytes of shared memory for keys and values: skinny.cu leaves as much beside the product before
 
 
 class _Arguments(ctypes.Structure):
@@ -85,7 +85,7 @@ def _available(device: torch.device) -> bool:
     return (
         dependent(device)
         and shared_memory(device) >= UNDER_WAY + 2**10
-        and nvrtc.works(lambda: _function(device, 128, 1, 16, False, False), "attention kernels of few rows are")
+        and nvrtc.works(lambda: _function(device, 128, 1, 16, False, False), "attention kernels of few rows")
     )
 
 

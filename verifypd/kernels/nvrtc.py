@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,14 +116,23 @@ def loaded(
             return Function(code, name, threads, shared_memory)
 
 
-def works(load: Callable[[], Function], what: str) -> bool:
-    """Whether a kernel can be loaded; if not, the log says that Triton's takes its place."""
+def works(load: Callable[[], Function], what: str, instead: str = "Triton") -> bool:
+    """Whether a kernel can be loaded; if not, the log says whose takes its place."""
     try:
         load()
     except NvrtcError as problem:
-        log.warning("%s not compiled here, Triton's take their place: %s", what, problem)
+        log.warning("%s are not compiled here, %s's take their place: %s", what, instead, problem)
         return False
     return True
+
+
+def bound(call: Callable[[], int]) -> int:
+    """The status of a call to the driver, made again where nothing had bound the device's context to this thread."""
+    status = call()
+    if status == NO_CONTEXT:
+        torch.zeros(1, device="cuda")  # a kernel of torch's binds it
+        status = call()
+    return status
 
 
 class Function:
@@ -134,7 +143,7 @@ class Function:
         if cuda is None:
             raise NvrtcError("the CUDA driver is not here or too old; install one for CUDA 12 or later")
         self._cuda, self._threads, self._shared_memory = cuda, threads, shared_memory
-        torch.zeros(1, device="cuda")  # a kernel of torch's binds the device's context to this thread
+        torch.zeros(1, device="cuda")  # binds the device's context to this thread
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _ask(cuda.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
         _ask(cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()), "cuModuleGetFunction")
@@ -150,10 +159,7 @@ class Function:
             (blocks, 1, 1), (self._threads, 1, 1), self._shared_memory, stream, ctypes.pointer(self._early), 1
         )
         given = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
-        status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, given, None)
-        if status == NO_CONTEXT:
-            torch.zeros(1, device="cuda")  # as above
-            status = self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, given, None)
+        status = bound(lambda: self._cuda.cuLaunchKernelEx(ctypes.byref(launch), self._function, given, None))
         _ask(status, "cuLaunchKernelEx")
 
 
@@ -166,18 +172,25 @@ class _TensorMap(ctypes.Structure):
 def tensor_map(matrix: Tensor, box: tuple[int, int]) -> ctypes.Structure:
     """What the copy engine needs to fetch boxes (rows, columns) of a matrix of 16-bit floats; columns of 128 bytes,
     laid out in shared memory as matrix instructions read them. Beyond the matrix there are zeros."""
+    assert matrix.dim() == 2 and matrix.stride(1) == 1
+    kind = MAP_FLOAT16 if matrix.dtype == torch.float16 else MAP_BFLOAT16
+    rows, columns = matrix.shape
+    return _encoded(matrix.data_ptr(), rows, columns, matrix.stride(0) * matrix.element_size(), kind, box)
+
+
+@lru_cache(maxsize=4096)  # it depends on nothing else, and a launch that is not captured waits for it
+def _encoded(address: int, rows: int, columns: int, row_bytes: int, kind: int, box: tuple[int, int]) -> _TensorMap:
     cuda = driver()
-    assert cuda is not None and matrix.dim() == 2 and matrix.stride(1) == 1
+    assert cuda is not None
     room = ctypes.create_string_buffer(256)
     place = -(-ctypes.addressof(room) // 64) * 64
-    rows, columns = matrix.shape
-    status = cuda.cuTensorMapEncodeTiled(
+    arguments = (
         ctypes.c_void_p(place),
-        ctypes.c_int(MAP_FLOAT16 if matrix.dtype == torch.float16 else MAP_BFLOAT16),
+        ctypes.c_int(kind),
         ctypes.c_uint(2),
-        ctypes.c_void_p(matrix.data_ptr()),
+        ctypes.c_void_p(address),
         (ctypes.c_ulonglong * 2)(columns, rows),
-        (ctypes.c_ulonglong * 1)(matrix.stride(0) * matrix.element_size()),
+        (ctypes.c_ulonglong * 1)(row_bytes),
         (ctypes.c_uint * 2)(box[1], box[0]),
         (ctypes.c_uint * 2)(1, 1),
         ctypes.c_int(0),  # not interleaved
@@ -185,7 +198,7 @@ def tensor_map(matrix: Tensor, box: tuple[int, int]) -> ctypes.Structure:
         ctypes.c_int(MAP_PROMOTE_256),
         ctypes.c_int(0),  # zeros
     )
-    _ask(status, "cuTensorMapEncodeTiled")
+    _ask(bound(lambda: cuda.cuTensorMapEncodeTiled(*arguments)), "cuTensorMapEncodeTiled")
     return _TensorMap.from_buffer_copy(ctypes.string_at(place, 128))
 
 

@@ -63,7 +63,7 @@ def _available(device: torch.device) -> bool:
     return (
         dependent(device)
         and shared_memory(device) >= UNDER_WAY + 2**15
-        and nvrtc.works(lambda: _function(device, PLAIN, 4, False, False, False), "products of few rows are")
+        and nvrtc.works(lambda: _function(device, PLAIN, 4, False, False, False), "products of few rows")
     )
 
 

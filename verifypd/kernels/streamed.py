@@ -22,11 +22,18 @@ def values_of(x: Rows) -> Tensor:
 
 
 def aligned(x: Rows) -> Tensor:
-    """The same, where sixteen bytes can be read at once."""
+    """The same, where sixteen bytes can be read at once, each row of its own."""
     values = values_of(x)
-    if values.stride(1) != 1 or values.stride(0) % 8 or values.data_ptr() % 16:
+    row = values.stride(0)
+    if values.stride(1) != 1 or row % 8 or row < values.shape[1] or values.data_ptr() % 16:
         values = values.clone(memory_format=torch.contiguous_format)
     return values
+
+
+def whole(values: Tensor) -> Tensor:
+    """A tensor without gaps, of which sixteen bytes can be read at once."""
+    values = values.contiguous()
+    return values.clone() if values.data_ptr() % 16 else values
 
 
 def addresses(x: Rows, weight: Tensor, bias: Tensor | None, given: dict[str, Tensor | int]) -> dict[str, Any]:
@@ -82,7 +89,7 @@ class Streamed(ABC):
         unit_offset: bool,
     ) -> tuple[Normed, Tensor]:
         """See Kernels.linear_add_norm. Blocks write parts of a row: its norm is left to who reads it."""
-        residual, norm = residual.contiguous(), norm.to(residual.dtype)
+        residual, norm = whole(residual), whole(norm.to(residual.dtype))
         out, stream = torch.empty_like(residual), torch.empty_like(residual)
         squares = self.squares(len(residual), weight)
         self._launch(

@@ -41,8 +41,8 @@ struct Arguments {
 
 struct alignas(64) Map { address words[16]; }; /* CUtensorMap */
 
-#define K 64                        /* of the depth, in a piece: a row of 128 bytes */
-#define TILE 128                    /* outputs */
+#define K PIECE_DEPTH               /* in a piece: a row of 128 bytes */
+#define TILE TILE_OUTPUTS
 #define GROUP 128                   /* threads that multiply 64 outputs */
 #define PIECE (TILE * K)            /* weights */
 #define STAGE (PIECE + ROWS * K)    /* of a piece, and the rows of x beside it */
@@ -51,9 +51,10 @@ struct alignas(64) Map { address words[16]; }; /* CUtensorMap */
 #define PAIRED (MODE == GATED || MODE == QKV)
 #define EARLY 4                     /* pieces before the end, from which on sums of others are read */
 #define FINDERS 96                  /* threads that find the factors of rows */
-#define THREADS (2 * GROUP + FINDERS + 32)
 
 static_assert(ROWS % 16 == 0 && ROWS <= 64, "what an instruction takes, and registers hold twice");
+static_assert(TILE == 128 && K == 64, "outputs of two groups; what a row of 128 bytes holds");
+static_assert(THREADS == 2 * GROUP + FINDERS + 32, "the last warp fetches");
 
 __device__ __forceinline__ float widened(half_word bits) {
 #if FLOAT16
@@ -433,7 +434,6 @@ wide_product(const __grid_constant__ Map weight, const __grid_constant__ Map x, 
     __shared__ address full[STAGES], empty[STAGES];
     __shared__ float factor[ROWS];
     const int thread = threadIdx.x;
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     if (thread == 0) {
         asm volatile("prefetch.tensormap [%0];" :: "l"(&weight) : "memory");
         asm volatile("prefetch.tensormap [%0];" :: "l"(&x) : "memory");
@@ -449,6 +449,7 @@ wide_product(const __grid_constant__ Map weight, const __grid_constant__ Map x, 
         return;
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); /* who comes early counts on what is done before us */
     if (thread >= 2 * GROUP) {
         find_factors(a, factor, thread - 2 * GROUP);
         asm volatile("bar.arrive 2, %0;" :: "n"(2 * GROUP + FINDERS) : "memory");

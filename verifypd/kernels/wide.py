@@ -51,7 +51,7 @@ class _Arguments(ctypes.Structure):
             "rows", "depth", "outputs", "parts", "squares_row", "new_squares_row", "query_heads", "kv_heads", "width",
             "splits",  # parts of a tile; 0: shares are even, and cut where they end
             "later",  # pieces that the first part of a tile has more
-            "early",  # whether who shares a tile comes to it long after the next block, and need not wait for its sums
+            "early",  # whether sums of the next block are read some pieces before the own are complete
         )),
         ("eps", ctypes.c_float),
     )  # fmt: skip
@@ -136,7 +136,8 @@ def memory(rows: int) -> int:
 @cache
 def _function(device: torch.device, mode: int, rows: int, float16: bool, silu: bool, unit: bool) -> nvrtc.Function:
     constants = {
-        **NAMES, "MODE": mode, "ROWS": rows, "STAGES": STAGES, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
+        **NAMES, "MODE": mode, "ROWS": rows, "TILE_OUTPUTS": TILE, "PIECE_DEPTH": PIECE, "THREADS": THREADS,
+        "STAGES": STAGES, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
     }  # fmt: skip
     source = instruction(rows, float16) + SOURCE.read_bytes()
     return nvrtc.loaded(source, SOURCE.name, "wide_product", device, constants, THREADS, memory(rows), "a")
@@ -161,14 +162,16 @@ _WORKSPACES: dict[tuple[torch.device, int | None], tuple[Tensor, Tensor]] = {}
 
 
 def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sums under way and their flags: of the stream, or of all captured passes, for these run in line."""
+    """Sums under way and their flags: of the stream, or of all captured passes of one engine, for these run in line."""
 
     def made(stream: int | None) -> tuple[Tensor, Tensor]:
-        if (device, stream) not in _WORKSPACES:
+        found = _WORKSPACES.get((device, stream))
+        if found is None:
             blocks = processors(device)
             partial = torch.empty(blocks * MOST_ROWS // 2 * 256, device=device)
-            _WORKSPACES[device, stream] = partial, torch.zeros(blocks, dtype=torch.int32, device=device)
-        return _WORKSPACES[device, stream]
+            flags = torch.zeros(blocks, dtype=torch.int32).to(device)  # there before any stream goes on
+            found = _WORKSPACES.setdefault((device, stream), (partial, flags))
+        return found
 
     if torch.cuda.is_current_stream_capturing():
         return _WORKSPACES[device, None]

@@ -32,6 +32,7 @@ class Graphs:
         self.bytes = 0  # of device memory that captures have taken
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None
+        self._aside: Any = None  # where work is warmed up: one stream, for what kernels keep of a stream stays
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -57,11 +58,12 @@ class Graphs:
     def _capture(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         before = torch.cuda.mem_get_info(self.device)[0]
         own = torch.cuda.current_stream(self.device)
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(own)
-        with torch.cuda.stream(aside):
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(self.device)
+        self._aside.wait_stream(own)
+        with torch.cuda.stream(self._aside):
             work()
-        own.wait_stream(aside)
+        own.wait_stream(self._aside)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
