@@ -112,7 +112,8 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     kernels = {f"verifypd/kernels/{path.name}" for path in (ROOT / "verifypd" / "kernels").glob("native*.[ch]")}
-    kernels |= {"verifypd/kernels/skinny.cu", "verifypd/kernels/wide.cu", "verifypd/attention/short.cu"}
+    kernels |= {f"verifypd/kernels/{name}.cu" for name in ("numbers", "skinny", "wide")}
+    kernels.add("verifypd/attention/short.cu")
     assert {"verifypd/py.typed", *kernels} <= names
     assert {f"verifypd/server/static/{name}" for name in ("dashboard.html", "dashboard.js", "uplot.js")} <= names
     draft = "verifypd/models/data/smollm2-draft"

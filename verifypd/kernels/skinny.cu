@@ -22,10 +22,6 @@ A round is DEPTH numbers, 64 bytes, of each row of weights. */
 #define OUTPUTS ((ROWS * ITEMS + THREADS - 1) / THREADS) /* of a thread in a turn */
 #define SLOT ((MATRICES + 1) * THREADS)          /* what is fetched in a round: weights, and rows */
 
-typedef unsigned int word;
-typedef unsigned short half_word;
-typedef long long wide;
-
 struct Arguments {
     const half_word *x, *weight, *bias;
     const float *squares;
@@ -39,28 +35,6 @@ struct Arguments {
     int rows, depth, items, parts, squares_row, new_squares_row, query_heads, kv_heads, width;
     float eps;
 };
-
-__device__ __forceinline__ float widened(half_word bits) {
-#if FLOAT16
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-#else
-    return __uint_as_float((word)bits << 16);
-#endif
-}
-
-__device__ __forceinline__ half_word narrowed(float value) {
-    half_word bits;
-#if FLOAT16
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#else
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#endif
-    return bits;
-}
-
-__device__ __forceinline__ float rounded(float value) { return widened(narrowed(value)); }
 
 /* Have sixteen bytes come into shared memory; zeros where not `there`. Weights are not kept near the processor. */
 __device__ __forceinline__ void fetch_weights(uint4 *to, const half_word *from, bool there) {
@@ -90,17 +64,6 @@ __device__ __forceinline__ void multiply(float *sum, word a0, word a1, word b0, 
         "{%0, %1, %2, %3}, {%4, %8, %5, %8}, {%6, %7}, {%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(none[0]), "+f"(none[1])
         : "r"(a0), "r"(a1), "r"(b0), "r"(b1), "r"(0));
-}
-
-__device__ __forceinline__ float acted(float gate) {
-#if SILU
-    float small = __expf(-fabsf(gate));
-    return gate * (gate >= 0.0f ? 1.0f : small) / (1.0f + small);
-#else
-    float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-    float small = __expf(-2.0f * fabsf(inner));
-    return gate * (inner >= 0.0f ? 1.0f : small) / (1.0f + small); /* (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)) */
-#endif
 }
 
 /* The row of the weights that is an item's, or the second of its two. */

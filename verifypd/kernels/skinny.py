@@ -12,7 +12,18 @@ from torch import Tensor
 from verifypd.kernels import nvrtc
 from verifypd.kernels.base import Rows
 from verifypd.kernels.launch import dependent, processors, shared_memory
-from verifypd.kernels.streamed import ADDED, GATED, NAMES, PLAIN, QKV, Streamed, addresses, aligned, values_of
+from verifypd.kernels.streamed import (
+    ADDED,
+    GATED,
+    NAMES,
+    NUMBERS,
+    PLAIN,
+    QKV,
+    Streamed,
+    addresses,
+    aligned,
+    values_of,
+)
 from verifypd.kernels.weights import Weight
 
 SOURCE = Path(__file__).with_name("skinny.cu")
@@ -125,6 +136,11 @@ def memory(mode: int, matrices: int) -> tuple[int, int]:
     return ahead, ahead * slot + sums
 
 
+def source() -> bytes:
+    """What is compiled."""
+    return NUMBERS.read_bytes() + SOURCE.read_bytes()
+
+
 @cache
 def _function(device: torch.device, mode: int, matrices: int, float16: bool, silu: bool, unit: bool) -> nvrtc.Function:
     ahead, shared = memory(mode, matrices)
@@ -132,7 +148,7 @@ def _function(device: torch.device, mode: int, matrices: int, float16: bool, sil
         **NAMES, "ROWS": MOST_ROWS, "THREADS": THREADS, "DEPTH": ROUND, "MODE": mode, "MATRICES": matrices,
         "AHEAD": ahead, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
     }  # fmt: skip
-    return nvrtc.loaded(SOURCE.read_bytes(), SOURCE.name, "skinny", device, constants, THREADS, shared)
+    return nvrtc.loaded(source(), SOURCE.name, "skinny", device, constants, THREADS, shared)
 
 
 PRODUCTS = Skinny()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from verifypd.kernels.base import Activation, Normed, Rows
 from verifypd.kernels.weights import Weight
 
+NUMBERS = Path(__file__).with_name("numbers.cu")  # before every source
 PLAIN, GATED, ADDED, QKV = MODES = range(4)  # as the sources have them
 NAMES = {"PLAIN": PLAIN, "GATED": GATED, "ADDED": ADDED, "QKV": QKV}
 

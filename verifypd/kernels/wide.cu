@@ -18,10 +18,7 @@ GATED: activation(first half) * second half
 ADDED: x W^T + residual, its squares, and the norm behind but for its factor
 QKV:   queries, keys and values, rotated; keys and values into the cache */
 
-typedef unsigned int word;
-typedef unsigned short half_word;
 typedef unsigned long long address;
-typedef long long wide;
 
 struct Arguments {
     const half_word *bias;
@@ -55,39 +52,6 @@ struct alignas(64) Map { address words[16]; }; /* CUtensorMap */
 static_assert(ROWS % 16 == 0 && ROWS <= 64, "what an instruction takes, and registers hold twice");
 static_assert(TILE == 128 && K == 64, "outputs of two groups; what a row of 128 bytes holds");
 static_assert(THREADS == 2 * GROUP + FINDERS + 32, "the last warp fetches");
-
-__device__ __forceinline__ float widened(half_word bits) {
-#if FLOAT16
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-#else
-    return __uint_as_float((word)bits << 16);
-#endif
-}
-
-__device__ __forceinline__ half_word narrowed(float value) {
-    half_word bits;
-#if FLOAT16
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#else
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#endif
-    return bits;
-}
-
-__device__ __forceinline__ float rounded(float value) { return widened(narrowed(value)); }
-
-__device__ __forceinline__ float acted(float gate) {
-#if SILU
-    float small = __expf(-fabsf(gate));
-    return gate * (gate >= 0.0f ? 1.0f : small) / (1.0f + small);
-#else
-    float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-    float small = __expf(-2.0f * fabsf(inner));
-    return gate * (inner >= 0.0f ? 1.0f : small) / (1.0f + small); /* (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)) */
-#endif
-}
 
 __device__ __forceinline__ word shared_address(const void *p) { return (word)__cvta_generic_to_shared(p); }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from verifypd.kernels import nvrtc
 from verifypd.kernels.base import Rows
 from verifypd.kernels.launch import processors, shared_memory
-from verifypd.kernels.streamed import NAMES, PLAIN, Streamed, addresses, aligned, values_of
+from verifypd.kernels.streamed import NAMES, NUMBERS, PLAIN, Streamed, addresses, aligned, values_of
 from verifypd.kernels.weights import Weight
 
 SOURCE = Path(__file__).with_name("wide.cu")
@@ -139,8 +139,14 @@ def _function(device: torch.device, mode: int, rows: int, float16: bool, silu: b
         **NAMES, "MODE": mode, "ROWS": rows, "TILE_OUTPUTS": TILE, "PIECE_DEPTH": PIECE, "THREADS": THREADS,
         "STAGES": STAGES, "FLOAT16": float16, "SILU": silu, "UNIT": unit,
     }  # fmt: skip
-    source = instruction(rows, float16) + SOURCE.read_bytes()
-    return nvrtc.loaded(source, SOURCE.name, "wide_product", device, constants, THREADS, memory(rows), "a")
+    return nvrtc.loaded(
+        source(rows, float16), SOURCE.name, "wide_product", device, constants, THREADS, memory(rows), "a"
+    )
+
+
+def source(rows: int, float16: bool) -> bytes:
+    """What is compiled."""
+    return NUMBERS.read_bytes() + instruction(rows, float16) + SOURCE.read_bytes()
 
 
 def instruction(rows: int, float16: bool) -> bytes:
