@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import shutil
 import weakref
 from pathlib import Path
@@ -272,3 +273,10 @@ def test_dynamic_rope_starts_within_its_range(tmp_path: Path) -> None:
 def test_batch_invariance_needs_native_attention_too(pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="attention"):
         LLM(str(pair[0]), batch_invariant=True, attention="torch", **OPTIONS)
+
+
+def test_a_drafter_that_plain_does_not_load_is_named(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"max_model_len": 64, "kv_memory": "8MB", "dtype": "float32", "arch": "plain"}
+    with caplog.at_level(logging.INFO), LLM(str(pair[0]), draft=str(pair[1]), **settings):
+        pass
+    assert f"{pair[1]} is not loaded: --arch plain never drafts" in caplog.text

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from tests.server.inprocess import answering, api
 from tests.server.samples import FUNCTION
 from tests.server.serving import events
+from verifypd.server.calls import bad
 from verifypd.server.messages import Down
-from verifypd.server.responses import ResponsesBody, messages
+from verifypd.server.responses import ResponsesBody, messages, renamed
 
 pytestmark = pytest.mark.xdist_group("server")
 
@@ -339,3 +340,17 @@ def test_a_deadline_leaves_it_incomplete(tokenizer):
         got = made.post("/v1/responses", json={"input": "hi", "deadline_ms": 500}).json()
     assert got["status"] == "incomplete" and got["incomplete_details"] == {"reason": "deadline"}
     assert got["output"][0]["content"][0]["text"] == tokenizer.decode([70, 71])
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "said"),
+    [
+        ("max_tokens=9 is more than this server allows (5)", "max_tokens", "max_output_tokens=9 is more than"),
+        ("messages: List should have at least 1 item", "messages", "input: List should have"),
+        ("min_tokens=9 must not exceed max_tokens=5", "min_tokens", "min_tokens=9 must not exceed max_tokens=5"),
+    ],
+)
+def test_errors_name_this_bodys_fields(message: str, param: str, said: str) -> None:
+    error = renamed(bad(message, param))
+    assert error.message.startswith(said)
+    assert error.param == said.split("=")[0].split(":")[0]

@@ -71,6 +71,8 @@ def build(config: EngineConfig) -> Built:
     check_verifier(config, source, device)
     drafts = drafts_for(config)
     draft_source, draft_name = None, ""
+    if drafts and config.arch == "plain" and config.draft != "auto":
+        log.info("%s is not loaded: --arch plain never drafts", ", ".join(drafts))
     for name in drafts:
         if name != "ngram" and config.arch != "plain":
             draft_name = name

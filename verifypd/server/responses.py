@@ -5,6 +5,7 @@ Nothing is kept from one call to the next: a conversation goes on by sending its
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -156,7 +157,9 @@ FIELDS = {
 
 def renamed(error: CallError) -> CallError:
     """An error of the chat call, told of this body's field."""
-    error.param = FIELDS.get(error.param or "", error.param)
+    if (name := FIELDS.get(error.param or "")) is not None:
+        error.message = re.sub(rf"(?<![\w.]){error.param}(?=[=: ])", name, error.message)
+        error.param = name
     return error
 
 
