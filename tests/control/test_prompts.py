@@ -32,14 +32,13 @@ from verifypd.control.prompts import (
     Room,
     admissible,
     candidates,
-    decode_worth,
     in_order,
     next_chunks,
     prompt_key,
 )
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.throughput import ThroughputController
-from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
+from verifypd.control.tuning import OVERDUE, PROMPT_SHARE
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.tables import h200
 from verifypd.simulate.traffic import Acceptance, Lengths, poisson
@@ -148,39 +147,25 @@ def test_slots_are_given_in_the_order_of_reading_to_no_more_than_the_next_passes
     assert admissible([2] * COUNTED + [1], [], 0, 64, key) == 2, "so far back nobody looks"
 
 
-# -- worth -------------------------------------------------------------------------------------------------------------
+# -- value -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_worth_of_decoding_by_hand() -> None:
-    """A token of 100 for who has written none, of 25 for who has written more than others do; double when late."""
-    begun, long = view(0, slo_tpot=10.0, emitted=0), view(1, slo_tpot=10.0, emitted=99)
-    assert decode_worth([begun], 1.0, 100.0) == pytest.approx(1.0 / 100)
-    assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / (LEAST_LEFT * 100))
-    assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / (LEAST_LEFT * 100))
-    late = begun._replace(emitted=20, decoding=0.21)
-    assert decode_worth([late], 1.0, 100.0) == pytest.approx(2.0 / 80)
-    assert decode_worth([late._replace(decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)
-    assert decode_worth([begun._replace(slo_tpot=5.0)], 1.0, 100.0) == pytest.approx(2.0 / 100)
-    # a target that decoding alone cannot keep counts as what decoding takes, and nobody is late for it
-    assert decode_worth([late], 1.0, 100.0, least=20.0) == pytest.approx(0.5 / 80)
-
-
-def test_the_chunk_that_makes_the_step_worth_most_is_taken() -> None:
+def test_the_chunk_of_greatest_value_is_taken() -> None:
     waiting = [prompt(slot, left) for slot, left in enumerate((40, 60, 400, 900))]
     beside = Beside(Work(8, 8 * 512), worth=0.5)
     reading = read(waiting, beside)
     state = snapshot(waiting, prefill_chunk=2048)
     found = candidates(in_order(state), state, CostModel(GPU), beside, Room(MANY, 2048))
-    assert len(found) > 1 and reading.chosen == max(found, key=lambda chunk: chunk.worth)
-    assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.worth)[1]
+    assert len(found) > 1 and reading.chosen == max(found, key=lambda chunk: chunk.value)
+    assert reading.runner_up == sorted(found, key=lambda chunk: -chunk.value)[1]
 
 
-def test_the_worth_of_prompt_tokens_by_hand() -> None:
-    """What they bring those who wait, less what decoding would bring in the time that they add."""
+def test_the_value_of_prompt_tokens_by_hand() -> None:
+    """The seconds that decoding would take to bring as much, less those that they add."""
     chosen = read([prompt(0, 100, slo_ttft=500.0)], decoding(8, 0.01)).chosen
     assert chosen is not None and chosen.tokens == 100
     alone = CostModel(GPU).pass_seconds(decoding(8).decode)
-    assert chosen.worth == pytest.approx(1000 / 500 - (chosen.seconds / alone - 1.0) * 0.01)
+    assert chosen.value == pytest.approx(1000 / 500 / (0.01 / alone) - (chosen.seconds - alone))
 
 
 def test_a_short_prompt_does_not_put_off_a_long_one_beside_it() -> None:
@@ -201,7 +186,7 @@ def test_whom_prompts_keep_waiting_decides_how_much_is_read() -> None:
 def test_a_choice_says_what_it_was_chosen_over() -> None:
     reading = read([prompt(0, 600), prompt(1, 900)], decoding(64, 1.0))
     assert reading.chosen is not None and reading.runner_up is not None
-    assert reading.chosen.worth >= reading.runner_up.worth
+    assert reading.chosen.value >= reading.runner_up.value
     assert reading.work.rows == sum(rows(reading.spans).values()) == reading.chosen.tokens
 
 

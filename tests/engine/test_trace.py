@@ -137,10 +137,10 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "next_ms": 0.5,
         "prompt_tokens": 32,
         "step_ms": 12.3,
-        "worth": 0.41,
+        "value_ms": 0.41,
         "next_prompt_tokens": 16,
         "next_step_ms": 9.9,
-        "next_worth": -0.25,
+        "next_value_ms": -0.25,
     }
     first, *rest = LINES
     lines = [{**first, "arch": "unified", "why": why, "draft_seconds": 0.0015, "verify_seconds": 0.011}, *rest]
@@ -150,12 +150,13 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "step 1, unified: 2 requests decode, 2 draft 6 tokens, 1 prompts get 32 tokens" in said
     drafts = "drafts (drafting): at most 4 each, 6.8 tokens for 0.62 ms: 0.091 ms a token"
     assert f"{drafts}; next best: none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
-    assert "prompts: 32 tokens, a step of 12.3 ms, are worth +0.41; next best: 16 tokens, 9.9 ms, -0.25" in said
+    prompts = "prompts: 32 tokens, a step of 12.3 ms, value +0.41 ms"
+    assert f"{prompts}; next best: 16 tokens, a step of 9.9 ms, value -0.25 ms" in said
     assert "took, ms: decode 1.5, verify 11.0" in said
     lines[0]["why"]["price_ms"] = 0.3
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = trace.explain_step(tmp_path, 1)
-    assert "6.8 tokens for 0.62 ms: at 0.300 ms a token worth +1.42 ms; next best: none" in said
+    assert "6.8 tokens for 0.62 ms, at 0.300 ms a token: value +1.42 ms; next best: none" in said
     lines[0]["why"] = {"mode": "plain", "weighed": 0, "longest": 0, "tokens": 2.0, "ms": 0.5}
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = trace.explain_step(tmp_path, 1)

@@ -12,9 +12,10 @@ from verifypd.control.controller import Controller, FixedController, decode_work
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
-from verifypd.control.prompts import MS, Beside, Reading, Room, decode_worth, next_chunks
+from verifypd.control.prompts import Beside, Reading, Room, next_chunks
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
 from verifypd.control.tuning import LEARNING_RATE
+from verifypd.control.value import MS, decode_worth
 from verifypd.errors import ConfigError
 
 SELECT_VARIANTS = ("readme", "slides")  # where the original gives its advice; the two differ
@@ -59,18 +60,13 @@ class Architecture:
         self.controller.forget(request_id)
 
     def why(self) -> dict[str, Any]:
-        """Drafts as its controller weighed them, and prompt tokens: what the step takes and is worth, and the next."""
-        chosen, second = self.reading.chosen, self.reading.runner_up
-        if chosen is None or second is None:
-            return self.controller.why()
-        return self.controller.why() | {
-            "prompt_tokens": chosen.tokens,
-            "step_ms": 1e3 * chosen.seconds,
-            "worth": chosen.worth,
-            "next_prompt_tokens": second.tokens,
-            "next_step_ms": 1e3 * second.seconds,
-            "next_worth": second.worth,
-        }
+        """Drafts as its controller weighed them, and prompt tokens: what the step takes, their value, and the next."""
+        said = self.controller.why()
+        for prefix, each in {"": self.reading.chosen, "next_": self.reading.runner_up}.items():
+            if each is not None:
+                said |= {f"{prefix}prompt_tokens": each.tokens, f"{prefix}step_ms": 1e3 * each.seconds}
+                said |= {f"{prefix}value_ms": 1e3 * each.value}
+        return said
 
     def state(self) -> dict[str, float | str]:
         """Whose plans it gives, and what its controller believes."""
@@ -120,8 +116,7 @@ class Architecture:
             if not drafts or (lag > routine and budget <= 0):
                 continue
             rows = min(lag, budget + routine)
-            if rows < lag:
-                drafts = 0
+            drafts = drafts if rows == lag else 0
             budget -= max(0, rows - routine)
             tau = self.controller.temperature(view) if view.draft_temperature is None else view.draft_temperature
             spans.append(DraftSpan(view.slot, lag, rows, drafts, view.context + drafts, tau, view.proposer))

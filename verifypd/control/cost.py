@@ -74,11 +74,11 @@ class CostModel:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def pass_seconds(self, work: Work, void: bool = True) -> float:
-        """One verifier pass. void: with the rows that pad it."""
+    def pass_seconds(self, work: Work) -> float:
+        """One verifier pass."""
         if work.rows <= 0.0:
             return 0.0
-        return self._formula(work, void) * self.factors[CHUNKS if work.chunk_rows else DECODE]
+        return self._formula(work) * self.factors[CHUNKS if work.chunk_rows else DECODE]
 
     def draft_seconds(self, steps: int, rows: float, context: float) -> float:
         """A loop of `steps` that first catches up with `rows` tokens; the first step does both."""
@@ -103,13 +103,11 @@ class CostModel:
         row = self.coefficients.row + (self.coefficients.steep if run >= self.coefficients.knee else 0.0)
         return row * self.factors[CHUNKS if chunks else DECODE]
 
-    def _formula(self, work: Work, void: bool = True) -> float:
+    def _formula(self, work: Work) -> float:
         c = self.coefficients
         rows, context, chunk_rows, chunk_context = work
         seconds = c.base + c.row * (rows - chunk_rows) + c.context * context + c.chunk_context * chunk_context
-        run = self._run_rows(work) if void else rows
-        if run > c.knee:
-            seconds += c.steep * (run - c.knee)
+        seconds += c.steep * max(0.0, self._run_rows(work) - c.knee)
         return seconds + c.mixed if 0.0 < chunk_rows < rows else seconds
 
     def _run_rows(self, work: Work) -> float:

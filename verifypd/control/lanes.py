@@ -20,6 +20,5 @@ def prompt_tokens(snapshot: Snapshot) -> int:
     share = pressure / total if prompts else 0.0
     if any(view.waited * 1e3 >= view.slo_ttft / 2 for view in prompts):
         share = max(share, 1 / 2)
-    step = snapshot.batch_size + snapshot.prefill_chunk
-    left = step - sum([view.pending + 1 for view in others])
-    return min(max(left, int(step * share), 1), snapshot.prefill_chunk)
+    step, taken = snapshot.batch_size + snapshot.prefill_chunk, sum([view.pending + 1 for view in others])
+    return min(max(step - taken, int(step * share), 1), snapshot.prefill_chunk)

@@ -1,10 +1,8 @@
-"""How many tokens each request drafts: the lengths whose tokens cost least. Arithmetic over survivals and costs.
+"""How many tokens each request may draft, and what that comes to. Arithmetic over survivals and costs.
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
-its rows add to the pass. The plan takes the longest draft at which a token costs the fewest of these seconds, which are
-the price of a token. Beside prompts, where the pass is paid for anyway, it takes the longest draft whose tokens, at
-that price, exceed its seconds by most: a token not drafted now is drafted later. Within the longest draft, a request
-drafts a position where its survival is worth the position's row.
+its rows add to the pass. Within the longest draft, a request drafts a position where its survival is worth the
+position's row. Which longest draft is taken, `control/value.py` says.
 """
 
 from __future__ import annotations
@@ -52,33 +50,27 @@ class Option(NamedTuple):
         """Seconds a token costs."""
         return max(self.seconds, NEXT_TO_NOTHING) / self.tokens
 
-    def gain(self, plain: Option) -> float:
-        """Tokens a second over those of plain decoding."""
-        return plain.per_token / self.per_token
-
 
 def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: float | None = None) -> list[Option]:
     """What each longest draft comes to; the first drafts nothing.
 
     price: seconds that a token costs in other steps; None: as the options themselves make it.
     """
-    alone, before, riding = cost.pass_seconds(load.riding, void=False), load.decode + load.riding, load.riding.rows > 0
-    plain = Option(0, {}, float(load.requests), _pass(before, 0, cost, riding) - alone + cost.overhead)
+    alone, before = cost.pass_seconds(load.riding), load.decode + load.riding
+    plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone + cost.overhead)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
     price, given = (plain.per_token, False) if price is None else (price, True)
-    near = cost.slope(before.rows, riding)
     for longest in range(0 if any(each.looked_up for each in drafting) else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
-        far = cost.slope(before.rows + len(drafting) * max(1, longest), riding)
-        for slope in (near,) if near == far else (min(near, far), max(near, far)):
-            lengths, gained, context, lag = _lengths(drafting, longest, slope / price)
+        ends = before.rows, before.rows + len(drafting) * max(1, longest)
+        for row in sorted({cost.slope(rows, load.riding.rows > 0) for rows in ends}):
+            lengths, gained, context, lag = _lengths(drafting, longest, row / price)
             if not lengths:
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
-            verify = _pass(before, sum(lengths.values()), cost, riding) - alone
-            seconds = draft + verify + cost.overhead
-            found.append(Option(longest, lengths, load.requests + gained, seconds))
+            verify = cost.pass_seconds(before + Work(rows=sum(lengths.values()))) - alone
+            found.append(Option(longest, lengths, load.requests + gained, draft + verify + cost.overhead))
             price = price if given else min(price, found[-1].per_token)
     return found
 
@@ -100,13 +92,6 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
                 context += tokens
                 lag += behind
     return lengths, gained, context, lag
-
-
-def _pass(before: Work, drafts: int, cost: CostModel, riding: bool) -> float:
-    """Seconds of the pass with so many draft tokens in it. Beside prompts they take rows that prompts would have had:
-    where the padding ends does not matter."""
-    rows, *others = before
-    return cost.pass_seconds(Work(rows + drafts, *others), void=not riding)
 
 
 def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:

@@ -1,15 +1,10 @@
 """Which prompts join a step, and how many of their tokens. Arithmetic over costs and targets; no clock.
 
-Prompt tokens that make a step of T seconds one of T + t are worth
-
-    Σ waiting w · part of its prompt read  −  t / T · Σ decoding w · part of its tokens written
-    w = 1 / slo_ttft while it waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once it is late:
-
-what they bring those who wait, less what decoding would bring in the same time. Prompts are read in the order of w /
-tokens left, as many tokens as are worth most, within bounds: prompts are sure of `PROMPT_SHARE` of a step; a step lasts
-no longer than `slo_gap` where a shorter one is possible, unless so many prompts wait that gaps and first tokens are
-less late together in longer ones (`_bound`); one that has waited `OVERDUE` times its target goes first; at most one
-prompt is partly read. Offline, where answers are read when all are written, prompts go first: batches are fullest so.
+Prompts are read in the order of their weight over tokens left, as many tokens as have the greatest value
+(`control/value.py`) within bounds: prompts are sure of `PROMPT_SHARE` of a step; a step lasts no longer than `slo_gap`
+where a shorter one is possible, unless so many prompts wait that gaps and first tokens are less late together in longer
+ones (`_bound`); one that has waited `OVERDUE` times its target goes first; at most one prompt is partly read. Offline,
+where answers are read when all are written, prompts go first: batches are fullest so.
 """
 
 from __future__ import annotations
@@ -26,11 +21,11 @@ from verifypd.buckets import CHUNKS
 from verifypd.control.cost import NOTHING, CostModel, Work
 from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.tuning import LEAST_LEFT, OVERDUE, PROMPT_SHARE
+from verifypd.control.tuning import OVERDUE, PROMPT_SHARE
+from verifypd.control.value import MS, value, weight
 
 COUNTED = 256  # requests without a slot that are looked at, the first by rank: thousands would take a step to count
 PRECISION = 128  # of a chunk: one part in so many, but a token at least
-MS = 1e3
 PromptKey = tuple[int, bool, float, int]
 Asking = TypeVar("Asking")
 
@@ -41,7 +36,7 @@ class Beside:
 
     decode: Work = NOTHING
     draft_seconds: float = 0.0
-    worth: float = 0.0  # of what the step brings those who decode
+    worth: float = 0.0  # Σ decoding w · part of its tokens that the step writes
     apart: bool = False  # whether prompts get a pass of their own
     drafting: bool = False  # whether drafts are written, which may be verified later
 
@@ -56,11 +51,11 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """How many prompt tokens join a step, what the step then takes, and what they are worth."""
+    """How many prompt tokens join a step, what the step then takes, and their value."""
 
     tokens: int
     seconds: float
-    worth: float
+    value: float
 
 
 def prompt_key(rank: tuple[int, int], left: int, waited: float, slo_ttft: float, slo_gap: float) -> PromptKey:
@@ -102,18 +97,6 @@ def in_order(snapshot: Snapshot) -> list[RequestView]:
     )
 
 
-def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float, least: float = 0.0) -> float:
-    """Of a step that brings each of these `tokens`, where requests come to `mean_output` tokens on average. A target
-    below `least`, the ms a token that decoding alone takes, counts as that, for nothing can keep it."""
-    total = 0.0
-    for view in views:
-        left = max(mean_output - view.emitted, LEAST_LEFT * mean_output)
-        target = max(view.slo_tpot, least)
-        late = view.decoding * MS > target * max(1, view.emitted)
-        total += (2.0 if late else 1.0) * MS / (target * mean_output) * tokens / left
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The prompt chunks of a step, and what they were chosen over; nothing is chosen while nobody decodes."""
@@ -137,7 +120,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room)
     room = room._replace(requests=max(1, min(room.requests, snapshot.most_chunks)))
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
         return Reading(tuple(_spans(waiting, room.tokens, room)))
-    best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.worth)
+    best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.value)
     return Reading(tuple(_spans(waiting, best.tokens, room)), best, second)
 
 
@@ -149,9 +132,10 @@ def candidates(
 
     @cache
     def chunk(tokens: int) -> Chunk:
-        work, worth = _read(waiting, tokens, count)
+        work, read = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
-        return Chunk(tokens, seconds, worth - (seconds / alone - 1.0) * beside.worth if beside.worth else worth)
+        rate = beside.worth and beside.worth / alone  # 0: nobody decodes, and seconds cost nothing
+        return Chunk(tokens, seconds, value(seconds - alone, waiting=read, rate=rate) if rate else read)
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""
@@ -171,14 +155,14 @@ def candidates(
 
 
 def _read(waiting: Sequence[RequestView], tokens: int, count: int) -> tuple[Work, float]:
-    """The work of reading so many tokens, and its worth."""
-    total, context, square, worth = 0.0, 0.0, 0.0, 0.0
+    """The work of reading so many tokens, and Σ waiting w · part read."""
+    total, context, square, parts = 0.0, 0.0, 0.0, 0.0
     for view, rows in _turns(waiting, tokens, count):
         end = view.chunk_start + rows
         total, context, square = total + rows, context + end, square + rows * end
         late = view.since_output * MS > view.slo_ttft
-        worth += (2.0 if late else 1.0) * MS / view.slo_ttft * rows / view.prefill_left
-    return Work(total, context, total, square), worth
+        parts += weight(view.slo_ttft, late) * rows / view.prefill_left
+    return Work(total, context, total, square), parts
 
 
 def _turns(waiting: Sequence[RequestView], budget: int, count: int) -> Iterator[tuple[RequestView, int]]:

@@ -20,6 +20,7 @@ from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
 from verifypd.control.tuning import REVIEW_EVERY
+from verifypd.control.value import value
 
 
 class ThroughputController(Controller):
@@ -72,7 +73,7 @@ class ThroughputController(Controller):
         plain, drafts = found[0], found[1:]
         best, second = first_two(drafts or [plain], key=lambda option: option.per_token)
         self.runner_up = plain if second is best else second
-        self.gain = best.gain(plain)
+        self.gain = plain.per_token / best.per_token
         self._probe_price, probed = self._probe([view for view, _ in able], snapshot)
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
@@ -80,7 +81,7 @@ class ThroughputController(Controller):
             self._alone, price = best, best.per_token
             if riding.rows:
                 beside = options(joining, replace(load, riding=riding), self.cost, price)
-                best, self.runner_up = first_two(beside, key=lambda each: each.seconds - price * each.tokens)
+                best, self.runner_up = first_two(beside, key=lambda each: -value(each.seconds, each.tokens, price))
             self.chosen = best
             return best.lengths
         self._alone, self.chosen, self.runner_up = plain, plain, best
@@ -93,16 +94,13 @@ class ThroughputController(Controller):
         """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves."""
         curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
-            debt = view.draft_lag - snapshot.routine_lag
-            lag = float(max(1, min(view.draft_lag, snapshot.routine_lag)))
-            if debt > 0:
-                left = view.expected_left(snapshot.mean_output)
-                lag += debt / left
-                if self._alone is not None:
-                    price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
-                    more = sum(curve[: max(1, self._alone.longest)])
-                    if 2.0 * left * more / (1.0 + more) * self._alone.per_token <= price:  # its own time counts, too
-                        return None
+            debt, left = max(0, view.draft_lag - snapshot.routine_lag), view.expected_left(snapshot.mean_output)
+            lag = max(1, min(view.draft_lag, snapshot.routine_lag)) + debt / left
+            if debt and self._alone is not None:
+                price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
+                more = sum(curve[: max(1, self._alone.longest)])
+                if 2.0 * left * more / (1.0 + more) * self._alone.per_token <= price:  # its own time counts, too
+                    return None
         return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 
     def _probe(self, able: Sequence[RequestView], snapshot: Snapshot) -> tuple[float, dict[int, int]]:
@@ -165,11 +163,10 @@ class ThroughputController(Controller):
         if self.chosen is None or self.runner_up is None or self._alone is None:
             return {}
         said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed}
-        for prefix, each in (("", self.chosen), ("next_", self.runner_up)):
-            if prefix and each is self.chosen:
-                break
-            ms = 1e3 * each.seconds
-            said |= {f"{prefix}longest": each.longest, f"{prefix}tokens": each.tokens, f"{prefix}ms": ms}
+        for prefix, each in {"next_": self.runner_up, "": self.chosen}.items():
+            if not prefix or each is not self.chosen:
+                ms = 1e3 * each.seconds
+                said |= {f"{prefix}longest": each.longest, f"{prefix}tokens": each.tokens, f"{prefix}ms": ms}
         return said if self.chosen is self._alone else {**said, "price_ms": 1e3 * self._alone.per_token}
 
     def state(self) -> dict[str, float | str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verifypd.control.value import value
 from verifypd.errors import RequestError
 
 LANES = ("decode", "verify", "prefill")  # rows of the trace, highest priority first
@@ -247,7 +248,7 @@ def explain(record: Record) -> str:
 
 
 def explain_step(folder: str | Path, step: int) -> str:
-    """The plan of one step, its runner-up and what each was worth, in the words of docs/lanes.md."""
+    """The plan of one step, its runner-up and the value of each, in the words of docs/lanes.md."""
     first = last = None
     for line in lines(Path(folder)):
         if line.get("event") != "plan":
@@ -275,11 +276,13 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         when = "" if weighed == line["step"] else f", as weighed at step {weighed}"
         second = f"next best: {_weighed(why, 'next_')}" if "next_longest" in why else "nothing else was possible"
         yield f"drafts ({why['mode']}{when}): {_weighed(why)}; {second}"
-    if "worth" in why:
-        yield (
-            f"prompts: {why['prompt_tokens']} tokens, a step of {why['step_ms']:.1f} ms, are worth {why['worth']:+.2f}"
-            f"; next best: {why['next_prompt_tokens']} tokens, {why['next_step_ms']:.1f} ms, {why['next_worth']:+.2f}"
+    if "value_ms" in why:
+        best, second = (
+            f"{why[f'{prefix}prompt_tokens']} tokens, a step of {why[f'{prefix}step_ms']:.1f} ms, "
+            f"value {why[f'{prefix}value_ms']:+.2f} ms"
+            for prefix in ("", "next_")
         )
+        yield f"prompts: {best}; next best: {second}"
     if not why:
         yield "nothing was weighed: the controller drafts by fixed rules, and no prompt waited beside those who decode"
     took = [f"{lane} {1e3 * line[name]:.1f}" for lane, name in _SECONDS.items() if name in line]
@@ -287,13 +290,13 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
 
 
 def _weighed(why: dict[str, Any], prefix: str = "") -> str:
-    """A longest draft and what decided: ms a token, or beside prompts what its tokens are worth less its ms."""
+    """A longest draft and what decided: ms a token, or beside prompts its value."""
     tokens, ms = why[f"{prefix}tokens"], why[f"{prefix}ms"]
     said = f"{_longest(why[f'{prefix}longest'])}, {tokens:.1f} tokens for {ms:.2f} ms"
     if "price_ms" not in why:
         return f"{said}: {ms / tokens:.3f} ms a token"
     price = why["price_ms"]
-    return f"{said}: at {price:.3f} ms a token worth {price * tokens - ms:+.2f} ms"
+    return f"{said}, at {price:.3f} ms a token: value {value(ms, tokens, price):+.2f} ms"
 
 
 def _longest(drafts: int) -> str:
