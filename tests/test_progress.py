@@ -102,4 +102,7 @@ def test_rows_are_lines_of_a_log(clock: list[float], caplog: pytest.LogCaptureFi
         for second in range(1, 25):
             clock[0] += 1.0
             rows.move("one" if second < 15 else "another", 3 + second / 100, f"at {second} s")
+        rows.say("a run has ended")  # a line of its own, which says as much
+        clock[0] += 9.0
+        rows.move("another", 4, "")
     assert lines(caplog) == ["one: 3 of 12 runs; at 10 s", "another: 3 of 12 runs; at 20 s"]

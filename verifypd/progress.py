@@ -159,7 +159,8 @@ class Rows:
             log.info("%s: %d of %d %s; %s", name, done, total, self.unit, remark)
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
+        """A line above the bars; in a log it is the one for now."""
+        self._told = self._clock()
         tqdm.write(text, file=sys.stderr)
         sys.stderr.flush()
 

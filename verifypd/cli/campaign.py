@@ -186,15 +186,15 @@ def _watch(rows: Rows, runs: Counter[str]) -> Watch:
             speed, pace = f"{f['tok_s']:.1f} tok/s", f"TPOT p95 {f['tpot_ms_p95']:.1f} ms"
             lost = "".join(f", {f[name]} {name}" for name in ("unfinished", "failed") if f[name])
             runs[turn.label] += 1
-            rows.move(turn.label, runs[turn.label], f"{speed}, {pace}")
             rows.say(
                 f"{turn.scenario.name}, seed {cell.seed}, {turn.label}: {speed}, TTFT p95 {f['ttft_ms_p95']:.0f} ms,"
                 f" {pace}{lost}"
             )
+            rows.move(turn.label, runs[turn.label], f"{speed}, {pace}")
 
         def failed(self, turn: Turn, message: str) -> None:
-            rows.move(turn.label, runs[turn.label], "FAILED")
             rows.say(f"{turn.scenario.name}, {turn.label}: FAILED: {message}")
+            rows.move(turn.label, runs[turn.label], "FAILED")
 
     return Shown()
 
