@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.files import writable_folder
-from verifypd.cli.flags import Parser, refuse_given
+from verifypd.cli.flags import ENGINE, Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
@@ -59,6 +59,25 @@ def add_run_flags(parser: Parser) -> None:
     group.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
 
 
+def add_target_flags(parser: Parser) -> None:
+    """Targets of a command that has no flags of an engine."""
+    for name, text in (("ttft", "the first token"), ("tpot", "each token after it")):
+        default = TARGET_MS[f"slo_{name}"]
+        parser.add_argument(
+            f"--slo-{name}", type=float, dest=f"{ENGINE}slo_{name}", default=argparse.SUPPRESS, metavar="MS",
+            help=f"target for {text}, ms (default: {default:g})",
+        )  # fmt: skip
+
+
+def own_targets(args: argparse.Namespace) -> dict[str, float]:
+    """Targets that were given, ms; 0 is an engine's word for its default."""
+    given = {name: getattr(args, ENGINE + name, None) or 0.0 for name in TARGET_MS}
+    for name, value in given.items():
+        if value < 0:
+            raise ConfigError(f"{flag(name)} must be above 0")
+    return {name: value for name, value in given.items() if value}
+
+
 def chosen_seeds(args: argparse.Namespace, default: int = SEEDS) -> list[int]:
     """Those of --seed and --seeds."""
     for name in ("duration", "cut_off", "request_timeout", "max_concurrent", "num_requests", "vocab"):
@@ -102,7 +121,7 @@ def run_campaign(
     from verifypd.bench.provenance import provenance
 
     seeds = seeds or chosen_seeds(args)
-    targets = Targets(*(getattr(args, f"engine_{name}", default) / 1e3 for name, default in TARGET_MS.items()))
+    targets = Targets(*(each / 1e3 for each in (TARGET_MS | own_targets(args)).values()))
     reference = args.reference or reference or arms[0].name
     control = None if args.no_control else reference
     if reference not in [arm.name for arm in arms]:
