@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,13 @@ def test_a_chart_of_nothing_says_so() -> None:
         for name in ("goodput", "throughput_comparison")
     )
     assert goodput.note == f"{charts.NONE_GOOD} [a note]" and tokens.note == "[a note]"
+
+
+def test_long_names_below_bars_are_in_two_lines_and_not_cut() -> None:
+    """What the original claims stands beside three loads in half of a page."""
+    groups = ("C=8", "C=32", "C=128", part_charts.CLAIM)
+    chart = Chart("x", "x", "", "share", (Series("one", (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.3, 0.5)),), "bars", groups)
+    told = re.findall(r'<text class="tick mid"[^>]*>([^<]*)</text>', svg.draw(chart))
+    assert " ".join(told) == " ".join(groups) and not any("…" in each for each in told)
+    names = re.findall(r">([^<]*)</text>", svg.draw(replace(chart, groups=("n=5, a pair", *groups[1:]))))
+    assert "n=5" in names and "a pair" in names
