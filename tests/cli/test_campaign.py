@@ -74,7 +74,7 @@ def test_what_was_run_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             made.append((dict(totals), Counter(done)))
             super().__init__(totals, done, **options)
 
-    monkeypatch.setattr("verifypd.cli.campaign.Rows", Told)
+    monkeypatch.setattr("verifypd.progress.Rows", Told)
     command = ["bench", "simulate", "three-way", "--quick", "--num-requests", "3", "--out", str(tmp_path), "--no-png"]
     for seeds in ("1", "2"):
         assert cli.main([*command, "--arm", "plain", "--arm", "pd", "--seeds", seeds]) == 0

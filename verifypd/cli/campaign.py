@@ -16,11 +16,11 @@ from verifypd.cli.flags import ENGINE, Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
-from verifypd.progress import Rows
 
 if TYPE_CHECKING:
     from verifypd.bench.campaign import Cell, Scenario, Turn, Watch
     from verifypd.bench.play import Arm, Call
+    from verifypd.progress import Rows
 
 SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
@@ -119,6 +119,7 @@ def run_campaign(
     from verifypd.bench.figures import Targets
     from verifypd.bench.play import Limits
     from verifypd.bench.provenance import provenance
+    from verifypd.progress import Rows
 
     seeds = seeds or chosen_seeds(args)
     targets = Targets(*(each / 1e3 for each in (TARGET_MS | own_targets(args)).values()))
