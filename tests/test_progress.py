@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from tqdm import tqdm
 
 from verifypd import progress
-from verifypd.progress import Lines, bar
+from verifypd.progress import Lines, Rows, bar
 
 NAME = "verifypd.progress"
 
@@ -71,3 +72,37 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(hidden, tqdm) and hidden.disable
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     assert isinstance(bar([1, 2], desc="x"), progress.Lines)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_rows_stand_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is drawn in its own line; a line that is said goes above them, and in the end they are gone."""
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    with Rows({"one": 12, "another": 12}, {"one": 3}, unit="runs") as rows:
+        first = shown.getvalue()
+        assert "one      3/12 runs" in first and "another  0/12 runs" in first
+        rows.move("another", 1.5, "50%, 80 tok/s")
+        moved = shown.getvalue().removeprefix(first)
+        assert "another  1/12 runs  50%, 80 tok/s" in moved and "one      3" not in moved
+        assert moved.startswith("\n") and "\x1b[A" in moved, "one line down, and up again"
+        rows.say("a run has ended")
+        said = shown.getvalue().removeprefix(first + moved)
+        assert said.index("a run has ended\n") < said.index("one      3/12") < said.index("another  1/12")
+    assert shown.getvalue().rstrip("\r").endswith(" ")
+
+
+def test_rows_are_lines_of_a_log(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """One every ten seconds, of whichever moves then."""
+    with Rows({"one": 12, "another": 12}, {"one": 3}, unit="runs", clock=lambda: clock[0]) as rows:
+        for second in range(1, 25):
+            clock[0] += 1.0
+            rows.move("one" if second < 15 else "another", 3 + second / 100, f"at {second} s")
+        rows.say("a run has ended")  # a line of its own, which says as much
+        clock[0] += 9.0
+        rows.move("another", 4, "")
+    assert lines(caplog) == ["one: 3 of 12 runs; at 10 s", "another: 3 of 12 runs; at 20 s"]

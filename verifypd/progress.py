@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol, Self
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 log = logging.getLogger(__name__)
 
 EVERY = 10.0  # s between two lines of a log
+ROW = "|{bar:12}| {desc}"  # of a bar that stands beside others
 
 
 class Bar(Protocol):
@@ -50,8 +53,9 @@ def bar(
     if shown and not sys.stderr.isatty():
         return Lines(items, desc=desc, total=total, initial=initial, unit=unit)
     made: Bar = tqdm(
-        items, desc=desc, total=total, initial=initial, unit=unit, unit_scale=unit == "B", disable=not shown
-    )
+        items, desc=desc, total=total, initial=initial, unit=unit, unit_scale=unit == "B", disable=not shown,
+        leave=None,  # it goes where it stood below others
+    )  # fmt: skip
     return made
 
 
@@ -113,6 +117,52 @@ class Lines:
         if self.total and done > 0 and self.n < self.total:
             line += f", about {_minutes(spent / done * (self.total - self.n))} left"
         log.info("%s", f"{line}; {self.remark}" if self.remark else line)
+
+
+class Rows:
+    """A bar for each of several that take turns. On a terminal they stand until the end, redrawn in place; in a log
+    the one that moves has a line every so many seconds."""
+
+    def __init__(
+        self, totals: Mapping[str, int], done: Mapping[str, int], *, unit: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """totals: of each by its name. done: how much of that there was before."""
+        self.totals, self.done, self.unit = totals, done, unit
+        self._clock = clock
+        self._told = clock()
+        self._bars: dict[str, tqdm[Any]] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._open.enter_context(logging_redirect_tqdm())
+            for name, total in self.totals.items():
+                made = tqdm(total=total, bar_format=ROW, leave=False, dynamic_ncols=True)
+                self._bars[name] = self._open.enter_context(made)
+                self.move(name, self.done.get(name, 0), "")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def move(self, name: str, done: float, remark: str) -> None:
+        """So much of one is done now, its part of the next included."""
+        total = self.totals[name]
+        if own := self._bars.get(name):
+            wide = max(map(len, self.totals))
+            counts = f"{int(done):>{len(str(total))}}/{total} {self.unit}"
+            own.n = done
+            own.set_description_str(f"{name:<{wide}} {counts}  {remark}")
+        elif self._clock() - self._told >= EVERY:
+            self._told = self._clock()
+            log.info("%s: %d of %d %s; %s", name, done, total, self.unit, remark)
+
+    def say(self, text: str) -> None:
+        """A line above the bars; in a log it is the one for now."""
+        self._told = self._clock()
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def _minutes(seconds: float) -> str:

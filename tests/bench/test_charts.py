@@ -33,7 +33,7 @@ def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
     heat = charts.improvement(found(), "e2e_ms_mean")
     assert heat is not None and heat.columns == ("C=1", "C=8") and heat.rows == ("a:b\nfast", "c:d\nfast")
     assert heat.values == ((0.5, 0.5), (0.5, pytest.approx(40.0)))
-    assert "+3900.0 %" in svg.heatmap(heat) and "-50.0 %" in svg.heatmap(heat)
+    assert "+3900.0 %" in svg.heatmap(heat) and "−50.0 %" in svg.heatmap(heat)
     assert "[SA&lt;ID]" in svg.heatmap(heat, "SA<ID") and "class='note'" not in svg.heatmap(heat)
     pytest.importorskip("matplotlib")
     pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,38 @@ def test_labels_cover_neither_points_nor_labels() -> None:
     assert "n=50" in names and names.count("n=50") == 1, "two arms at one place are labelled once"
     assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
     plt.close(figure)
+
+
+def test_a_report_says_what_its_words_mean() -> None:
+    """Its protocol, its arms by their architecture, and no word twice; a server's name says nothing of its kind."""
+    found = read_kept(RESULTS / "bench-three-way-h200.json")
+    told = dict(page.words(found))
+    assert len(told) == len(page.words(found)) and set(found["arms"]) < set(told)
+    assert told["protocol B"].startswith("three-way: all requests at once")
+    assert told["pdv pipelined"].startswith("PDV: ") and "half the batch" in told["pdv pipelined"]
+    assert "as large as the batch" in told["pdv whole"] and told["plain"].startswith("no drafts")
+    arms = {"plain": {"spec": {"url": "http://h:1"}}, "auto:max_draft=2": {"spec": {"settings": {"arch": "auto"}}}}
+    told = dict(page.words(found | {"arms": arms, "protocol": None}))
+    assert "plain" not in told and "measured costs" in told["auto:max_draft=2"] and "protocol B" not in told
+
+
+def test_a_chart_of_nothing_says_so() -> None:
+    found = read("bench-three-way-h200") | {"note": "a note"}
+    for each in found["scenarios"].values():
+        for own in each["arms"].values():
+            own["figures"]["goodput"] = 0.0
+    goodput, tokens = (
+        charts.labelled(found, next(each for each in charts.overview(found) if each.name == name))
+        for name in ("goodput", "throughput_comparison")
+    )
+    assert goodput.note == f"{charts.NONE_GOOD} [a note]" and tokens.note == "[a note]"
+
+
+def test_long_names_below_bars_are_in_two_lines_and_not_cut() -> None:
+    """What the original claims stands beside three loads in half of a page."""
+    groups = ("C=8", "C=32", "C=128", part_charts.CLAIM)
+    chart = Chart("x", "x", "", "share", (Series("one", (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.3, 0.5)),), "bars", groups)
+    told = re.findall(r'<text class="tick mid"[^>]*>([^<]*)</text>', svg.draw(chart))
+    assert " ".join(told) == " ".join(groups) and not any("…" in each for each in told)
+    names = re.findall(r">([^<]*)</text>", svg.draw(replace(chart, groups=("n=5, a pair", *groups[1:]))))
+    assert "n=5" in names and "a pair" in names

@@ -132,9 +132,22 @@ def test_the_same_command_gives_the_same_figures(tmp_path: Path) -> None:
     assert runs[0]["pdv pipelined", 4] != runs[0]["pdv pipelined again", 4]
 
 
+def test_targets_reach_the_policy_and_the_figures(tmp_path: Path) -> None:
+    command = ["bench", "simulate", "mixed", "--size", "full", "--rate", "24", "--duration", "4", "--arm", "auto"]
+    found = []
+    for name, own in (("default", []), ("tight", ["--slo-ttft", "100", "--slo-tpot", "5"])):
+        assert cli.main([*command, *own, "--out", str(tmp_path / name), "--seeds", "1", "--no-png"]) == 0
+        found.append(json.loads((tmp_path / name / "results.json").read_text()))
+    assert [each["targets"] for each in found] == [{"ttft": 0.5, "tpot": 0.015}, {"ttft": 0.1, "tpot": 0.005}]
+    assert "slo_ttft" not in found[0]["arms"]["auto"]["spec"] and found[1]["arms"]["auto"]["spec"]["slo_tpot"] == 5
+    figures = [next(iter(each["scenarios"].values()))["arms"]["auto"]["figures"] for each in found]
+    assert figures[0]["tpot_ms_p95"] != figures[1]["tpot_ms_p95"], "it plans otherwise"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["sweep", "--slo-ttft", "-1"], "--slo-ttft must be above 0"),
         (
             ["three-way", "--max-concurrent", "2"],
             "a simulated engine takes requests in, and ends them, alone: leave out",

@@ -172,3 +172,15 @@ def test_simulated_runs_vary_as_they_say() -> None:
     times = [simulated(random.Random(seed), requests=60) for seed in range(3)]
     firsts = [r.outputs[0] - r.due for r in itertools.chain.from_iterable(t.records for t in times)]
     assert statistics.pstdev(map(math.log, firsts)) == pytest.approx(0.082, rel=0.25)
+
+
+def test_good_shares_of_nothing_are_not_compared() -> None:
+    """One good request on either side is enough."""
+    noise = random.Random(5)
+    runs = [simulated(noise) for _ in range(4)]
+    strict = Targets(0.5, 1e-4)
+    assert "good_share" not in compare(runs[:2], runs[2:], strict)
+    assert set(compare(runs[:2], runs[2:], strict)) | {"good_share"} == set(COMPARED)
+    first, *rest = runs[3].records
+    quick = Outcome((Record(0.0, 0.0, (0.01,), 1, 1, True), *rest), len(rest) + 1, runs[3].seconds)
+    assert compare(runs[:2], [runs[2], quick], strict)["good_share"].ratio < 1 and first.finished

@@ -3,81 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.test_campaign import Pacer, campaign
+from verifypd import cli
 from verifypd.bench.play import Call, Limits, play
 from verifypd.bench.workload import Arrival, Workload
 from verifypd.cli.campaign import _watch
+from verifypd.progress import Rows
 
 
-class Bar:
+class Kept(Rows):
     """Keeps what it is told."""
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-        self.n = 0.0
-        self.remarks: list[str] = []
-        self.closed = False
+    def __init__(self, **totals: int) -> None:
+        super().__init__(totals, {}, unit="runs")
+        self.moves: list[tuple[str, float, str]] = []
+        self.said: list[str] = []
 
-    def update(self, n: float = 1) -> None:
-        self.n += n
+    def move(self, name: str, done: float, remark: str) -> None:
+        self.moves.append((name, done, remark))
 
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        self.remarks.append(s)
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.closed = True
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
-@pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
-    made: list[Bar] = []
-
-    def bar(**options: Any) -> Bar:
-        made.append(Bar(**options))
-        return made[-1]
-
-    monkeypatch.setattr("verifypd.progress.bar", bar)
-    return made
-
-
-def test_a_bar_moves_while_long_requests_run(
-    bars: list[Bar], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No request has ended at the first looks, and their tokens and first tokens are shown."""
+def test_the_bar_of_an_arm_moves_while_its_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no request has ended; a run that fails is not one that is done."""
     monkeypatch.setattr("verifypd.bench.play.TICK", 0.05)
-    asyncio.run(campaign(tmp_path, [Pacer("one", 0.02)], [0], output=20, control=None).run(_watch()))
-    assert [bar.options["desc"] for bar in bars] == ["1/2 closed 2, one", "2/2 poisson 200/s, one"]
-    for bar in bars:
-        assert bar.closed and bar.n == bar.options["total"] == 6
-    early, late = next(each for each in bars[0].remarks if "TTFT" in each), bars[0].remarks[-1]
-    assert early.startswith("2 under way, ") and "E2E" not in early
-    assert int(early.split("way, ")[1].split(" tok/s")[0]) > 0
-    assert "E2E p95 0." in late
-    assert capsys.readouterr().err.count("seed 0, one: ") == 2
+    rows, arms = Kept(one=2, two=2), [Pacer("one", 0.02), Pacer("two", fails=True)]
+    asyncio.run(campaign(tmp_path, arms, [0], output=20, control=None).run(_watch(rows, Counter(one=3))))
+    moves = [(done, remark) for name, done, remark in rows.moves if name == "one"]
+    assert moves[0] == (3, "closed 2") and moves[-1][0] == 5
+    during = [(done, remark) for done, remark in moves if remark.endswith(": closed 2")]
+    assert len(during) > 10 and during == sorted(during) and 3 < during[0][0] < 3.34 and 3.8 < during[-1][0] < 4
+    share, speed, pace = re.fullmatch(r"(\d+)%, (\d+) tok/s, TPOT p95 ([\d.]+) ms: closed 2", during[-1][1]).groups()  # type: ignore[union-attr]
+    assert int(share) == pytest.approx(100 * (during[-1][0] - 3), abs=1) and int(speed) > 30 and 20 <= float(pace) < 40
+    assert ("two", 0, "FAILED") in rows.moves
+    assert sum(", seed 0, one: " in line for line in rows.said) == 2 == sum("two: FAILED" in line for line in rows.said)
 
 
-def test_tokens_and_percentiles_are_of_all_requests_so_far(bars: list[Bar], tmp_path: Path) -> None:
+def test_speed_and_pace_are_of_all_requests_so_far(tmp_path: Path) -> None:
     def call(outputs: list[float], tokens: int) -> Call:
-        made = Call(Arrival(0.0, 8, 100), 0, lambda: 10.0, 1.0, sent=1.0)
+        made = Call(Arrival(0.0, 8, 4), 0, lambda: 10.0, 1.0, sent=1.0)
         made.outputs, made.tokens = outputs, tokens
         return made
 
-    watch = _watch()
-    watch.begin(campaign(tmp_path, [Pacer("one")]).left()[0], 0, 1)
-    watch.call(call([2.0, 4.0], 30))
+    rows = Kept(one=1)
+    watch = _watch(rows, Counter())
+    watch.begin(campaign(tmp_path, [Pacer("one")]).left()[0], 0, 1)  # six requests of four tokens
+    watch.call(call([2.0, 4.0], 3))
     watch.call(call([], 0))  # it failed
-    watch.tick([call([4.0, 9.0], 20), call([], 0)])
-    assert bars[0].remarks == ["2 under way, 5 tok/s, TTFT p95 3.00 s, E2E p95 3.00 s"] and bars[0].n == 2
+    watch.tick([call([4.0, 5.5], 2), call([], 0)])
     watch.tick([])
-    assert len(bars[0].remarks) == 1, "between requests there is no news"
+    assert [remark.partition(":")[0] for *_, remark in rows.moves[1:]] == ["42%, 0 tok/s, TPOT p95 1500.0 ms"]
+    assert rows.moves[-1][1] == pytest.approx((4 + 4 + 2) / 24)
+
+
+def test_what_was_run_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars are in the order of the arms, each with the runs of its second name behind it."""
+    made: list[tuple[dict[str, int], Counter[str]]] = []
+
+    class Told(Rows):
+        def __init__(self, totals: Any, done: Any, **options: Any) -> None:
+            made.append((dict(totals), Counter(done)))
+            super().__init__(totals, done, **options)
+
+    monkeypatch.setattr("verifypd.progress.Rows", Told)
+    command = ["bench", "simulate", "three-way", "--quick", "--num-requests", "3", "--out", str(tmp_path), "--no-png"]
+    for seeds in ("1", "2"):
+        assert cli.main([*command, "--arm", "plain", "--arm", "pd", "--seeds", seeds]) == 0
+    assert list(made[0][0].items()) == [("plain", 1), ("plain again", 1), ("pd", 1)]
+    assert made[1] == ({"plain": 2, "plain again": 2, "pd": 2}, Counter(made[0][0]))
 
 
 def test_a_look_is_at_requests_under_way_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

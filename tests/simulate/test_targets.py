@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from verifypd.control.cost import CostModel
 from verifypd.control.factory import make_architecture, make_controller
+from verifypd.control.snapshot import Plan, Snapshot
 from verifypd.control.tuning import OVERDUE
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.report import Report
@@ -99,3 +100,65 @@ def test_long_prompts_starve_under_no_load_short_of_saturation(
     report = serve(poisson(load * capacity, count, Acceptance(0.8), seed=seed), server, name)
     waits = [math.inf if o.first is None else 1e3 * (o.first - o.arrival) for o in report.outcomes]
     assert max(waits) <= OVERDUE * target + 10 * server.slo_gap
+
+
+# -- a request's own ---------------------------------------------------------------------------------------------------
+
+SMALL = Settings(batch_size=8, max_draft=4, slo_gap=30.0)
+
+
+def test_a_request_s_own_targets_are_those_the_policy_sees() -> None:
+    """As in the engine: no first token within less than a step, half of a deadline for each, the server's else."""
+    own = Arrival(0.0, 100, 40, (True,) * 40, max_tokens=40)
+    asked = {
+        "none": own,
+        "first": replace(own, slo_ttft=80.0, slo_tpot=0.1),
+        "step": replace(own, slo_ttft=1.0),
+        "late": replace(own, slo_ttft=80.0, deadline_ms=100.0),
+        "soon": replace(own, deadline_ms=400.0),
+    }
+    seen: dict[int, tuple[float, float]] = {}
+
+    def look(_: Simulation, snapshot: Snapshot, _plan: Plan) -> None:
+        for view in snapshot.requests:
+            seen.setdefault(view.request_id, (view.slo_ttft, view.slo_tpot))
+
+    cost = CostModel(COSTS)
+    policy = make_architecture("unified", make_controller("fixed", 4), cost)
+    report = Simulation(policy, list(asked.values()), TrueCosts(COSTS), SMALL, on_step=look).run()
+    assert {name: seen[number] for number, name in enumerate(asked)} == {
+        "none": (500.0, 15.0), "first": (80.0, 1.0), "step": (30.0, 15.0),
+        "late": (50.0, pytest.approx(50.0 / 40)), "soon": (200.0, pytest.approx(200.0 / 40)),
+    }  # fmt: skip
+    met = [outcome.met(report.slo_ttft) for outcome in report.outcomes]
+    assert met[0] and not met[1] and not met[2], "each by its own: nobody has a token in 0.1 ms, or its first in 1"
+
+
+def test_a_request_ends_at_its_deadline() -> None:
+    """In the queue, while its prompt is read, and while it writes; its slot is free then, and the others end whole."""
+    long = Arrival(0.0, 200, 400, (True,) * 400, max_tokens=400)
+    cut = [replace(long, deadline_ms=ms) for ms in (1.0, 60.0, 300.0, 600.0)]
+    for late in (False, True):
+        for name in ("plain", "unified", "pdv", "auto"):
+            server = replace(SMALL, batch_size=3, queue_factor=1.0, late=late)
+            report = serve([*cut, *[long] * 4], server, name)
+            stopped, whole = report.outcomes[:4], report.outcomes[4:]
+            assert all(o.finished and o.tokens == 400 for o in whole)
+            for outcome, arrival in zip(stopped, cut, strict=True):
+                due = (arrival.deadline_ms or 0.0) / 1e3
+                assert not outcome.finished and not outcome.met(500.0) and outcome.tokens < 400
+                assert outcome.stopped is not None and due <= outcome.stopped < due + 0.1
+                assert outcome.last is None or outcome.last <= outcome.stopped
+            assert sum(o.tokens > 0 for o in stopped) >= 2 and report.summary()["unfinished"] == 4
+
+
+def test_who_asks_for_an_earlier_first_token_gets_it_earlier() -> None:
+    """Alike but for that, and all at once."""
+    arrivals = [
+        replace(each, prompt=600, slo_ttft=100.0 if index % 2 else 2000.0)
+        for index, each in enumerate(poisson(math.inf, 40, Acceptance(0.8), seed=3))
+    ]
+    for name in ("plain", "auto"):
+        report = serve(arrivals, replace(SERVER, batch_size=16), name)
+        waits = [mean(o.first or 0.0 for o in report.outcomes[part::2]) for part in (1, 0)]
+        assert waits[0] < 0.7 * waits[1], (name, waits)

@@ -17,6 +17,7 @@ TITLES = {
     "e2e": "E2E: time of a whole request",
     "gap": "Gap: time between two outputs of one request",
 }
+NONE_GOOD = "No request met both targets."
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +242,11 @@ def _moved(series: Series, places: dict[float, float]) -> Series:
 
 
 def coloured(found: dict[str, Any], chart: Chart) -> Chart:
-    """The chart with each arm in the same colour as on the others."""
+    """The chart with each arm in the same colour as on the others; one without bars says why."""
     places = {arm: place for place, arm in enumerate(arms_of(found))}
     own = (replace(each, colour=places[each.name]) if each.name in places else each for each in chart.series)
-    return replace(chart, series=tuple(own))
+    bare = chart.name == "goodput" and not any(y > 0 for each in chart.series for y in each.ys)
+    return replace(chart, series=tuple(own), note=NONE_GOOD if bare else chart.note)
 
 
 def labelled(found: dict[str, Any], chart: Chart) -> Chart:

@@ -75,18 +75,56 @@ COLOUR_RULES = "".join(
     for i in range(svg.COLOURS)
 )
 MEANING = (
-    ("arm", "what is measured: a server at a URL, or an engine of some settings"),
-    ("closed N", "N clients; each sends its next request when its last answer is whole"),
+    ("closed N", "N clients; each sends its next request when its last answer is complete"),
     ("poisson R/s", "R requests a second arrive at random times, whatever became of those before"),
-    ("TTFT", "first output less the time the request was due"),
-    ("TPOT", "(last output − first) / (tokens − 1) of one request"),
+    ("C=8, n=5, 8/s", "the load of a protocol: its C as above, so many requests, so many requests a second"),
+    ("A/A", "the reference runs twice; what differs between its two runs is chance"),
+    ("p50, p95, p99", "50, 95 or 99 % of the values are no higher"),
+    ("TTFT", "time to the first token: first output less the time the request was due"),
+    ("TPOT", "time per output token: (last output − first) / (tokens − 1) of one request"),
     ("gap", "time between two outputs of one request as the client sees them"),
-    ("E2E", "last output less the time the request was due; who was stopped counts until then"),
+    ("E2E", "last output less the time the request was due; one that was stopped counts until then"),
     ("tokens/s", "all output tokens of the window / window, those of unfinished requests too"),
-    ("good/s", "requests a second that ended and kept to both targets"),
+    ("good/s, good share", "requests a second, and of all requests, that ended and kept to both targets"),
     ("accepted", "draft tokens that stood / draft tokens; the correction does not count"),
+    (
+        "pass, draft loop",
+        "one reading of the verifier's weights, for all its requests; the writing of drafts before it",
+    ),
+    ("verdict", "how many tokens of one draft stand, and the token that follows them"),
+    ("plans that left a draft", "steps after which a draft waited for a later verify; with none, PDV plans as PD does"),
     ("faster, slower", "the 95 % interval of the ratio over the seeds leaves 1 out; else “no difference”"),
 )
+ARCHITECTURES = {
+    "baseline": "each request by itself, with a draft and a verify pass of its own, taking turns",
+    "plain": "no drafts: one token for each request in each pass",
+    "pd": "PD: all requests draft, then all are verified; prompts are read in passes of their own",
+    "pdv": "PDV: as PD, but verification is a lane of its own, so that some requests draft while others are verified",
+    "unified": "all requests draft, then one pass verifies them and reads prompts",
+    "table": "PD or PDV by the number of requests and the verifier's size, as the original advises",
+    "auto": "as many drafts as pay now by measured costs, or none; prompts are read in the same pass",
+}  # of engines, by their arms' spec
+VARIANTS = (
+    ("whole", "its verify batch is as large as the batch"),
+    ("pipelined", "its verify batch is half the batch, and all requests are admitted"),
+    ("verify", "its verify batch is so many requests"),
+    ("batch", "its batch is so many requests, whatever the scenario's"),
+    ("queue", "it admits so many times the batch, and its verify batch is half of it"),
+)  # of an architecture, by a word behind its name
+
+
+def words(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the words of a report mean: its protocol and arms, then figures."""
+    protocol = found.get("protocol") or {}
+    made = [(f"protocol {protocol['letter']}", protocol["title"])] if protocol.get("title") else []
+    made.append(("arm", "what is measured: a server at a URL, or an engine of some settings"))
+    for name, arm in found["arms"].items():
+        spec = arm.get("spec") or {}
+        parts = [ARCHITECTURES.get((spec.get("policy") or spec.get("settings") or {}).get("arch", ""), "")]
+        parts += [text for word, text in VARIANTS if spec.get("policy") and word in name.split()[1:]]
+        if parts[0]:
+            made.append((name, "; ".join(parts)))
+    return [*made, *MEANING]
 
 
 def page(found: dict[str, Any]) -> str:
@@ -119,7 +157,7 @@ def page(found: dict[str, Any]) -> str:
         "<h2>What the words mean</h2>",
         _table(
             ("", ""),
-            [(escape(word), f"<span style='white-space: normal'>{escape(text)}</span>") for word, text in MEANING],
+            [(escape(word), escape(text)) for word, text in words(found)],
             "words",
         ),
         "<h2>Where the figures come from</h2>",

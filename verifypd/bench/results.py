@@ -290,7 +290,7 @@ def interval(each: dict[str, Any]) -> str:
 
 def number(value: float) -> str:
     """A ratio, as exact as it is of use."""
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 100 else "> 100"
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}" if value < 100 else "100+"
 
 
 def false_alarms(found: dict[str, Any]) -> list[str]:

@@ -122,12 +122,15 @@ class Simulated:
     """One policy under some costs."""
 
     def __init__(
-        self, name: str, policy: Policy, costs: Callable[[str], Coefficients], where: str, alpha: float, drafts: int
-    ) -> None:
-        """costs: of a pair by its name. where: whose costs they are. alpha: chance that a draft token stands."""
+        self, name: str, policy: Policy, costs: Callable[[str], Coefficients], where: str, alpha: float, drafts: int,
+        targets: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """costs: of a pair by its name. where: whose costs they are. alpha: chance that a draft token stands. targets:
+        slo_ttft and slo_tpot of the server, ms, where they are other than by default."""
         self._name = name
         self.policy, self.costs, self.where, self.alpha, self.max_draft = policy, costs, where, alpha, drafts
         self.gpu = where in GPUS
+        self.targets = targets or {}
         self._settings: dict[str, Any] = {}
         self._drafts = Drafts()
         self._counts = dict.fromkeys(
@@ -143,7 +146,7 @@ class Simulated:
     @property
     def spec(self) -> dict[str, Any]:
         """Policy and costs."""
-        return {"policy": asdict(self.policy), "simulated": self.where, "alpha": self.alpha}
+        return {"policy": asdict(self.policy), "simulated": self.where, "alpha": self.alpha, **self.targets}
 
     async def start(self) -> dict[str, Any]:
         """Nothing to load."""
@@ -191,6 +194,7 @@ class Simulated:
             verify_batch=given.get("verify_batch", max(1, batch // 4)),
             spare_slots=max(0, requests - slots) if self.policy.admit_all else 0,
         )  # fmt: skip
+        made = replace(made, **self.targets)
         pair = self._settings.get("pair", "")
         if verifier := find(pair.partition(":")[2]):
             made = replace(made, verifier_bytes=2 * verifier.config.parameters)

@@ -71,7 +71,10 @@ def compare(
         for seed, (one, two) in enumerate(zip(arm, other, strict=True))
     ]
     found = {}
+    good = any(each.figures["good_share"] > 0 for pair in pairs for each in pair)
     for metric in COMPARED:
+        if metric == "good_share" and not good:  # neither had a good request: there is nothing to compare
+            continue
         logs = [_log_ratios(metric, one, two) for one, two in pairs]
         if logs and all(each is not None for each in logs):
             rows = np.stack([each for each in logs if each is not None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from html import escape
 
@@ -97,7 +98,7 @@ def _bars(chart: Chart) -> str:
             )
     letters = max(6, int(room / 6.3))
     x_marks = [
-        (LEFT + room * (i + 0.5), "\n".join(_cut(part, letters) for part in name.split(", ", 1)))
+        (LEFT + room * (i + 0.5), "\n".join(_cut(part, letters) for part in _two_lines(name, letters)))
         for i, name in enumerate(chart.groups)
     ]
     return _frame(chart, inside, y_marks, x_marks)
@@ -168,7 +169,8 @@ def heatmap(chart: Heatmap, note: str = "") -> str:
                 continue
             side = "up" if value >= 1 else "down"
             share = round(100 * abs(math.log(value)) / max(far, 0.05))
-            cell = f'<td class="heat {side}" style="--share: {min(100, share)}%">{100 * (value - 1):+.1f} %'
+            gain = f"{100 * (value - 1):+.1f} %".replace("-", "−")
+            cell = f'<td class="heat {side}" style="--share: {min(100, share)}%">{gain}'
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
@@ -188,6 +190,15 @@ def number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def _two_lines(name: str, letters: int) -> list[str]:
+    """A name in two lines at most: at its comma, else, where it is long, between words."""
+    parts = name.split(", ", 1)
+    if len(parts) == 1 and len(name) > letters:
+        first, *rest = textwrap.wrap(name, letters)
+        parts = [first, *([" ".join(rest)] if rest else [])]
+    return parts
 
 
 def _cut(text: str, letters: int) -> str:

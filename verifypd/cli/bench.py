@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifypd.cli import protocols
-from verifypd.cli.campaign import TARGET_MS, add_run_flags, chosen_seeds, numbers, run_campaign, show
+from verifypd.cli.campaign import TARGET_MS, add_run_flags, add_target_flags, chosen_seeds, numbers, run_campaign, show
 from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import ENGINE, Command, Parser, add_engine_flags, engine_settings, refuse_given, wide
 from verifypd.cli.terminal import emit, say
@@ -50,7 +50,7 @@ def register(command: Command) -> None:
     )
     serve.add_argument("urls", nargs="+", metavar="[NAME=]URL", help="for example http://127.0.0.1:8000")
     _add_http_flags(serve)
-    _add_target_flags(serve)
+    add_target_flags(serve)
     _add_traffic_flags(serve)
     add_run_flags(serve)
 
@@ -103,15 +103,6 @@ def _add_http_flags(parser: Parser) -> None:
                        help="how an arm's server was started, for the report; may be repeated")  # fmt: skip
     group.add_argument("--server-wait", type=float, default=60.0, metavar="S",
                        help="wait so long for a server to take requests (default: 60)")  # fmt: skip
-
-
-def _add_target_flags(parser: Parser) -> None:
-    for name, text in (("ttft", "the first token"), ("tpot", "each token after it")):
-        default = TARGET_MS[f"slo_{name}"]
-        parser.add_argument(
-            f"--slo-{name}", type=float, dest=f"engine_slo_{name}", default=argparse.SUPPRESS, metavar="MS",
-            help=f"target for {text}, ms (default: {default:g})",
-        )  # fmt: skip
 
 
 def _add_traffic_flags(parser: Parser) -> None:

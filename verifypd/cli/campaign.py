@@ -6,19 +6,21 @@ import argparse
 import asyncio
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli.files import writable_folder
-from verifypd.cli.flags import Parser, refuse_given
+from verifypd.cli.flags import ENGINE, Parser, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from verifypd.bench.campaign import Scenario
-    from verifypd.bench.play import Arm
+    from verifypd.bench.campaign import Cell, Scenario, Turn, Watch
+    from verifypd.bench.play import Arm, Call
+    from verifypd.progress import Rows
 
 SECRETS = ("--api-key", "--hf-token", "--control-key")
 TARGET_MS = {"slo_ttft": 500.0, "slo_tpot": 15.0}
@@ -55,6 +57,25 @@ def add_run_flags(parser: Parser) -> None:
     group.add_argument("--no-control", action="store_true", help="do not run the reference twice")
     group.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
     group.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
+
+
+def add_target_flags(parser: Parser) -> None:
+    """Targets of a command that has no flags of an engine."""
+    for name, text in (("ttft", "the first token"), ("tpot", "each token after it")):
+        default = TARGET_MS[f"slo_{name}"]
+        parser.add_argument(
+            f"--slo-{name}", type=float, dest=f"{ENGINE}slo_{name}", default=argparse.SUPPRESS, metavar="MS",
+            help=f"target for {text}, ms (default: {default:g})",
+        )  # fmt: skip
+
+
+def own_targets(args: argparse.Namespace) -> dict[str, float]:
+    """Targets that were given, ms; 0 is an engine's word for its default."""
+    given = {name: getattr(args, ENGINE + name, None) or 0.0 for name in TARGET_MS}
+    for name, value in given.items():
+        if value < 0:
+            raise ConfigError(f"{flag(name)} must be above 0")
+    return {name: value for name, value in given.items() if value}
 
 
 def chosen_seeds(args: argparse.Namespace, default: int = SEEDS) -> list[int]:
@@ -94,13 +115,14 @@ def run_campaign(
     reference: the arm that others are compared with and that runs twice (default: the first). about: more of the plan.
     """
     from verifypd.bench import report
-    from verifypd.bench.campaign import Campaign, Folder, plan_of
+    from verifypd.bench.campaign import AGAIN, Campaign, Folder, plan_of
     from verifypd.bench.figures import Targets
     from verifypd.bench.play import Limits
     from verifypd.bench.provenance import provenance
+    from verifypd.progress import Rows
 
     seeds = seeds or chosen_seeds(args)
-    targets = Targets(*(getattr(args, f"engine_{name}", default) / 1e3 for name, default in TARGET_MS.items()))
+    targets = Targets(*(each / 1e3 for each in (TARGET_MS | own_targets(args)).values()))
     reference = args.reference or reference or arms[0].name
     control = None if args.no_control else reference
     if reference not in [arm.name for arm in arms]:
@@ -120,12 +142,16 @@ def run_campaign(
     plan = plan_of(arms, scenarios, seeds, targets, control) | {"reference": reference, **(about or {})}
     writable_folder("--out", args.out)
     folder.begin(plan, sitting if left else None)
-    total = sum(1 for _ in campaign.turns())
-    if len(left) < total:
-        say(f"{args.out}: {total - len(left)} of {total} runs are there already")
+    turns = list(campaign.turns())
+    if len(left) < len(turns):
+        say(f"{args.out}: {len(turns) - len(left)} of {len(turns)} runs are there already")
+    totals, waiting = (Counter(turn.label for turn in some) for some in (turns, left))
+    labels = [label for arm in arms for label in (arm.name, arm.name + AGAIN) if label in totals]
+    runs = totals - waiting
     interrupted = False
     try:
-        asyncio.run(campaign.run(_watch()))
+        with Rows({label: totals[label] for label in labels}, runs, unit="runs") as rows:
+            asyncio.run(campaign.run(_watch(rows, runs)))
     except KeyboardInterrupt:
         interrupted = True
         say("interrupted; the report is of the runs that ended")
@@ -138,66 +164,57 @@ def run_campaign(
     return 1 if campaign.errors else 0
 
 
-def _watch() -> Any:
-    """Shows how a campaign goes: a bar a run, named by its arm, that moves while requests run; a line when it ends."""
-    from bisect import insort
+def _watch(rows: Rows, runs: Counter[str]) -> Watch:
+    """Shows how a campaign goes: the bar of each arm moves while its runs go on, and each run that ends has a line.
 
-    from verifypd.bench.campaign import Cell, Turn, Watch
+    runs: how many of each arm have ended.
+    """
+    from bisect import insort
+    from math import isnan
+
+    from verifypd.bench.campaign import Watch
     from verifypd.bench.figures import figures
-    from verifypd.bench.play import Call
-    from verifypd.metrics.stats import percentile, rank
-    from verifypd.progress import Bar, bar
+    from verifypd.metrics.stats import percentile
 
     class Shown(Watch):
-        def __init__(self) -> None:
-            self.bar: Bar | None = None
-
         def begin(self, turn: Turn, done: int, total: int) -> None:
-            self.tokens = 0  # of requests that ended, as are these, s in order
-            self.firsts: list[float] = []
-            self.ends: list[float] = []
-            name = f"{done + 1}/{total} {turn.scenario.name}, {turn.label}"
-            self.bar = bar(desc=name, total=len(turn.workload.arrivals), unit="request")
-            self.bar.__enter__()
+            self.turn = turn
+            self.wanted = sum(each.output_tokens for each in turn.workload.arrivals)
+            self.tokens = self.past = 0  # of requests that ended: what came, and what was asked for
+            self.paces: list[float] = []  # s a token, in order
+            rows.move(turn.label, runs[turn.label], turn.scenario.name)
 
         def call(self, call: Call) -> None:
             self.tokens += call.tokens
-            if call.outputs:
-                insort(self.firsts, call.outputs[0] - call.due)
-                insort(self.ends, call.outputs[-1] - call.due)
-            if self.bar is not None:
-                self.bar.update(1)
+            self.past += call.arrival.output_tokens
+            if not isnan(pace := call.record().tpot):
+                insort(self.paces, pace)
 
         def tick(self, going: Sequence[Call]) -> None:
-            if self.bar is None or not going:
+            if not going:
                 return
-            tokens = self.tokens + sum(call.tokens for call in going)
-            firsts = self.firsts + [call.outputs[0] - call.due for call in going if call.outputs]
-            parts = [f"{len(going)} under way, {tokens / max(going[0].clock(), 1e-6):.0f} tok/s"]
-            parts += [f"TTFT p95 {percentile(firsts, 0.95):.2f} s"] if firsts else []
-            parts += [f"E2E p95 {rank(self.ends, 0.95):.2f} s"] if self.ends else []
-            self.bar.set_postfix_str(", ".join(parts))
-            self.bar.update(0)
+            more, label = sum(call.tokens for call in going), self.turn.label
+            share = min(0.99, (self.past + more) / self.wanted)
+            paces = self.paces + [pace for call in going if not isnan(pace := call.record().tpot)]
+            speed = (self.tokens + more) / max(going[0].clock(), 1e-6)
+            told = [f"{share:.0%}", f"{speed:.0f} tok/s"]
+            told += [f"TPOT p95 {1e3 * percentile(paces, 0.95):.1f} ms"] if paces else []
+            rows.move(label, runs[label] + share, f"{', '.join(told)}: {self.turn.scenario.name}")
 
         def end(self, turn: Turn, cell: Cell) -> None:
-            self._close()
             f = figures([cell.outcome])
-            lost = f", {f['unfinished']} unfinished" * bool(f["unfinished"]) + f", {f['failed']} failed" * bool(
-                f["failed"]
+            speed, pace = f"{f['tok_s']:.1f} tok/s", f"TPOT p95 {f['tpot_ms_p95']:.1f} ms"
+            lost = "".join(f", {f[name]} {name}" for name in ("unfinished", "failed") if f[name])
+            runs[turn.label] += 1
+            rows.say(
+                f"{turn.scenario.name}, seed {cell.seed}, {turn.label}: {speed}, TTFT p95 {f['ttft_ms_p95']:.0f} ms,"
+                f" {pace}{lost}"
             )
-            say(
-                f"{turn.scenario.name}, seed {cell.seed}, {turn.label}: {f['tok_s']:.1f} tok/s, TTFT p95"
-                f" {f['ttft_ms_p95']:.0f} ms, TPOT p95 {f['tpot_ms_p95']:.1f} ms{lost}"
-            )
+            rows.move(turn.label, runs[turn.label], f"{speed}, {pace}")
 
         def failed(self, turn: Turn, message: str) -> None:
-            self._close()
-            say(f"{turn.scenario.name}, {turn.label}: FAILED: {message}")
-
-        def _close(self) -> None:
-            if self.bar is not None:
-                self.bar.__exit__(None, None, None)
-                self.bar = None
+            rows.say(f"{turn.scenario.name}, {turn.label}: FAILED: {message}")
+            rows.move(turn.label, runs[turn.label], "FAILED")
 
     return Shown()
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.cli import simulated_cluster
-from verifypd.cli.campaign import add_run_flags, chosen_seeds, numbers, run_campaign
+from verifypd.cli.campaign import (
+    add_run_flags,
+    add_target_flags,
+    chosen_seeds,
+    numbers,
+    own_targets,
+    run_campaign,
+)
 from verifypd.cli.flags import Parser, add_engine_flags, engine_settings, refuse_given
 from verifypd.cli.terminal import INTERRUPTED, emit, say
 from verifypd.config import flag
@@ -65,6 +72,7 @@ def register(sub: Sub) -> None:
                           f" together (default: {simulated_cluster.EACH:g} for each)")  # fmt: skip
     _add_flags(simulate)
     simulated_cluster.add_flags(simulate)
+    add_target_flags(simulate)
     add_run_flags(simulate)
     every = sub("all", "all protocols on the built-in pair, or on another, one after the other", run_all,
                 "--out DIR [OPTION …]")  # fmt: skip
@@ -251,10 +259,11 @@ def run_simulated(args: argparse.Namespace) -> int:
     where = args.costs.name if args.costs else args.gpu
     base = read_costs(args.costs) if args.costs else device_costs(args.gpu)
     measured = {text: base if args.costs else pair_costs(base, text) for text in args.pairs}
+    targets = own_targets(args)
     note = f"SIMULATED with the costs of {where}, α = {alpha:g}"
 
     def arm(name: str) -> Simulated:
-        return Simulated(name, POLICIES[name], measured.__getitem__, where, alpha, DRAFTS)
+        return Simulated(name, POLICIES[name], measured.__getitem__, where, alpha, DRAFTS, targets)
 
     arms = [arm(name) for name in _arms(args, protocol)]
     mixed = args.protocol == "mixed"

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifypd.cli.campaign import TARGET_MS, chosen_seeds, command_line, numbers
+from verifypd.cli.campaign import TARGET_MS, chosen_seeds, command_line, numbers, own_targets
 from verifypd.cli.deploy import CLUSTER, add_cluster_flags
 from verifypd.cli.files import writable_folder
 from verifypd.cli.flags import Parser, refuse_given
@@ -189,8 +189,9 @@ def _learn_pace(args: argparse.Namespace, traffic: Traffic) -> tuple[Pace, str]:
 def _world(args: argparse.Namespace, pace: Pace, seed: int) -> World:
     from verifypd.cluster.simulated_replica import World
 
+    targets: dict[str, Any] = TARGET_MS | own_targets(args)
     return World(
         pace, args.cache_tokens, args.ingress_ms / 1e3, args.line_ms / 1e3, args.notice, args.start,
         args.fail_every or math.inf, args.fail_at or math.inf, seed=seed,
-        slo_ttft=TARGET_MS["slo_ttft"], slo_tpot=TARGET_MS["slo_tpot"],
+        **targets,
     )  # fmt: skip

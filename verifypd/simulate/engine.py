@@ -47,6 +47,12 @@ class _Request(Progress):
         self.entered = arrival.time  # s, when it came into its lane
         self.device_length = arrival.prompt
         self.alive = True
+        self.targets = (0.0, 0.0)  # ms for its first token and each further one
+
+    @property
+    def deadline(self) -> float:
+        """s, when it is stopped."""
+        return math.inf if (own := self.arrival.deadline_ms) is None else self.arrival.time + own / 1e3
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -100,6 +106,7 @@ class Simulation:
         self.ended = self.ended_tokens = 0
         self.requests = [self._request(number, arrival) for number, arrival in enumerate(arrivals)]
         self.coming = deque(sorted(self.requests, key=lambda r: r.arrival.time))
+        self.deadlines = deque(sorted((r for r in self.requests if r.deadline < math.inf), key=lambda r: r.deadline))
         self.waiting: list[_Request] = []
         self.running: dict[int, _Request] = {}
         self.free_slots = deque(range(self.settings.slots))
@@ -111,7 +118,14 @@ class Simulation:
         target = self.settings.slo_tpot if arrival.slo_tpot is None else arrival.slo_tpot
         longest = self.settings.max_tokens if arrival.max_tokens is None else arrival.max_tokens
         limit = arrival.prompt + max(longest, arrival.output)
-        return _Request(request_id, arrival, Outcome(request_id, arrival.time, arrival.priority, target), limit)
+        outcome = Outcome(request_id, arrival.time, arrival.priority, target, arrival.slo_ttft)
+        made = _Request(request_id, arrival, outcome, limit)
+        made.targets = self._targets(made)
+        return made
+
+    def _targets(self, request: _Request) -> tuple[float, float]:
+        longest = request.max_length - request.arrival.prompt
+        return self.settings.targets(request.arrival, min(longest, mean_output(self.ended_tokens, self.ended)))
 
     def run(self, until: float = math.inf) -> Report:
         """Step until every request has ended or the clock reaches `until` (s)."""
@@ -175,6 +189,8 @@ class Simulation:
         """Take in what has arrived and give slots to the best-ranked."""
         while self.coming and self.coming[0].arrival.time <= self.now:
             insort(self.waiting, self.coming.popleft(), key=lambda request: request.rank)
+        while self.deadlines and self.deadlines[0].deadline <= self.now:
+            self._stop(self.deadlines.popleft())
         unread = [request for request in self.running.values() if not request.decoding]
         while self.waiting and self.free_slots:
             tokens = sum([r.confirmed - r.computed for r in unread])
@@ -190,15 +206,32 @@ class Simulation:
             request.entered = self.now
             self.running[request.slot] = request
 
+    def _stop(self, request: _Request) -> None:
+        """End a request with what it has."""
+        if request.outcome.ended:
+            return
+        request.outcome.stopped, request.alive = self.now, False
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self._leave(request)
+
+    def _leave(self, request: _Request) -> None:
+        """Free the slot of a request that has ended, once no pass is out that has it."""
+        if request.outcome.ended and not request.tickets and request.slot in self.running:
+            del self.running[request.slot]
+            self.free_slots.append(request.slot)
+            written = request.confirmed - request.arrival.prompt
+            self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
+            self.architecture.forget(request.request_id)
+
     def _prompt_key(self, request: _Request) -> PromptKey:
         waited = self.now - request.arrival.time
-        return prompt_key(
-            request.rank, request.confirmed - request.computed, waited, self.settings.first_token, self.settings.slo_gap
-        )
+        left = request.confirmed - request.computed
+        return prompt_key(request.rank, left, waited, request.targets[0], self.settings.slo_gap)
 
     def snapshot(self) -> Snapshot:
         """What the policy sees."""
-        settings, running = self.settings, [each for each in self.running.values() if not each.outcome.finished]
+        settings, running = self.settings, [each for each in self.running.values() if not each.outcome.ended]
         may_draft = self.architecture.controller.may_draft and settings.drafter is not None
         return Snapshot(
             step=self.steps,
@@ -227,6 +260,8 @@ class Simulation:
 
     def _view(self, request: _Request, drafting: bool) -> RequestView:
         first, last = request.outcome.first, request.outcome.last
+        if request.arrival.deadline_ms is not None:  # its share of it changes with what requests come to
+            request.targets = self._targets(request)
         return RequestView(
             slot=request.slot,
             rank=request.rank,
@@ -244,8 +279,8 @@ class Simulation:
             waited=self.now - request.entered,
             pending=request.pending,
             drafter=request.draft.drafter,
-            slo_ttft=self.settings.first_token,
-            slo_tpot=request.outcome.slo_tpot,
+            slo_ttft=request.targets[0],
+            slo_tpot=request.targets[1],
             decoding=0.0 if first is None else self.now - first,
             since_output=self.now - (request.arrival.time if last is None else last),
             emitted=request.confirmed - request.arrival.prompt,
@@ -347,8 +382,8 @@ class Simulation:
             request.tickets -= 1
         for verdict in ticket.verdicts:
             request = verdict.request
-            request.absorbed(0 if request.outcome.finished else verdict.emitted)
-            if request.outcome.finished:
+            request.absorbed(0 if request.outcome.ended else verdict.emitted)
+            if request.outcome.ended:
                 continue
             request.outcome.output(self.now, verdict.emitted)
             request.outcome.finished = verdict.ends
@@ -371,9 +406,4 @@ class Simulation:
                     )
                 )
         for request in ticket.touched:
-            if request.outcome.finished and not request.tickets and request.slot in self.running:
-                del self.running[request.slot]
-                self.free_slots.append(request.slot)
-                written = request.confirmed - request.arrival.prompt
-                self.ended, self.ended_tokens = self.ended + 1, self.ended_tokens + written
-                self.architecture.forget(request.request_id)
+            self._leave(request)

@@ -15,6 +15,8 @@ class Outcome:
     arrival: float
     priority: int
     slo_tpot: float  # ms
+    slo_ttft: float | None = None  # ms; None: the server's
+    stopped: float | None = None  # at its deadline
     first: float | None = None
     last: float | None = None
     tokens: int = 0
@@ -33,6 +35,11 @@ class Outcome:
         self.tokens += tokens
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.finished or self.stopped is not None
+
+    @property
     def tpot(self) -> float:
         """Seconds per token after the first; 0 for a single token."""
         if self.first is None or self.last is None or self.tokens < 2:
@@ -40,10 +47,11 @@ class Outcome:
         return (self.last - self.first) / (self.tokens - 1)
 
     def met(self, slo_ttft: float) -> bool:
-        """Whether it finished within its targets (ms)."""
+        """Whether it finished within its targets. slo_ttft: ms, the server's."""
         if not self.finished or self.first is None:
             return False
-        return (self.first - self.arrival) * 1e3 <= slo_ttft and self.tpot * 1e3 <= self.slo_tpot
+        target = slo_ttft if self.slo_ttft is None else self.slo_ttft
+        return (self.first - self.arrival) * 1e3 <= target and self.tpot * 1e3 <= self.slo_tpot
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,10 @@ class Report:
 
     def summary(self) -> dict[str, float]:
         """The figures by name; latencies in ms. An unfinished request counts at the time it was stopped."""
-        ends = [o.last if o.finished and o.last is not None else self.seconds for o in self.outcomes]
-        ttft = [(self.seconds if o.first is None else o.first) - o.arrival for o in self.outcomes]
+        stops = [self.seconds if o.stopped is None else o.stopped for o in self.outcomes]
+        both = list(zip(self.outcomes, stops, strict=True))
+        ends = [o.last if o.finished and o.last is not None else stop for o, stop in both]
+        ttft = [(stop if o.first is None else o.first) - o.arrival for o, stop in both]
         series = {
             "ttft": ttft,
             "tpot": [o.tpot for o in self.outcomes if o.tokens > 1],

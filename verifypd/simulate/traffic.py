@@ -19,6 +19,8 @@ class Arrival:
     alpha: float = 0.0  # mean chance of a draft token of this request
     priority: int = 0
     slo_tpot: float | None = None  # ms; None: the server's
+    slo_ttft: float | None = None  # ms; None: the server's
+    deadline_ms: float | None = None  # after its arrival, when it is stopped
     max_tokens: int | None = None  # output tokens it asks for at most; None: what the settings say
     cached: int = 0  # prompt tokens that are read already when it gets a slot
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from verifypd.control.cost import Coefficients, CostModel
+from verifypd.simulate.traffic import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,15 @@ class Settings:
     verifier_bytes: int = 13_500_000_000
     spare_slots: int = 0  # slots beyond those the engine gives itself: backpressure is then the policy's alone
 
-    @property
-    def first_token(self) -> float:
-        """ms, the target for it: no less than a step may last, as in the engine."""
-        return max(self.slo_ttft, self.slo_gap)
+    def targets(self, own: Arrival, expected: float) -> tuple[float, float]:
+        """ms for a request's first token and each further one, as the engine has them: no first token within less than
+        a step may last, no further one within less than 1 ms; a deadline leaves half for each. expected: tokens."""
+        first = self.slo_ttft if own.slo_ttft is None else own.slo_ttft
+        further = self.slo_tpot if own.slo_tpot is None else own.slo_tpot
+        if own.deadline_ms is not None:
+            half = own.deadline_ms / 2
+            first, further = min(first, half), min(further, half / max(1.0, expected))
+        return max(first, self.slo_gap), max(further, 1.0)
 
     @property
     def slots(self) -> int:
