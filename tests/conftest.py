@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how long examples take says how busy the machine is, no more
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = re.compile(r'^pytestmark = (?:\[\s*)?.*xdist_group\("([\w-]+)"\)', re.MULTILINE)

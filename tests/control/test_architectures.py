@@ -238,7 +238,7 @@ VIEWS = st.lists(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     made=VIEWS,
     batch=st.integers(1, 6),

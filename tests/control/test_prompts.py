@@ -208,7 +208,7 @@ def policy(name: str, cost: CostModel) -> Architecture:
     return make_architecture(name, make_controller("throughput" if name == "auto" else "fixed", 3, cost), cost)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(ARCHITECTURES),
     rate=st.sampled_from([20.0, 100.0, math.inf]),

@@ -27,7 +27,7 @@ def search(tokens: list[int], shortest: int, longest: int, depth: int) -> list[i
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=4),
     st.integers(1, 3),

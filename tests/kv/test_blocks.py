@@ -91,7 +91,7 @@ def test_check_notices(harm: str) -> None:
         pool.check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from("arcx"), st.integers(0, 5), st.integers(0, 3), st.integers(1, 30)), max_size=60)
 )

@@ -41,7 +41,7 @@ short_rows = st.integers(1, 9).flatmap(
 chunk_rows = st.lists(st.integers(1, 300), max_size=CHUNKS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(short_rows, chunk_rows)
 def test_padding_fills_the_pass(case: tuple[int, list[int]], chunks: list[int]) -> None:
     widest, rows = case

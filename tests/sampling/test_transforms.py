@@ -108,7 +108,7 @@ def check(requests, seed, *, mask=None, scale=1.0):
         ("min_tokens", "stop_token_ids", "ignore_eos"),
     ],
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_each_transform_matches_the_reference(names, data):
     params = data.draw(params_with(*names))
@@ -116,20 +116,20 @@ def test_each_transform_matches_the_reference(names, data):
     check([case], data.draw(st.integers(0, 99)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PROMPTS, st.lists(st.integers(0, 3), max_size=4), st.lists(st.integers(0, 3), min_size=3, max_size=3), WORDS)
 def test_bad_words_match_the_reference(prompt, output, draft, words):
     check([(SamplingParams(), prompt, output, draft, words)], 1)
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(REQUESTS, st.integers(0, 9))
 def test_all_transforms_together_match_the_reference(requests, seed):
     check(requests, seed)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(REQUESTS, st.integers(0, 9), st.sampled_from([0.6, 1.6]))
 def test_drafter_scale_and_mask_match_the_reference(requests, seed, scale):
     mask = torch.rand(len(requests) * (DEPTH + 1), VOCAB + 3, generator=torch.Generator().manual_seed(seed)) < 0.7
@@ -183,7 +183,7 @@ def test_top_p_is_exact_on_a_large_vocabulary():
         assert p[torch.isfinite(x)].sum() >= top_p - 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.sampled_from([0.0, 1e-40, 1e-12, 0.1, 0.25, 0.2500001, 0.7, 1.0]) | st.floats(0, 1, width=32), max_size=30

@@ -89,7 +89,7 @@ def test_every_request_ends_with_all_its_tokens(name: str, late: bool) -> None:
     assert all(outcome.finished for outcome in report.outcomes)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(EVERY),
     rate=st.sampled_from([5.0, 60.0, math.inf]),

@@ -80,7 +80,7 @@ def test_an_impossible_target_does_no_harm(rate: float, seeds: range) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     name=st.sampled_from(["plain", "unified", "auto"]),
     load=st.floats(0.3, 0.9),

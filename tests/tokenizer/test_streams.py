@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteFallback
 
@@ -37,7 +37,7 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], cuts: l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_stream_continues_the_prompt(kind: str, data: st.DataObject) -> None:
     """Whatever the tokens and however they arrive, prompt text + streamed text is the text of all tokens."""
@@ -62,7 +62,7 @@ def test_an_id_past_the_vocabulary_leaves_no_trace(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_decode_equals_the_library(kind: str, data: st.DataObject) -> None:
     """Ill-formed UTF-8 included."""
@@ -72,7 +72,7 @@ def test_decode_equals_the_library(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(st.sampled_from("abz HTé日😀.\n"), max_size=30))
 def test_byte_fallback_text_decodes_as_in_the_library(kind: str, text: str) -> None:
     ids = CORES[kind].encode(text).ids
