@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-# how long examples take says how busy the machine is, no more
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = re.compile(r'^pytestmark = (?:\[\s*)?.*xdist_group\("([\w-]+)"\)', re.MULTILINE)
@@ -22,9 +18,15 @@ GROUP_BY = re.compile(r'^GROUP_BY = r"([^"]+)"', re.MULTILINE)
 
 
 def pytest_configure() -> None:
-    """A shell that runs this in the background has it ignore SIGINT; programs that tests start would inherit that."""
+    """A shell that runs this in the background has it ignore SIGINT; programs that tests start would inherit that. And
+    how long Hypothesis' examples take says how busy the machine is, no more."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(ImportError):  # tests marked gpu do without
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("untimed")
 
 
 @cache
