@@ -186,6 +186,7 @@ def test_a_server_that_gives_up_says_why(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"host": ""}, "--host is empty"),
         ({"port": 70000}, "--port"),
         ({"api_workers": 0}, "--api-workers"),
         ({"drain_timeout": -1}, "--drain-timeout -1 must be 0 or more"),
