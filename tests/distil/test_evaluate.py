@@ -79,9 +79,21 @@ def test_a_head_is_evaluated(verifier: Path, tmp_path: Path) -> None:
     assert report["command"].startswith("verifypd") and report["files"] == files_hash()
 
 
-def test_a_greedy_request_draws_nothing_that_could_be_heated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate-draft", "--tau-temperatures", "0,0.7"]) == 2
+@pytest.mark.parametrize("temperature", ["0", "nan"])
+def test_a_greedy_request_draws_nothing_that_could_be_heated(
+    temperature: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate-draft", "--tau-temperatures", f"{temperature},0.7"]) == 2
     assert "--tau-temperatures must be above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(["--draft", "none"], "--draft none drafts nothing"), (["--search-layers"], "--search-layers needs --draft")],
+)
+def test_there_must_be_a_draft_to_evaluate(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate-draft", *flags]) == 2
+    assert told in capsys.readouterr().err
 
 
 # -- acceptance without an engine, against what the engine counts ------------------------------------------------------

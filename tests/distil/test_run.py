@@ -229,6 +229,15 @@ def test_texts_the_verifier_cannot_read_are_refused(verifier: Path, tmp_path: Pa
         make(verifier, tmp_path, recipe={"max_prompt": 250, "max_new": 50, "window": 400})
 
 
+@pytest.mark.parametrize(("layers", "told"), [("-1,0", "each of them once"), ("0,99", "has no layer 99")])
+def test_layers_there_are_not_are_refused_before_any_text(
+    layers: str, told: str, verifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["distil", "--tiny", "--model", str(verifier), "--out", str(tmp_path), f"--feature-layers={layers}"]
+    assert main(command) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "work").exists()
+
+
 def test_tokens_that_are_always_in_cover_only_what_is_written() -> None:
     written = [text.Text(np.array([1, 1, 1, 2, 2, 3], np.int32), 0, 0.0)]
     ids, coverage = stages.choose_vocab(written, 2, 8, always=[7])
@@ -312,6 +321,11 @@ def test_the_command_makes_a_draft(verifier: Path, tmp_path: Path, capsys: pytes
         ("--pilot-steps", "-1", "--pilot-steps"),
         ("--batch-tokens", "0", "--batch-tokens is 0"),
         ("--temperatures", "-1", "--temperatures"),
+        ("--temperatures", "nan", "--temperatures"),
+        ("--learning-rate", "nan", "--learning-rate is nan"),
+        ("--learning-rate", "-1", "--learning-rate is -1.0"),
+        ("--mlp-size", "0", "--mlp-size is 0"),
+        ("--feature-layers", "0,0", "--feature-layers"),
     ],
 )
 def test_bad_settings_are_refused(

@@ -329,3 +329,14 @@ def test_one_bad_request_harms_nobody(pair: tuple[Path, Path], prompt: Any, para
         assert error.value.param == param
         llm.engine.check()
         assert len(llm.generate([PROMPT], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
+def test_arguments_of_another_kind_are_refused_in_words(pair: tuple[Path, Path]) -> None:
+    with make(pair) as llm:
+        for params in ({"temperature": 0.0}, [None]):
+            with pytest.raises(RequestError, match="sampling parameters are SamplingParams, not"):
+                llm.generate([PROMPT], params)  # type: ignore[arg-type]
+        message = {"role": "user", "content": "Hello"}
+        for messages in ("Hello", message, [message, "Hello"]):
+            with pytest.raises(RequestError, match="messages are a list of mappings"):
+                llm.chat(messages)  # type: ignore[arg-type]

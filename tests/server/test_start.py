@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import zmq
 
-from tests.server.serving import ROOT, Server
+from tests.server.serving import ROOT, Server, children, launch
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, EngineError
 from verifypd.server.config import ServerConfig
@@ -42,6 +43,19 @@ def test_a_port_that_is_taken(folders: tuple[Path, Path]) -> None:
         found = serve("--model", str(folders[0]), "--draft", "ngram", "--port", str(port))
     assert found.returncode == 2 and f"127.0.0.1:{port}" in found.stderr and "--port" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_interrupted_while_its_processes_import(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of the terminal, whatever each is doing."""
+    with (tmp_path / "log").open("w") as log:
+        process = launch(folders[0], "ngram", log)
+        while len(processes := children(process.pid)) < 3:  # multiprocessing's own, the engine, an API worker
+            assert process.poll() is None
+        for pid in (*processes, process.pid):
+            os.kill(pid, signal.SIGINT)
+        _, status = process.communicate(timeout=60), process.returncode
+    told = (tmp_path / "log").read_text()
+    assert status == 0 and "died" not in told and "Traceback" not in told
 
 
 def test_sockets_have_room_below_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +186,7 @@ def test_a_server_that_gives_up_says_why(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"host": ""}, "--host is empty"),
         ({"port": 70000}, "--port"),
         ({"api_workers": 0}, "--api-workers"),
         ({"drain_timeout": -1}, "--drain-timeout -1 must be 0 or more"),

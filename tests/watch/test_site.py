@@ -71,6 +71,7 @@ def test_a_port_that_is_taken_is_refused(site: Site) -> None:
     [
         ("127.0.0.1", 65536, "--port 65536 must lie in 0..65535"),
         ("127.0.0.1", -1, "--port -1 must lie in"),
+        ("", 0, "--host is empty"),
         ("nowhere.invalid", 0, "cannot listen on nowhere.invalid:0: .*; choose another --host"),
         ("a" * 70, 0, "choose another --host"),
     ],

@@ -59,8 +59,12 @@ def run(args: argparse.Namespace) -> int:
     from verifypd.distil.evaluate import Trial, draw, evaluate
 
     heated = _numbers(args.tau_temperatures, "--tau-temperatures")
-    if any(temperature <= 0 for temperature in heated):
+    if any(not temperature > 0 for temperature in heated):
         raise ConfigError("--tau-temperatures must be above 0: a greedy request draws nothing that could be heated")
+    if args.draft in ("none", ""):
+        raise ConfigError("--draft none drafts nothing that could be evaluated: name a draft")
+    if args.search_layers and args.draft == "auto":
+        raise ConfigError("--search-layers needs --draft: the EAGLE-3 head whose states are looked for")
     if args.tokens < 1 or args.max_draft < 1 or args.timed < 1 or (args.count is not None and args.count < 1):
         raise ConfigError("--tokens, --max-draft, --timed and --count must be positive")
     if args.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from verifypd.errors import ConfigError
@@ -50,6 +51,13 @@ class Recipe:
         for name in (*whole, "depth", "steps", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)} and must be positive")
+        if self.mlp_size is not None and self.mlp_size < 1:
+            raise ConfigError(f"--mlp-size is {self.mlp_size} and must be positive")
+        layers = self.feature_layers or ()
+        if any(layer < 0 for layer in layers) or len(set(layers)) < len(layers):
+            raise ConfigError("--feature-layers must be numbers of layers, 0 or more, each of them once")
+        if not 0.0 <= self.learning_rate < math.inf:
+            raise ConfigError(f"--learning-rate is {self.learning_rate} and must be 0 or more")
         if not 0.0 <= self.decay <= 1.0:
             raise ConfigError(f"--decay is {self.decay} and must be a share of the steps, 0 to 1")
         for name in ("self_prompts", "pilot_steps", "warmup"):
@@ -62,7 +70,7 @@ class Recipe:
         unknown = next((name for name in self.losses if name not in LOSSES), None)
         if unknown is not None or not self.losses:
             raise ConfigError(f"--losses: {unknown!r} is not known; choose from {', '.join(LOSSES)}")
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not self.temperatures or any(not 0.0 <= each < math.inf for each in self.temperatures):
             raise ConfigError("--temperatures must be zero or more, and at least one")
         if self.window < self.max_prompt + self.max_new:
             raise ConfigError(

@@ -142,6 +142,9 @@ def load_verifier(model: str, device: torch.device, recipe: Recipe) -> tuple[Mod
             f"texts of {longest} tokens are past the {source.config.max_position} that {model} can read:"
             " lower --max-prompt or --max-new"
         )
+    deepest, layers = max(recipe.feature_layers or (0,)), source.config.layers
+    if deepest >= layers:
+        raise ConfigError(f"--feature-layers: {model} has no layer {deepest}; the last is {layers - 1}")
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     check_memory(EngineConfig(max_model_len=longest), source, None, device, weights=dtype)

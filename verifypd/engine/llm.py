@@ -99,7 +99,7 @@ class LLM:
         Special tokens spelt out in messages, tools and template variables are text: who is quoted there cannot end a
         turn. special_tokens_in_content: they act as such.
         """
-        single = bool(messages) and isinstance(messages[0], Mapping)
+        single = isinstance(messages, str | Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
         conversations: Any = [messages] if single else messages
         prompts = [
             self._chat_ids(c, add_generation_prompt, special_tokens_in_content, **template_arguments)
@@ -208,6 +208,8 @@ class LLM:
         return _Job(name, text, ids, texts, self.tokenizer)
 
     def _check(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling parameters are SamplingParams, not {type(params).__name__}")
         vocab = self.engine.sampling.vocab
         given = {
             "logit_bias": params.logit_bias or {},
@@ -228,6 +230,8 @@ class LLM:
         return self.get_tokenizer().encode_chat(chat)
 
     def _chat_text(self, messages: Sequence[Message], generate: bool, special: bool, **arguments: Any) -> ChatText:
+        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError("messages are a list of mappings with role and content", param="messages")
         tokenizer, plain = self.get_tokenizer(), [dict(message) for message in messages]
         if special:
             return ChatText(tokenizer.apply_chat_template(plain, generate, **arguments))
@@ -403,7 +407,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
+    if not isinstance(params, Sequence):
         return [params or SamplingParams()] * count
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")

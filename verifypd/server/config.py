@@ -92,6 +92,8 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        if not self.host:  # the system takes it for every interface
+            raise ConfigError("--host is empty: give 127.0.0.1, or 0.0.0.0 for every interface")
         self._check_range("port", 0, 65535)
         self._check_range("api_workers", 1, 64)
         self._check_range("max_queue", 0, 1 << 20)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import NoReturn
 
 from verifypd.errors import VerifyPDError
@@ -30,7 +33,20 @@ def obey_parent(name: str) -> None:
     """Leave it to the parent when this process ends. `name`, of 15 characters at most, is what `ps` and `top` show."""
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     _prctl(_PR_SET_NAME, name.encode())
+
+
+@contextlib.contextmanager
+def stops_blocked() -> Iterator[None]:
+    """What is started meanwhile has these signals blocked until it obeys its parent: Ctrl-C goes to all processes of a
+    terminal, also to those that are still importing."""
+    resource_tracker.ensure_running()  # `start` would start it, and lift the block with that
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def give_up(error: VerifyPDError) -> NoReturn:

@@ -25,7 +25,7 @@ from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError
 from verifypd.server.config import ServerConfig
 from verifypd.server.engine_process import run_engine
-from verifypd.server.lifeline import BAD_SETTINGS, STOPS
+from verifypd.server.lifeline import BAD_SETTINGS, STOPS, stops_blocked
 from verifypd.server.logs import event, set_up_logs
 from verifypd.server.messages import (
     Addresses,
@@ -242,7 +242,8 @@ class Supervisor:
             name=f"verifypd-engine-{self.epoch}",
             daemon=True,
         )
-        self.engine.start()
+        with stops_blocked():
+            self.engine.start()
 
     def _watch_engine(self) -> None:
         now = time.monotonic()
@@ -298,7 +299,8 @@ class Supervisor:
             name=f"verifypd-api-{index}",
             daemon=True,
         )
-        process.start()
+        with stops_blocked():
+            process.start()
         self.workers[index] = process
 
     def _watch_workers(self) -> None:

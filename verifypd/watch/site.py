@@ -221,6 +221,8 @@ class Site:
     """A show on a port, in a thread of its own."""
 
     def __init__(self, show: Show, host: str, port: int) -> None:
+        if not host:  # the system takes it for every interface
+            raise ConfigError("--host is empty: give 127.0.0.1, or 0.0.0.0 for every interface")
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
