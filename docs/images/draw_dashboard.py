@@ -19,11 +19,15 @@ from playwright.sync_api import Browser, sync_playwright
 
 HERE = Path(__file__).parent
 WATCHED = 60  # s of traffic that a picture shows
-SHOTS: dict[str, tuple[int, int, Literal["light", "dark"]]] = {  # file: width and height in pixels, colours
-    "dashboard.png": (1280, 900, "light"),
-    "dashboard-dark.png": (1280, 900, "dark"),
-    "dashboard-narrow.png": (390, 844, "light"),
+Shot = tuple[int, int, Literal["light", "dark"], bool]  # width and height in pixels, colours, whether the whole page
+SHOTS: dict[str, Shot] = {
+    "dashboard-top.png": (1280, 1150, "light", False),
+    "dashboard-top-dark.png": (1280, 1150, "dark", False),
+    "dashboard.png": (1280, 900, "light", True),
+    "dashboard-dark.png": (1280, 900, "dark", True),
+    "dashboard-narrow.png": (390, 844, "light", True),
 }
+BUSY = "() => Number(document.getElementById('t-running').textContent) > 1"
 
 
 def free_port() -> int:
@@ -51,18 +55,19 @@ def shoot(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page.goto(f"{address}/dashboard")
     time.sleep(WATCHED)
-    for name, (width, height, colours) in SHOTS.items():
+    for name, (width, height, colours, whole) in SHOTS.items():
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=colours)
         page.wait_for_timeout(1500)
-        page.screenshot(path=str(HERE / name), full_page=True)
+        page.wait_for_function(BUSY)
+        page.screenshot(path=str(HERE / name), full_page=whole)
         print(f"docs/images/{name}: drawn")
 
 
 def main() -> None:
     """Serve, watch, shoot."""
     address = f"http://127.0.0.1:{(port := free_port())}"
-    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "1", "--port", str(port)])
+    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "3", "--port", str(port)])
     try:
         wait_for(address)
         with sync_playwright() as playwright:
