@@ -48,6 +48,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fp8-steps": steps.eight_bits,
     "draft-kinds": steps.draft_kinds,
     "tuning": tuning.numbers,
+    "map-glance": tuning.map_glance,
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
     "deploy-mixed": lanes.deploy(lanes.MIXED),
     "deploy-three-way": lanes.deploy(lanes.THREE),

@@ -1,11 +1,12 @@
-"""The table of the policy's numbers: what changing each does, where that is more than chance."""
+"""The policy in the simulator: what changing each of its numbers does, where that is more than chance, and the map."""
 
 from __future__ import annotations
 
 from math import sqrt
 from statistics import fmean, stdev
 
-from cells import read, rows, source
+from cells import read, rows, source, text
+from simulated_map import points
 from tuning import ratios, what
 
 SHOWN = {
@@ -15,6 +16,7 @@ SHOWN = {
     "e2e_mean": "E2E mean",
     "throughput": "tokens/s",
 }
+LEVEL = 0.001  # share of a goodput: less is no difference
 LEAST, ERRORS = 0.01, 3.0  # of a ratio: the least that is shown, and by how many standard errors
 
 
@@ -41,3 +43,21 @@ def cell(values: list[float]) -> str:
     mean, error = fmean(values), stdev(values) / sqrt(len(values))
     beyond = abs(mean - 1.0) >= max(LEAST, ERRORS * error)
     return f"{mean:.2f} ± {error:.2f}" if beyond else ""
+
+
+def map_glance() -> str:
+    """How `auto` stands in the simulated map."""
+    found = points(read("simulated-map")["runs"])
+    lowest = min(found, key=lambda row: row["auto_goodput_ratio"])
+    plain = [1.0 - row["auto_goodput_plain_ratio"] for row in found]
+    figures = {
+        "low": f"{lowest['auto_goodput_ratio']:.3f}",
+        "high": f"{max(row['auto_goodput_ratio'] for row in found):.3f}",
+        "points": f"{len(found)}",
+        "alpha": f"{lowest['alpha']:g}",
+        "load": f"{100 * lowest['load']:.0f}",
+        "better": f"{sum(each > LEVEL for each in plain)}",
+        "most": f"{100 * max(0.0, *plain):.1f}",
+        "first": f"{max(row['auto_ttft_p95_plain_ratio'] for row in found):.2f}",
+    }
+    return text("map-glance", **figures) + source("simulated-map")
