@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import urllib.error
 import urllib.request
 
@@ -67,7 +68,8 @@ def test_state(server):
     assert server.get("/health")[0] == server.get("/ready")[0] == 200
     assert server.get("/version")[1]["version"]
     status, page, _ = server.get("/")
-    assert status == 200 and "/docs" in page and "/metrics" in page
+    assert status == 200 and {"docs", "metrics"} <= set(links := re.findall('href="([^"]+)"', page))
+    assert all(server.get(f"/{link}")[0] == 200 for link in links)
     assert "curl" in server.curl and str(server.port) in server.curl
 
 
