@@ -250,12 +250,14 @@ def test_a_head_reads_no_prompt_while_nobody_drafts(pair: tuple[Path, Path], fam
         engine: Any = llm.engine
         engine.architecture.controller.length = 0
         llm._submit(familiar[:1], [GREEDY])
+        [first] = engine.waiting
         engine.step()
         engine.step()
         llm._submit(familiar[1:2], [GREEDY])
         late = engine.waiting[-1]
         for _ in range(4):
             engine.step()
+        assert first.draft_lag >= len(familiar[0]), "not even where nobody decodes beside it"
         assert late.draft_lag >= len(familiar[1])
         said = listen(llm)
         engine.architecture.controller.length = 3

@@ -147,9 +147,9 @@ class ThroughputController(Controller):
             self.search.observe(seen)
 
     def observe_step(self, timing: StepTiming) -> None:
-        """A share of the time without drafts may go to probes."""
+        """A share of the time without drafts may go to probes. Whoever comes where nobody decodes is weighed."""
         if not self.drafting:
-            self._unweighed += 1
+            self._unweighed += 1 if timing.verify_requests else REVIEW_EVERY
             self.budget.save(timing.seconds)
 
     def forget(self, request_id: int) -> None:

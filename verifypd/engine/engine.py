@@ -341,8 +341,7 @@ class Engine:
         self.stats.rows += batch.rows
         self.stats.lanes[lane].ran(len(batch.spans))
         follows = self.drafter is not None and self.drafter.follows and self.verify.keeps
-        drafting = self.architecture.controller.drafting
-        if follows and (drafting or not plan.decodes):  # while nobody drafts, a head may lag behind
+        if follows and self.architecture.controller.drafting:  # while nobody drafts, a head may lag behind
             self.heads.add(requests, batch.spans)
         return timer
 
