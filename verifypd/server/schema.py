@@ -263,6 +263,8 @@ class ChatBody(GenerationBody):
     service_tier: StrictStr | None = None
     safety_identifier: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
+    prompt_cache_retention: StrictStr | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prediction: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None
