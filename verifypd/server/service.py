@@ -132,8 +132,9 @@ class Service:
         made = renderer(call, prepared, self.model, self.tokenizer, draft)
         if prepared.stream:
             return EventStream(call, made, self.bridge, self.sweeper, finished)
-        await whole(call, self.bridge, request.receive, finished)
-        return Response(await made.whole(), media_type="application/json")
+        with self.bridge.reading(state["arrival"]):  # until the answer is written: a long one takes seconds
+            await whole(call, self.bridge, request.receive, finished)
+            return Response(await made.whole(), media_type="application/json")
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
         ask = prepared.ask
