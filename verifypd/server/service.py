@@ -133,7 +133,10 @@ class Service:
         if prepared.stream:
             return EventStream(call, made, self.bridge, self.sweeper, finished)
         with self.bridge.reading(state["arrival"]):  # until the answer is written: a long one takes seconds
-            await whole(call, self.bridge, request.receive, finished)
+            try:
+                await whole(call, self.bridge, request.receive, finished)
+            except CallError as error:
+                raise renderer.told(error) from None
             return Response(await made.whole(), media_type="application/json")
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
