@@ -116,6 +116,8 @@ def test_prompts_and_output_as_token_ids(llm, capsys):
     assert run("generate", "5,6,7", "--token-ids") == 0
     assert llm.seen == [[5, 6, 7]]
     assert capsys.readouterr().out == "0,1,2,3,4,5,6\n"
+    assert run("generate", "5,6,7", "--token-ids", "--echo") == 0
+    assert capsys.readouterr().out == "5,6,7,0,1,2,3,4,5,6\n"
 
 
 @pytest.mark.slow

@@ -67,6 +67,31 @@ def test_who_came_meanwhile_is_in_the_next_plan(pair: tuple[Path, Path], monkeyp
         engine.drain()
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_waiting_for_work_is_part_of_no_step(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """Whether the last request ended as its verdict was collected, or was aborted behind that."""
+    with make(pair, "unified") as llm:
+        engine: Any = llm.engine
+        monkeypatch.setattr(engine.inflight, "arrived", list)
+        waited = 0.0
+        monkeypatch.setattr(engine, "clock", lambda: time.monotonic() + waited)
+        first = request(0, [5, 6, 7])
+        engine.add(first)
+        while engine.busy:
+            engine.collect()
+            if left:
+                engine.finish(first, "abort")
+            if engine.busy:
+                engine.step()
+        waited = 1000.0
+        engine.add(request(1, [5, 6, 7]))
+        engine.step()
+        assert engine.stats.step_seconds < 500
+        engine.drain()
+
+
 def test_a_drive_ends_with_what_it_collects(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with make(pair, "unified") as llm:
         engine: Any = llm.engine

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.server.inprocess import INFO, connected
+from tests.server.inprocess import INFO, answering, api, connected
 from verifypd.request import SamplingParams
 from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
@@ -89,6 +89,24 @@ def test_what_is_being_read_when_a_drain_begins_is_let_in() -> None:
             assert ended.result().code == "internal_error"
 
     asyncio.run(work())
+
+
+def test_an_answer_that_is_being_written_is_waited_for(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is over by then; a worker that counted as idle had two seconds for it, and answered 503."""
+    bridge, _ = answering(tokenizer, [70, 71], "length")
+    idle: list[bool] = []
+    bridge.on_idle = lambda: idle.append(True)
+    write = CompletionRenderer.whole
+
+    async def writing(renderer: CompletionRenderer) -> bytes:
+        bridge.drain()
+        assert not bridge.calls and not idle
+        return await write(renderer)
+
+    monkeypatch.setattr(CompletionRenderer, "whole", writing)
+    with api(tokenizer, bridge) as made:
+        assert made.post("/v1/completions", json={"prompt": [5, 6]}).status_code == 200
+    assert idle
 
 
 async def _read(bridge: Bridge, arrival: float) -> None:

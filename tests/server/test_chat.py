@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from tests.server.samples import own, said
+from tests.server.samples import FUNCTION, own, said
 from tests.server.serving import events
 from verifypd import SamplingParams
 
@@ -102,6 +103,31 @@ def test_what_an_assistant_said_before(server):
     assert tokens(server, content="<think>well</think>no") == tokens(server, content="no", reasoning_content="well")
     assert tokens(server, content="no", refusal="", reasoning_content="", annotations=None, audio=None) == plain
     assert tokens(server, content=None, refusal="no") == plain == tokens(server, refusal="no")
+
+
+class Report(BaseModel):
+    wet: bool
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's own, of what it adds
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+def test_what_the_client_has_parsed_can_be_sent_back(client, stream, calls):
+    """As it stands in its helpers' answers, with the fields they add."""
+    messages: Any = [{"role": "user", "content": "is it wet?"}]
+    fields: Any = {"tools": [{**FUNCTION, "function": {**FUNCTION["function"], "strict": True}}]} if calls else {}
+    fields |= {"tool_choice": "required"} if calls else {"response_format": Report}
+    fields |= {"model": "tiny", "messages": messages, "seed": 2, "extra_body": {"bad_words": ["\n", "\t", "\r", " "]}}
+    if stream:
+        with client.chat.completions.stream(**fields) as made:
+            said = made.get_final_completion().choices[0].message
+    else:
+        said = client.chat.completions.parse(**fields).choices[0].message
+    parsed = said.tool_calls[0].function.parsed_arguments if calls else said.parsed
+    assert parsed is not None
+    results = [{"role": "tool", "tool_call_id": each.id, "content": "rain"} for each in said.tool_calls or ()]
+    after = client.chat.completions.create(model="tiny", messages=[*messages, said, *results], max_tokens=3)
+    assert after.usage.completion_tokens
 
 
 def test_to_the_end_of_the_context(server):

@@ -236,6 +236,19 @@ def test_changes_of_architecture_are_counted(loop: EngineLoop) -> None:
     assert loop.totals.switches == 2 and loop.totals.architecture_steps == {"pd": 3, "unified": 1}
 
 
+def test_waiting_for_work_is_part_of_no_step(loop: EngineLoop) -> None:
+    now = 1.0
+    loop.clock = lambda: now
+    loop.take(submit(1))
+    loop.collect()
+    loop.take(Abort(0, 1, -1))
+    assert not loop.engine.busy
+    now = 100.0
+    loop.take(submit(2))
+    loop.turn()
+    assert loop.totals.step_count == 1 and loop.totals.steps.seconds == 0.0
+
+
 @pytest.mark.parametrize("words", [[[5] * 33], [[5], [VOCAB]], [[-1]]])
 def test_bad_words_no_worker_should_send_are_refused(
     loop: EngineLoop, sent: list[tuple[int, Any]], words: list[list[int]]

@@ -45,6 +45,18 @@ def test_neutral_chat_values_pass(server):
     assert server.post("/v1/chat/completions", body)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 2}),
+    ],
+)
+def test_hints_for_a_prompt_cache_pass(server, path, fields):
+    hints = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}}
+    assert server.post(path, {**fields, **hints})[0] == 200
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 4}, "best_of"),

@@ -17,7 +17,7 @@ from tests.server.inprocess import answering, api
 from tests.server.samples import FUNCTION
 from tests.server.serving import events
 from verifypd.server.calls import bad
-from verifypd.server.messages import Down
+from verifypd.server.messages import Down, Output, Outputs
 from verifypd.server.responses import ResponsesBody, messages, renamed
 
 pytestmark = pytest.mark.xdist_group("server")
@@ -332,6 +332,22 @@ def test_a_stream_that_fails_says_so_as_a_response(tokenizer):
     assert failed["status"] == "failed" and failed["error"]["code"] == "engine_lost"
     assert failed["output"][0]["content"][0]["text"] == tokenizer.decode([70, 71]), "what it had said by then"
     assert parts[-2]["type"] == "response.output_item.done" and parts[-2]["item"]["status"] == "incomplete"
+
+
+def test_a_format_that_fails_on_the_way_is_named_as_here(tokenizer):
+    bridge, heard = answering(tokenizer, [70, 71], None)
+    inner = bridge.flush
+
+    def flush() -> None:
+        inner()
+        bridge.take(Outputs(1, [Output(heard[-1].call, 0, [], "error", None, [], error="it takes too long")]))
+        inner()
+
+    bridge.flush = flush  # type: ignore[method-assign]
+    with api(tokenizer, bridge) as made:
+        answer = made.post("/v1/responses", json={"input": "hi", "text": {"format": {"type": "json_object"}}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "format_too_complex")
+    assert answer.json()["error"]["param"] == "text.format"
 
 
 def test_a_deadline_leaves_it_incomplete(tokenizer):

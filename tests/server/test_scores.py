@@ -105,6 +105,21 @@ def test_prompt_logprobs_as_vllm_has_them(server):
     assert all(str(token) in row for token, row in zip(IDS[1:], rows[1:], strict=True))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_a_prompt_that_is_repeated_without_logprobs_has_them_as_vllm_does(server, stream, max_tokens):
+    fields = {"prompt": IDS, "prompt_logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
+    alone = server.complete(**{**fields, "max_tokens": 2})["choices"][0]
+    _, answer, _ = server.post("/v1/completions", {**fields, "echo": True, "stream": stream})
+    [choice] = (events(answer)[0] if stream else answer)["choices"]
+    assert choice["prompt_logprobs"] == alone["prompt_logprobs"] and choice["logprobs"] is None
+
+
+def test_a_prompt_is_not_scored_twice(server):
+    status, body, _ = server.post("/v1/completions", {"prompt": IDS, "echo": True, "logprobs": 1, "prompt_logprobs": 2})
+    assert (status, body["error"]["param"]) == (400, "prompt_logprobs")
+
+
 def test_a_chat_whose_first_words_are_held_back_still_scores_its_prompt(server):
     form = {"guided_regex": "(ab){4}c", "stop": "ababababx"}
     body = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 1, **form}

@@ -201,6 +201,8 @@ def test_a_server_that_gives_up_says_why(
         ({"cors_origin": ("https://example.org:99999",)}, "is no origin"),
         ({"tls_cert": "x"}, "--tls-key"),
         ({"api_key": ("",)}, "--api-key"),
+        ({"api_key": ("good", "no client can send it ")}, "--api-key"),
+        ({"admin_key": " nor this"}, "--admin-key"),
         ({"admin_key": ""}, "--admin-key"),
         ({"admin_key": "kéy"}, "--admin-key"),
         ({"admin_key": "same", "api_key": ("same",)}, "--admin-key"),

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 _print_blocks(texts, outputs, show)
         else:
             if args.echo:
-                emit(texts[0])
+                emit(f"{texts[0]}," if args.token_ids else texts[0])
             final = print_stream(llm.stream(prompts[0], params), show)
             totals.seconds = time.perf_counter() - begin
             if final is not None:

@@ -113,6 +113,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never run."""
         self.validate(request.tokens)
+        if not self.busy:
+            self._collecting = None  # what was collected before is long past
         self.residents.add(request)
 
     def validate(self, prompt: Sequence[int]) -> None:

@@ -71,6 +71,11 @@ class Prepared:
     one_tool_call: bool = False
     given: dict[str, Any] | None = None  # what the answer repeats of the body, in an API where it does
 
+    @property
+    def echo_scored(self) -> bool:
+        """Whether the logprobs of an answer begin with those of its prompt."""
+        return self.echo is not None and self.logprobs is not None
+
 
 def check_neutral(body: GenerationBody) -> None:
     """Refuse a field that is not honoured, unless it says what happens anyway."""
@@ -247,7 +252,11 @@ def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None
         raise bad("max_tokens=0 makes sense with echo only: give at least 1", "max_tokens")
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
-        prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+        if body.prompt_logprobs is not None:
+            raise bad(
+                "prompt_logprobs: with echo, logprobs scores the prompt: leave one of them out", "prompt_logprobs"
+            )
+        prompt_logprobs = body.logprobs
     fields = sampling(body, limits, max(1, max_tokens), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
     ask = make_ask(body, prompts, fields, grammar_of(body), limits, tokenizer, key, asked=body.max_tokens)
     prepared = _prepared(body, ask, body.logprobs)

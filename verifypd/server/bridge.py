@@ -41,7 +41,7 @@ class Bridge:
         self.on_report: Callable[[], None] = lambda: None  # the engine's figures came, or it went or came back
         # a worker that is started again must not take what the engine had queued for the one before it
         self._numbers = itertools.count(secrets.randbits(40) << 20)
-        self._reads: set[asyncio.Future[CallError]] = set()  # bodies that become calls; told why all must end
+        self._reads: set[asyncio.Future[CallError]] = set()  # what is done around calls; told why all must end
         self._fresh: dict[int, Call] = {}  # calls with tokens nobody has been told of
         self._parked: list[Call] = []  # to be taken up again when the engine is back
         self._switches: dict[int, asyncio.Future[None]] = {}  # of architecture, that wait for the engine's answer
@@ -91,7 +91,10 @@ class Bridge:
 
     @contextlib.contextmanager
     def reading(self, arrival: float) -> Iterator[asyncio.Future[CallError]]:
-        """Count a body that takes a while to read as work that is open. The future tells when all work must end."""
+        """Count what is done around a call, reading its body and writing its answer, as work that is open.
+
+        The future tells when all work must end.
+        """
         self._check_open(arrival)
         ended: asyncio.Future[CallError] = asyncio.get_running_loop().create_future()
         self._reads.add(ended)
@@ -141,7 +144,7 @@ class Bridge:
             self.on_idle()
 
     def fail_all(self, error: CallError) -> None:
-        """End every call, and every body that would become one."""
+        """End every call, and what would become one."""
         for read in self._reads:
             if not read.done():
                 read.set_result(error)

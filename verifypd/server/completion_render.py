@@ -93,8 +93,8 @@ class CompletionRenderer(Renderer):
         return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), columns, strict=True))
 
     def scores(self, choice: Choice) -> Iterator[Any]:
-        """Where the prompt is repeated, its part of the logprobs."""
-        if self.prepared.echo is None:
+        """Where the prompt is repeated with its logprobs, these."""
+        if not self.prepared.echo_scored:
             yield from super().scores(choice)
             return
         columns: Columns = ([], [], [], [])

@@ -28,6 +28,11 @@ def _is_origin(text: str) -> bool:
     return bool(parts.scheme and host and not own and text == f"{parts.scheme}://{parts.netloc}")
 
 
+def _is_key(text: str) -> bool:
+    """Whether a client can send it: a header loses the spaces at its ends."""
+    return bool(text) and text.isascii() and text.isprintable() and text == text.strip()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Everything the server needs beside the engine's settings."""
@@ -117,10 +122,10 @@ class ServerConfig:
                 raise ConfigError(f"{flag} is not known; choose from {', '.join(known)}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
-            raise ConfigError("--api-key must be printable ASCII and not empty")
-        if self.admin_key is not None and (not self.admin_key.isascii() or not self.admin_key.isprintable()):
-            raise ConfigError("--admin-key must be printable ASCII")
+        if not all(map(_is_key, self.api_key)):
+            raise ConfigError("--api-key must be printable ASCII, not empty, and without a space at either end")
+        if self.admin_key and not _is_key(self.admin_key):
+            raise ConfigError("--admin-key must be printable ASCII, without a space at either end")
         if self.admin_key is not None and (not self.admin_key or self.admin_key in self.api_key):
             raise ConfigError("--admin-key must not be empty, nor one of the keys of --api-key")
         for origin in self.cors_origin:

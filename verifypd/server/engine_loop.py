@@ -183,6 +183,8 @@ class EngineLoop:
         """Queue a call's requests in the engine, and tell its worker. The wait for a slot begins here."""
         call = self.calls[message.worker, message.call] = {}
         deadline = message.params.get("deadline_ms")
+        if not self.engine.busy:
+            self._begun = 0.0  # waiting for work is part of no step
         for begun, request in zip(message.open, requests, strict=True):
             request.entered = self.clock()
             self.engine.add(request)

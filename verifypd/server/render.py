@@ -239,7 +239,7 @@ class Renderer:
         return self.call.choices[choice.index - choice.request.choice]
 
     def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
-        if self.call.ask.params.prompt_logprobs is None or self.prepared.echo is not None:
+        if self.call.ask.params.prompt_logprobs is None or self.prepared.echo_scored:
             return {}
         return {"prompt_logprobs": self._prompt_scores(choice)}
 

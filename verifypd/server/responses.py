@@ -124,6 +124,7 @@ class ResponsesBody(GenerationBody):
     safety_identifier: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
     prompt_cache_retention: StrictStr | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     # accepted when neutral
     previous_response_id: Unsupported = None
     conversation: Unsupported = None

@@ -31,6 +31,7 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Listed = Annotated[list[T], Field(fail_fast=True)]
 Unsupported = Annotated[Any, Field(description="accepted when it changes nothing; anything else is a 400")]
+Parsed = Annotated[Any, Field(description="ignored: OpenAI's client adds it to an answer that goes back")]
 
 
 def _few(value: Any, most: int) -> Any:
@@ -187,6 +188,7 @@ class FunctionCall(Body):
 
     name: StrictStr
     arguments: StrictStr | dict[str, Any] | None = None
+    parsed_arguments: Parsed = None
 
 
 class ToolCall(Body):
@@ -208,6 +210,7 @@ class Message(Body):
     tool_call_id: StrictStr | None = None
     refusal: StrictStr | None = None
     reasoning_content: StrictStr | None = None
+    parsed: Parsed = None
     audio: Unsupported = None
     annotations: Unsupported = None
     function_call: Unsupported = None
@@ -260,6 +263,8 @@ class ChatBody(GenerationBody):
     service_tier: StrictStr | None = None
     safety_identifier: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
+    prompt_cache_retention: StrictStr | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prediction: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None

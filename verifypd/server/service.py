@@ -132,8 +132,12 @@ class Service:
         made = renderer(call, prepared, self.model, self.tokenizer, draft)
         if prepared.stream:
             return EventStream(call, made, self.bridge, self.sweeper, finished)
-        await whole(call, self.bridge, request.receive, finished)
-        return Response(await made.whole(), media_type="application/json")
+        with self.bridge.reading(state["arrival"]):  # until the answer is written: a long one takes seconds
+            try:
+                await whole(call, self.bridge, request.receive, finished)
+            except CallError as error:
+                raise renderer.told(error) from None
+            return Response(await made.whole(), media_type="application/json")
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:
         ask = prepared.ask
