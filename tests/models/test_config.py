@@ -110,6 +110,22 @@ def test_gemma2() -> None:
     assert (config.scale, config.attention_softcap, config.logit_softcap) == (1 / 12, 50.0, 30.0)
 
 
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2", "Qwen3", "Gemma2"])
+def test_an_absent_field_is_what_transformers_takes_for_it(kind: str) -> None:
+    """A null is not an absent field: it switches a window or a cap off."""
+    transformers = pytest.importorskip("transformers")
+    shape = {**LLAMA, "model_type": kind.lower(), "head_dim": 64, "use_sliding_window": True, "max_window_layers": 1}
+    theirs = getattr(transformers, f"{kind}Config")(**shape)
+    assert ModelConfig.from_dict(shape).windows[-2:] == (theirs.sliding_window, None if kind == "Gemma2" else 4096)
+    if kind == "Gemma2":
+        config = ModelConfig.from_dict(shape)
+        assert config.scale == theirs.query_pre_attn_scalar**-0.5
+        assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+        assert (theirs.attn_logit_softcapping, theirs.final_logit_softcapping) == (50.0, 30.0)
+        off = ModelConfig.from_dict({**shape, "attn_logit_softcapping": None, "final_logit_softcapping": None})
+        assert (off.attention_softcap, off.logit_softcap) == (None, None)
+
+
 def test_gemma3_inside_a_multimodal_config() -> None:
     """As published: whatever equals the class default is left out."""
     text = {

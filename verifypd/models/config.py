@@ -215,6 +215,18 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+# model_type -> what the class of transformers takes for a field that is absent; a null in its place means none
+_ABSENT: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "qwen2": {"sliding_window": 4096},
+    "qwen3": {"sliding_window": 4096},
+    "gemma2": {
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
 _DEFAULT_POSITIONS = {
     "llama": 2048,
     EAGLE: 2048,
@@ -230,6 +242,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
     raw, eagle = read_fields(raw, where)
     family = _family(raw, where)
     raw = _text(raw)
+    raw = {**_ABSENT.get(raw["model_type"], {}), **raw}
     gemma = family.startswith("gemma")
     if family == "gemma3":
         raw = {**_GEMMA3_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}

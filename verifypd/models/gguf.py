@@ -197,7 +197,7 @@ def gguf_config(path: Path) -> ModelConfig:
         "query_pre_attn_scalar": _query_scalar(arch, meta),
         **_rope(arch, meta, path, tensors),
     }
-    return ModelConfig.from_dict(raw, str(path))
+    return ModelConfig.from_dict({name: value for name, value in raw.items() if value is not None}, str(path))
 
 
 def _query_scalar(arch: str, meta: Any) -> float | None:
