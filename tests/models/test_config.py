@@ -60,6 +60,17 @@ def test_both_layouts_of_rope_mean_the_same() -> None:
     assert parse(rope_theta=1e6, rope_scaling=None).rope == Rope(1e6)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_scaling_added_to_the_layout_of_transformers_5_stretches(kind: str) -> None:
+    """As the pages of Qwen's models tell people to."""
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    given = {"full_attention": full, "sliding_attention": full} if kind == "gemma3_text" else full
+    scaling = {"type": "linear", "factor": 4.0}
+    assert parse(model_type=kind, hidden_act=None, rope_parameters=given, rope_scaling=scaling).rope == Rope(
+        1e6, "linear", 4.0
+    )
+
+
 def test_yarn_takes_its_attention_factor_from_the_factor() -> None:
     rope = parse(rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}).rope
     assert (rope.kind, rope.factor, rope.original_max) == ("yarn", 4.0, 32768)

@@ -366,12 +366,14 @@ def _ropes(raw: Mapping[str, Any], family: str, max_position: int, where: str) -
     scaling = raw.get("rope_scaling") or {}
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
         raise ConfigError(f"{where}: rope_parameters and rope_scaling must be objects")
+    given = parameters.get("full_attention") or ({} if family == "gemma3" else parameters)
+    full = {"rope_theta": raw.get("rope_theta"), **given}
+    if scaling:  # what people add to stretch a context; it goes before what the file came with
+        full = {"rope_theta": full["rope_theta"], **scaling}
     if family == "gemma3":
-        full = parameters.get("full_attention") or {"rope_theta": raw.get("rope_theta"), **scaling}
         local = parameters.get("sliding_attention") or {"rope_theta": raw.get("rope_local_base_freq")}
         return _rope(raw, full, 1e6, max_position, where), _rope(raw, local, 1e4, max_position, where)
-    full = parameters.get("full_attention") or parameters
-    return _rope(raw, {"rope_theta": raw.get("rope_theta"), **scaling, **full}, 1e4, max_position, where), None
+    return _rope(raw, full, 1e4, max_position, where), None
 
 
 def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], theta: float, max_position: int, where: str) -> Rope:
