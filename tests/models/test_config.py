@@ -77,6 +77,14 @@ def test_yarn_takes_its_attention_factor_from_the_factor() -> None:
     assert rope.attention_factor == pytest.approx(1.1386, abs=1e-4)
 
 
+def test_yarn_stretches_the_longest_context() -> None:
+    """Qwen's configs keep `max_position_embeddings` where YaRN is switched on; others have the stretched one there."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert parse(max_position_embeddings=40960, rope_scaling=yarn).max_position == 131_072
+    assert parse(max_position_embeddings=131_072, rope_scaling=yarn).max_position == 131_072
+    assert parse(max_position_embeddings=163_840, rope_scaling=yarn).max_position == 163_840
+
+
 def test_mistral_window() -> None:
     assert parse(model_type="mistral", sliding_window=4096).windows == (4096,) * 22
     assert parse(model_type="mistral", sliding_window=None).windows == (None,) * 22

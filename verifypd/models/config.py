@@ -256,6 +256,8 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = field.whole("head_dim", 256 if gemma else 128 if wide else hidden // max(heads, 1))
     attention_bias = field.flag("attention_bias")
     rope, local_rope = _ropes(raw, family, max_position, where)
+    if rope.kind == "yarn":  # configs of Qwen keep the length of pre-training where YaRN is switched on
+        max_position = max(max_position, int(rope.factor * rope.original_max))
     query_scalar = field.number("query_pre_attn_scalar", head_dim) if family in ("gemma2", "gemma3") else head_dim
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return ModelConfig(
