@@ -156,6 +156,13 @@ def test_truncated_file(keep: int, words: str, checkpoint: Checkpoint, tmp_path:
     assert "\n" not in str(error.value)
 
 
+def test_a_mixture_of_experts_is_refused_by_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Mixtral calls itself `llama`; its experts have tensors of their own, and none seems to be missing."""
+    path = write_gguf(checkpoint("llama"), tmp_path / "model.gguf", "llama", llama__expert_count=8)
+    with pytest.raises(ModelError, match="mixture of experts"):
+        gguf_config(path)
+
+
 def test_other_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with pytest.raises(ModelError, match="does not exist"):

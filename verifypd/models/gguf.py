@@ -171,6 +171,8 @@ def gguf_config(path: Path) -> ModelConfig:
         value = header.metadata.get(f"{arch}.{name}")
         return default if value is None else value
 
+    if meta("expert_count"):
+        raise ModelError(f"{path}: a mixture of experts ({arch}) is not supported; choose a dense model")
     window = meta("attention.sliding_window")
     raw = {
         "model_type": "mistral" if arch == "llama" and window else ARCHITECTURES[arch],
