@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,24 @@ def test_checkpoints_are_written_along_the_way(
         make(verifier, tmp_path, recipe={"losses": ("kl",)})
     assert torch.load(tmp_path / "work" / "checkpoint.pt", weights_only=True)["step"] == 2
     assert make(verifier, tmp_path, recipe={"losses": ("kl",)})["steps"] == 4 and steps[0] == 6
+
+
+@pytest.mark.parametrize("what", ["claim", "text", "checkpoint"])
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
+    verifier: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Any, *_: Any, **__: Any) -> None:
+        if what == "claim":
+            path.write_text("{")
+        raise RuntimeError("enforce fail") if what == "checkpoint" else OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as now:
+        module, name = {"claim": (text, "write_json"), "text": (np, "savez"), "checkpoint": (torch, "save")}[what]
+        now.setattr(module, name, full)
+        said = r"cannot be written \((No space|is the disk full\?).*make room, then run the same command again"
+        with pytest.raises(ConfigError, match=said):
+            make(verifier, tmp_path, recipe={"losses": ("kl",)})
+    assert make(verifier, tmp_path, recipe={"losses": ("kl",)})["finished"]
 
 
 def test_a_checkpoint_of_other_settings_is_refused(verifier: Path, whole: Path) -> None:
