@@ -386,6 +386,21 @@ def test_a_prompt_file_that_is_broken_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "missing.txt")
 
 
+@pytest.mark.parametrize(
+    "line", ['{"text": 5}', '{"text": " "}', '{"text": "x", "kind": 3}', '{"text": "x", "kind": null}']
+)
+def test_a_line_of_another_form_is_refused_before_it_costs_a_run(line: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('\n{"text": "a"}\n\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"line 4: give one JSON object a line"):
+        read_prompts(tmp_path / "bad.jsonl")
+
+
+def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
+    """Not at the separators of Unicode, which JSON may hold; and a mark before the first line is none of its text."""
+    (tmp_path / "good.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85c"}\r\nd\u2028e\r\n'.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "good.jsonl")] == ["a\u2028b\x85c", "d\u2028e"]
+
+
 # -- the tiny recipe, and what a log is told ---------------------------------------------------------------------------
 
 
