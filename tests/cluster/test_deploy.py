@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,22 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_model_that_is_not_there_is_refused_before_ray_starts(
     begun: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["deploy", "--local", "--model", "nosuch"]) == 2
+    assert main(["deploy", "--local", "--model", "nosuch", "--port", "0"]) == 2
     assert "no model 'nosuch'" in capsys.readouterr().err and not begun
+
+
+def test_a_port_that_is_taken_is_refused_before_ray_starts(
+    begun: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["deploy", "--local", "--model", "nosuch", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err and not begun
 
 
 def test_local_is_a_ray_of_its_own_with_room_for_every_replica(begun: list[dict[str, Any]], tmp_path: Path) -> None:
     """Not the one that $RAY_ADDRESS names, or that was started here before; Ctrl-C while it starts ends the command."""
-    wanted = ["--replicas", "129", "--cpus-per-replica", "0.5"]
+    wanted = ["--port", "0", "--replicas", "129", "--cpus-per-replica", "0.5"]
     assert main(["deploy", "--local", "--model", str(tiny("llama", tmp_path)), *wanted]) == 0
     assert begun[0]["address"] == "local" and begun[0]["num_cpus"] >= 65
 

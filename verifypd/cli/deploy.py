@@ -95,9 +95,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ray import serve
 
-    from verifypd.server.supervisor import tokenizer_folder
+    from verifypd.server.supervisor import listen, tokenizer_folder
 
-    tokenizer_folder(chosen.engine)  # a model that is not there is refused, and fetched once, before Ray starts
+    listen(chosen.server).close()  # a port that is taken and a model that is not there are refused before Ray starts
+    tokenizer_folder(chosen.engine)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cores = math.ceil(max(os.cpu_count() or 1, chosen.cluster.most * chosen.cluster.cpus_per_replica))
     own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
