@@ -79,6 +79,18 @@ def test_a_head_is_evaluated(verifier: Path, tmp_path: Path) -> None:
     assert report["command"].startswith("verifypd") and report["files"] == files_hash()
 
 
+def test_a_verifier_of_short_texts_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within its own context; a prompt that is past it is named, for there is no flag that would make room."""
+    folder, prompts = tiny("llama", tmp_path / "short", max_position_embeddings=64), tmp_path / "prompts.txt"
+    prompts.write_text("w1 w2\n")
+    command = ["evaluate-draft", "--model", str(folder), "--draft", "ngram", "--tokens", "4", "--timed", "1"]
+    assert main([*command, "--prompts", str(prompts)]) == 0
+    prompts.write_text("w1 w2\n" + "w " * 80 + "\n")
+    assert main([*command, "--prompts", str(prompts)]) == 2
+    said = capsys.readouterr().err
+    assert "give --prompts without it" in said and "--max-model-len" not in said
+
+
 @pytest.mark.parametrize("temperature", ["0", "nan"])
 def test_a_greedy_request_draws_nothing_that_could_be_heated(
     temperature: str, capsys: pytest.CaptureFixture[str]

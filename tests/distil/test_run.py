@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,24 @@ def test_checkpoints_are_written_along_the_way(
     assert make(verifier, tmp_path, recipe={"losses": ("kl",)})["steps"] == 4 and steps[0] == 6
 
 
+@pytest.mark.parametrize("what", ["claim", "text", "checkpoint"])
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
+    verifier: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Any, *_: Any, **__: Any) -> None:
+        if what == "claim":
+            path.write_text("{")
+        raise RuntimeError("enforce fail") if what == "checkpoint" else OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as now:
+        module, name = {"claim": (text, "write_json"), "text": (np, "savez"), "checkpoint": (torch, "save")}[what]
+        now.setattr(module, name, full)
+        said = r"cannot be written \((No space|is the disk full\?).*make room, then run the same command again"
+        with pytest.raises(ConfigError, match=said):
+            make(verifier, tmp_path, recipe={"losses": ("kl",)})
+    assert make(verifier, tmp_path, recipe={"losses": ("kl",)})["finished"]
+
+
 def test_a_checkpoint_of_other_settings_is_refused(verifier: Path, whole: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.pt was made with other settings \(--depth, --learning-rate\)"):
         make(verifier, whole, recipe={"depth": 3, "learning_rate": 2e-3})
@@ -365,6 +384,21 @@ def test_a_prompt_file_that_is_broken_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "bad.jsonl")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": 5}', '{"text": " "}', '{"text": "x", "kind": 3}', '{"text": "x", "kind": null}']
+)
+def test_a_line_of_another_form_is_refused_before_it_costs_a_run(line: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('\n{"text": "a"}\n\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"line 4: give one JSON object a line"):
+        read_prompts(tmp_path / "bad.jsonl")
+
+
+def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
+    """Not at the separators of Unicode, which JSON may hold; and a mark before the first line is none of its text."""
+    (tmp_path / "good.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85c"}\r\nd\u2028e\r\n'.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "good.jsonl")] == ["a\u2028b\x85c", "d\u2028e"]
 
 
 # -- the tiny recipe, and what a log is told ---------------------------------------------------------------------------

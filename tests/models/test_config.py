@@ -60,10 +60,29 @@ def test_both_layouts_of_rope_mean_the_same() -> None:
     assert parse(rope_theta=1e6, rope_scaling=None).rope == Rope(1e6)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_scaling_added_to_the_layout_of_transformers_5_stretches(kind: str) -> None:
+    """As the pages of Qwen's models tell people to."""
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    given = {"full_attention": full, "sliding_attention": full} if kind == "gemma3_text" else full
+    scaling = {"type": "linear", "factor": 4.0}
+    assert parse(model_type=kind, hidden_act=None, rope_parameters=given, rope_scaling=scaling).rope == Rope(
+        1e6, "linear", 4.0
+    )
+
+
 def test_yarn_takes_its_attention_factor_from_the_factor() -> None:
     rope = parse(rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}).rope
     assert (rope.kind, rope.factor, rope.original_max) == ("yarn", 4.0, 32768)
     assert rope.attention_factor == pytest.approx(1.1386, abs=1e-4)
+
+
+def test_yarn_stretches_the_longest_context() -> None:
+    """Qwen's configs keep `max_position_embeddings` where YaRN is switched on; others have the stretched one there."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert parse(max_position_embeddings=40960, rope_scaling=yarn).max_position == 131_072
+    assert parse(max_position_embeddings=131_072, rope_scaling=yarn).max_position == 131_072
+    assert parse(max_position_embeddings=163_840, rope_scaling=yarn).max_position == 163_840
 
 
 def test_mistral_window() -> None:
@@ -108,6 +127,22 @@ def test_gemma2() -> None:
     )
     assert config.windows[:4] == (4096, None, 4096, None)
     assert (config.scale, config.attention_softcap, config.logit_softcap) == (1 / 12, 50.0, 30.0)
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2", "Qwen3", "Gemma2"])
+def test_an_absent_field_is_what_transformers_takes_for_it(kind: str) -> None:
+    """A null is not an absent field: it switches a window or a cap off."""
+    transformers = pytest.importorskip("transformers")
+    shape = {**LLAMA, "model_type": kind.lower(), "head_dim": 64, "use_sliding_window": True, "max_window_layers": 1}
+    theirs = getattr(transformers, f"{kind}Config")(**shape)
+    assert ModelConfig.from_dict(shape).windows[-2:] == (theirs.sliding_window, None if kind == "Gemma2" else 4096)
+    if kind == "Gemma2":
+        config = ModelConfig.from_dict(shape)
+        assert config.scale == theirs.query_pre_attn_scalar**-0.5
+        assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+        assert (theirs.attn_logit_softcapping, theirs.final_logit_softcapping) == (50.0, 30.0)
+        off = ModelConfig.from_dict({**shape, "attn_logit_softcapping": None, "final_logit_softcapping": None})
+        assert (off.attention_softcap, off.logit_softcap) == (None, None)
 
 
 def test_gemma3_inside_a_multimodal_config() -> None:

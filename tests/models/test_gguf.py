@@ -99,6 +99,15 @@ def test_logits_equal_the_checkpoints(family: str, checkpoint: Checkpoint, tmp_p
     assert (PagedRun(load_gguf(path)).logits([(0, 0, ids)]) - reference_logits(folder, ids)).abs().max() <= 1e-4
 
 
+def test_a_gemma2_file_older_than_its_caps_has_the_usual_ones(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("add_attn_logit_softcapping", "add_final_logit_softcapping"):
+        monkeypatch.setattr(gguf.GGUFWriter, name, lambda *_: None)
+    config = gguf_config(write_gguf(checkpoint("gemma2"), tmp_path / "model.gguf", "gemma2"))
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+
+
 def test_biases_are_unpermuted_like_their_weights(tmp_path: Path) -> None:
     folder = tiny("llama", tmp_path, attention_bias=True)
     path = write_gguf(folder, tmp_path / "model.gguf", "llama")
@@ -145,6 +154,13 @@ def test_truncated_file(keep: int, words: str, checkpoint: Checkpoint, tmp_path:
     with pytest.raises(ModelError, match=words) as error:
         gguf_config(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_mixture_of_experts_is_refused_by_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Mixtral calls itself `llama`; its experts have tensors of their own, and none seems to be missing."""
+    path = write_gguf(checkpoint("llama"), tmp_path / "model.gguf", "llama", llama__expert_count=8)
+    with pytest.raises(ModelError, match="mixture of experts"):
+        gguf_config(path)
 
 
 def test_other_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

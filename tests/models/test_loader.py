@@ -197,6 +197,16 @@ def test_missing_shard(tmp_path: Path) -> None:
     refuses(folder, f"{lost.name} is missing (1 of ")
 
 
+def test_an_index_that_outlived_its_shards(tmp_path: Path) -> None:
+    """transformers leaves it behind where a model is saved again as one file."""
+    tiny("llama", tmp_path, shards=True)
+    tiny("llama", tmp_path, seed=1)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    ids = random_ids(8)
+    ours, theirs = PagedRun(load(tmp_path)).logits([(0, 0, ids)]), reference_logits(tmp_path, ids)
+    assert (ours - theirs).abs().max() <= 1e-4
+
+
 def test_broken_index(tmp_path: Path) -> None:
     folder = tiny("llama", tmp_path, shards=True)
     index = folder / "model.safetensors.index.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from verifypd.cli.serve import add_server_flags, welcome
 from verifypd.cli.serve import settings as server_settings
 from verifypd.cli.terminal import emit
 from verifypd.config import flag
-from verifypd.errors import ConfigError
+from verifypd.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from verifypd.cluster.config import Settings
@@ -92,17 +93,25 @@ def run(args: argparse.Namespace) -> int:
         emit(deploy(chosen))
         ray.shutdown()
         return 0
+    from ray import serve
+
+    from verifypd.server.supervisor import listen, tokenizer_folder
+
+    listen(chosen.server).close()  # a port that is taken and a model that is not there are refused before Ray starts
+    tokenizer_folder(chosen.engine)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    cores = max(os.cpu_count() or 1, chosen.cluster.most * chosen.cluster.cpus_per_replica)
+    cores = math.ceil(max(os.cpu_count() or 1, chosen.cluster.most * chosen.cluster.cpus_per_replica))
+    own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE}
     try:
-        ray.init(num_cpus=int(cores), include_dashboard=False, object_store_memory=STORE, logging_level="warning")
+        ray.init(address="local", logging_level="warning", **own)  # whatever Ray this machine has besides
         emit(deploy(chosen))
         place = ray.get_runtime_context().gcs_address
         emit(f"  change it with another deploy and --address {place}; SIGTERM or Ctrl-C ends it\n")
         while True:
             signal.pause()
     except KeyboardInterrupt:
-        ray.serve.shutdown()  # streams get half a minute
+        if ray.is_initialized():
+            serve.shutdown()  # streams get half a minute
     finally:
         ray.shutdown()
     return 0
@@ -117,7 +126,10 @@ def deploy(chosen: Settings) -> str:
 
     port = chosen.server.port or free_port(chosen.server.host)
     serve.start(http_options={"host": chosen.server.host, "port": port})
-    serve.run(build(chosen), name=NAME, route_prefix="/")
+    try:
+        serve.run(build(chosen), name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise EngineError(f"{str(error).rstrip('.')}: Ray's log says why") from None
     options = _get_global_client().http_config
     return announced(chosen, port, options.host, options.port)
 

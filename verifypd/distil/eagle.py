@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from verifypd.distil.export import size_fields, write_json
+from verifypd.distil.export import size_fields, write_folder
 from verifypd.distil.head import Head, HeadLayer, HeadShape, Norm, Seen, later, linear, shape_for
 from verifypd.distil.teacher import Teacher
 from verifypd.models.config import ModelConfig, Rope
@@ -90,7 +89,6 @@ def eagle3_shape(
 
 def write_speculators(folder: Path, head: Head, teacher: Teacher, name: str, made: dict[str, Any]) -> None:
     """The head as the speculators library saves one. The embedding is written as the verifier uses it: scaled."""
-    folder.mkdir(parents=True, exist_ok=True)
     model, ids = teacher.model, teacher.ids
     vocab = model.config.vocab_size
     known = torch.zeros(vocab, dtype=torch.bool)
@@ -101,9 +99,8 @@ def write_speculators(folder: Path, head: Head, teacher: Teacher, name: str, mad
     weights = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in floats.items()}
     weights["d2t"] = (ids - torch.arange(len(ids), device=ids.device)).to("cpu", torch.int64).contiguous()
     weights["t2d"] = known
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", speculators_config(head.shape, model.config, name, int(made["recipe"]["depth"])))
-    write_json(folder / "distil.json", made)
+    config = speculators_config(head.shape, model.config, name, int(made["recipe"]["depth"]))
+    write_folder(folder, weights, config, made)
 
 
 def speculators_config(shape: HeadShape, verifier: ModelConfig, name: str, depth: int) -> dict[str, Any]:

@@ -22,11 +22,14 @@ from verifypd.control.observe import Observation, StepTiming
 from verifypd.distil.measure import Acceptance
 from verifypd.distil.prompts import Prompt
 from verifypd.engine.llm import LLM
+from verifypd.errors import ConfigError
 from verifypd.lanes.verify import VerifyLane
+from verifypd.models.hub import resolve
 from verifypd.progress import Bar, bar
 from verifypd.request import SamplingParams
 from verifypd.sampling.case import Verdicts
 
+LONGEST = 1024  # tokens of a prompt and its answer at most
 TAUS = tuple(round(0.6 + 0.1 * i, 1) for i in range(11))
 
 
@@ -121,15 +124,22 @@ def evaluate(trial: Trial, progress: bool = True) -> dict[str, Any]:
 
 
 def _open(trial: Trial, **settings: Any) -> LLM:
-    options = {"max_model_len": 1024, "batch_size": trial.batch, "seed": 0, **trial.settings, **settings}
+    length = min(LONGEST, resolve(trial.model).config.max_position)
+    options = {"max_model_len": length, "batch_size": trial.batch, "seed": 0, **trial.settings, **settings}
     return LLM(trial.model, **options)
 
 
 def _render(llm: LLM, prompt: Prompt) -> list[int]:
     tokenizer = llm.get_tokenizer()
-    if not tokenizer.chat_template.available:
-        return tokenizer.encode(prompt.text)
-    return llm.render([{"role": "user", "content": prompt.text}])
+    chat = tokenizer.chat_template.available
+    ids = llm.render([{"role": "user", "content": prompt.text}]) if chat else tokenizer.encode(prompt.text)
+    longest = llm.config.max_model_len or LONGEST
+    if len(ids) >= longest:
+        raise ConfigError(
+            f"the prompt {prompt.text[:30]!r}… has {len(ids)} tokens, and {longest} with its answer are what is"
+            " evaluated: give --prompts without it"
+        )
+    return ids
 
 
 def _timed(trial: Trial) -> Sequence[Prompt]:

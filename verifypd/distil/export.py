@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,19 @@ _SHAPE = {**_SIZES, "feature_layers": "feature_layers"}  # what decides the size
 
 def write_draft(folder: Path, head: Head, ids: Tensor, verifier: ModelConfig, name: str, made: dict[str, Any]) -> None:
     """ids [V]: the verifier's id of each token the head proposes. made: all that is known of how it was made."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in head.state_dict().items()}
     weights["vocab_map"] = ids.to("cpu", torch.int32).contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", head_config(head.shape, verifier, name))
-    write_json(folder / "distil.json", made)
+    write_folder(folder, weights, head_config(head.shape, verifier, name), made)
+
+
+def write_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any], made: dict[str, Any]) -> None:
+    """The three files of a head, each of them whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole(folder / "model.safetensors") as path:
+        save_file(weights, path, metadata={"format": "pt"})
+    for name, content in (("config.json", config), ("distil.json", made)):
+        with whole(folder / name) as path:
+            write_json(path, content)
 
 
 def read_draft(folder: Path, shape: HeadShape) -> dict[str, Tensor]:
@@ -102,8 +111,20 @@ def size_fields(shape: HeadShape) -> dict[str, int]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write it whole."""
+    """For people to read, too."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when all is written; a full disk is an error of one line."""
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        yield beside
+        beside.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors do not say why they cannot write
+        reason = getattr(error, "strerror", None) or "is the disk full?"
+        raise ConfigError(f"{path} cannot be written ({reason}): make room, then run the same command again") from error
 
 
 def commit_here() -> str | None:

@@ -39,7 +39,7 @@ def training_prompts() -> list[Prompt]:
 def read_prompts(path: Path) -> list[Prompt]:
     """A file of one JSON object a line, with `text` and perhaps `kind`; or of one prompt a line."""
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts of {path} cannot be read ({error}): give a UTF-8 file, one prompt a line") from None
 
@@ -60,15 +60,20 @@ def _folder() -> resources.abc.Traversable:
 
 def _parse(text: str, where: str) -> list[Prompt]:
     prompts = []
-    for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold other characters that end a line, as they are
+        if not line.strip():
+            continue
         if not line.lstrip().startswith("{"):
             prompts.append(Prompt("chat", line.strip()))
             continue
         try:
             raw = json.loads(line)
-            prompts.append(Prompt(raw.get("kind", "chat"), raw["text"], raw.get("source", "")))
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f'{where}, line {number}: give one JSON object a line, {{"text": …}}') from None
+            prompt = Prompt(raw.get("kind", "chat"), raw["text"], raw.get("source", ""))
+            if not isinstance(prompt.kind, str) or not prompt.text.strip():
+                raise ValueError(line)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f'{where}, line {number}: give one JSON object a line, {{"text": "…"}}') from None
+        prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{where} holds no prompt")
     return prompts

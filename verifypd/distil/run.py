@@ -18,7 +18,7 @@ from verifypd import __version__
 from verifypd.config import EngineConfig
 from verifypd.distil.dense import BatchKernels
 from verifypd.distil.eagle import eagle3_shape, write_speculators
-from verifypd.distil.export import commit_here, how_made, read_draft, write_draft, write_json
+from verifypd.distil.export import commit_here, how_made, read_draft, whole, write_draft, write_json
 from verifypd.distil.head import HeadShape, shape_for
 from verifypd.distil.measure import measure, report
 from verifypd.distil.plot import draw_curve
@@ -120,7 +120,8 @@ def distil(
         write_speculators(out / "draft", trainer.head, teacher, name or model, made)
     else:
         write_draft(out / "draft", trainer.head, ids, verifier.config, name or model, made)
-    write_json(out / "curve.json", {"curve": trainer.curve})
+    with whole(out / "curve.json") as path:
+        write_json(path, {"curve": trainer.curve})
     draw_curve(trainer.curve, out / "curve.png")
     return made
 

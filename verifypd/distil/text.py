@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifypd.distil.export import whole, write_json
 from verifypd.distil.generate import Generator
 from verifypd.distil.prompts import Prompt, plain
 from verifypd.distil.recipe import Recipe
@@ -226,7 +227,8 @@ class Writer:
                 names = ", ".join(name for name in key if found.get(name) != key[name])
                 raise ConfigError(f"{self.folder} holds text made otherwise ({names} differ): give another --out")
             return
-        path.write_text(json.dumps(key, indent=1) + "\n", encoding="utf-8")
+        with whole(path) as beside:
+            write_json(beside, key)
 
 
 def repeated(prompts: Sequence[Text], share: float) -> list[list[int]]:
@@ -270,8 +272,7 @@ def load_all(folder: Path) -> list[Text]:
 
 def _save(path: Path, texts: Sequence[Text]) -> None:
     flat = np.concatenate([np.zeros(0, np.int32), *(text.ids for text in texts)])
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    with whole(path) as beside, beside.open("wb") as file:
         np.savez(
             file,
             ids=flat.astype(np.uint16 if flat.max(initial=0) < 1 << 16 else np.int32),
@@ -280,7 +281,6 @@ def _save(path: Path, texts: Sequence[Text]) -> None:
             temperatures=np.array([text.temperature for text in texts], np.float32),
             kinds=np.array([text.kind for text in texts], np.str_),
         )
-    temporary.rename(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from verifypd.distil.eagle import Eagle3Head
-from verifypd.distil.export import read_draft
+from verifypd.distil.export import read_draft, whole
 from verifypd.distil.head import Head, HeadShape
 from verifypd.distil.loss import loss_of
 from verifypd.distil.measure import measure, report, score
@@ -228,9 +228,8 @@ class Trainer:
         self._write(self._path, self._state())
 
     def _write(self, path: Path, state: dict[str, Any]) -> None:
-        temporary = path.with_suffix(".tmp")
-        torch.save({"recipe": self._recipe, **state}, temporary)
-        temporary.rename(path)
+        with whole(path) as beside:
+            torch.save({"recipe": self._recipe, **state}, beside)
 
     @property
     def _recipe(self) -> str:

@@ -27,7 +27,7 @@ INTEGERS = {"I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # maps 
 VOCAB_MAP = "vocab_map"  # token ids, of a head made here
 D2T, T2D = "d2t", "t2d"  # of EAGLE-3: id − row of each token it proposes; which tokens those are
 MAPS = (VOCAB_MAP, D2T, T2D)
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 CHUNK = 1 << 20  # weights converted at a time
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
@@ -100,7 +100,7 @@ class PickledFolder:
         self.where = str(folder)
         self.tensors: dict[str, Tensor] = {}
         index = folder / PICKLE_INDEX
-        for path in _indexed(folder, index) if index.is_file() else [folder / PICKLE]:
+        for path in _indexed(folder, index, PICKLE) if index.is_file() else [folder / PICKLE]:
             self.tensors |= {rename(name): tensor for name, tensor in _unpickle(path).items()}
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(t.shape) for name, t in self.tensors.items()}
 
@@ -164,9 +164,9 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the checkpoint, all of them present."""
     index = folder / INDEX
     if index.is_file():
-        return _indexed(folder, index)
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
+        return _indexed(folder, index, SINGLE)
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if len(files) == 1:
         return files
@@ -184,13 +184,15 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no safetensors file: download the weights, or use --load-format dummy")
 
 
-def _indexed(folder: Path, index: Path) -> list[Path]:
-    """The files an index names, all of them present."""
+def _indexed(folder: Path, index: Path, single: str) -> list[Path]:
+    """The files an index names, all of them present; or the one that a later save left beside it, without them."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{index} cannot be read: {AGAIN}") from None
     missing = [name for name in names if not (folder / name).is_file()]
+    if missing == names and (folder / single).is_file():
+        return [folder / single]
     if missing:
         raise ModelError(
             f"weights of {folder}: {missing[0]} is missing ({len(missing)} of {len(names)} files): {AGAIN}"

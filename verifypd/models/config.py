@@ -215,6 +215,18 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+# model_type -> what the class of transformers takes for a field that is absent; a null in its place means none
+_ABSENT: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "qwen2": {"sliding_window": 4096},
+    "qwen3": {"sliding_window": 4096},
+    "gemma2": {
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
 _DEFAULT_POSITIONS = {
     "llama": 2048,
     EAGLE: 2048,
@@ -230,6 +242,7 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
     raw, eagle = read_fields(raw, where)
     family = _family(raw, where)
     raw = _text(raw)
+    raw = {**_ABSENT.get(raw["model_type"], {}), **raw}
     gemma = family.startswith("gemma")
     if family == "gemma3":
         raw = {**_GEMMA3_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
@@ -243,6 +256,8 @@ def _parse(raw: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = field.whole("head_dim", 256 if gemma else 128 if wide else hidden // max(heads, 1))
     attention_bias = field.flag("attention_bias")
     rope, local_rope = _ropes(raw, family, max_position, where)
+    if rope.kind == "yarn":  # configs of Qwen keep the length of pre-training where YaRN is switched on
+        max_position = max(max_position, int(rope.factor * rope.original_max))
     query_scalar = field.number("query_pre_attn_scalar", head_dim) if family in ("gemma2", "gemma3") else head_dim
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     return ModelConfig(
@@ -353,12 +368,14 @@ def _ropes(raw: Mapping[str, Any], family: str, max_position: int, where: str) -
     scaling = raw.get("rope_scaling") or {}
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
         raise ConfigError(f"{where}: rope_parameters and rope_scaling must be objects")
+    given = parameters.get("full_attention") or ({} if family == "gemma3" else parameters)
+    full = {"rope_theta": raw.get("rope_theta"), **given}
+    if scaling:  # what people add to stretch a context; it goes before what the file came with
+        full = {"rope_theta": full["rope_theta"], **scaling}
     if family == "gemma3":
-        full = parameters.get("full_attention") or {"rope_theta": raw.get("rope_theta"), **scaling}
         local = parameters.get("sliding_attention") or {"rope_theta": raw.get("rope_local_base_freq")}
         return _rope(raw, full, 1e6, max_position, where), _rope(raw, local, 1e4, max_position, where)
-    full = parameters.get("full_attention") or parameters
-    return _rope(raw, {"rope_theta": raw.get("rope_theta"), **scaling, **full}, 1e4, max_position, where), None
+    return _rope(raw, full, 1e4, max_position, where), None
 
 
 def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], theta: float, max_position: int, where: str) -> Rope:

@@ -171,6 +171,8 @@ def gguf_config(path: Path) -> ModelConfig:
         value = header.metadata.get(f"{arch}.{name}")
         return default if value is None else value
 
+    if meta("expert_count"):
+        raise ModelError(f"{path}: a mixture of experts ({arch}) is not supported; choose a dense model")
     window = meta("attention.sliding_window")
     raw = {
         "model_type": "mistral" if arch == "llama" and window else ARCHITECTURES[arch],
@@ -197,7 +199,7 @@ def gguf_config(path: Path) -> ModelConfig:
         "query_pre_attn_scalar": _query_scalar(arch, meta),
         **_rope(arch, meta, path, tensors),
     }
-    return ModelConfig.from_dict(raw, str(path))
+    return ModelConfig.from_dict({name: value for name, value in raw.items() if value is not None}, str(path))
 
 
 def _query_scalar(arch: str, meta: Any) -> float | None:
