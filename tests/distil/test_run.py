@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections import Counter
 from dataclasses import replace
 from errno import ENOSPC
@@ -74,6 +75,11 @@ def test_a_draft_comes_out(whole: Path) -> None:
     config = json.loads((whole / "draft" / "config.json").read_text())
     assert config["feature_layers"] == [0, 1] and config["draft_vocab_size"] == 64
     assert (whole / "curve.png").stat().st_size > 1000
+
+
+def test_whoever_reads_the_folder_reads_its_files(whole: Path) -> None:
+    """A server may run as somebody else."""
+    assert len({stat.S_IMODE(file.stat().st_mode) for file in (whole / "draft").iterdir()}) == 1
 
 
 def test_a_run_without_a_measurement_has_a_picture_too(tmp_path: Path) -> None:

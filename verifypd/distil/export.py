@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from verifypd.distil.head import Head, HeadShape
@@ -41,7 +41,7 @@ def write_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any
     """The three files of a head, each of them whole."""
     folder.mkdir(parents=True, exist_ok=True)
     with whole(folder / "model.safetensors") as path:
-        save_file(weights, path, metadata={"format": "pt"})
+        path.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file lets nobody else read it
     for name, content in (("config.json", config), ("distil.json", made)):
         with whole(folder / name) as path:
             write_json(path, content)
