@@ -184,3 +184,18 @@ def test_good_shares_of_nothing_are_not_compared() -> None:
     first, *rest = runs[3].records
     quick = Outcome((Record(0.0, 0.0, (0.01,), 1, 1, True), *rest), len(rest) + 1, runs[3].seconds)
     assert compare(runs[:2], [runs[2], quick], strict)["good_share"].ratio < 1 and first.finished
+
+
+def test_requests_that_fail_are_not_good() -> None:
+    """Every second request is refused: half the share, whatever became of the others. Unsent ones count alike."""
+    noise = random.Random(6)
+    whole = [simulated(noise) for _ in range(3)]
+    refused = Record(0.0, 0.0, (), 0, 0, False, error="503")
+    half = [
+        Outcome(tuple(refused if i % 2 else each for i, each in enumerate(run.records)), run.wanted, run.seconds)
+        for run in whole
+    ]
+    found = compare(half, whole)["good_share"]
+    assert (found.ratio, found.verdict) == (pytest.approx(0.5), SLOWER)
+    unsent = [Outcome(run.records[:10], run.wanted, run.seconds) for run in whole]
+    assert compare(unsent, whole)["good_share"].ratio == pytest.approx(1 / 3)

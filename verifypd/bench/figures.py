@@ -208,7 +208,7 @@ def sample(outcomes: Sequence[Outcome], targets: Targets = TARGETS, salt: int = 
     draws = {
         # a closed loop always has as many requests: its throughput goes with one over the time of each
         "tok_s": 1.0 / np.maximum(pool.e2e[drawn].mean(axis=1), TICK),
-        "good_share": np.maximum(pool.good[drawn].mean(axis=1), 0.5 / len(pool.good)),
+        "good_share": np.maximum(pool.good[drawn].sum(axis=1), 0.5) / max(1, pool.wanted),  # of those that failed too
         "e2e_ms_mean": pool.e2e[drawn].mean(axis=1),
         **_ranks("e2e_ms", pool.e2e[drawn]),
         **_ranks("ttft_ms", pool.ttft[drawn]),
