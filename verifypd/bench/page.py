@@ -60,7 +60,7 @@ table.dense { font-size: 11.5px; } .dense th, .dense td { padding: 5px 6px; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); white-space: normal; }
 .faster { color: var(--good); font-weight: 600; } .slower { color: var(--bad); font-weight: 600; }
 .map th:not(:first-child) { text-align: center; }
-.map td { text-align: center; border: 2px solid var(--card); } .map small { display: block; color: var(--soft); }
+.map td { text-align: center; border: 2px solid var(--card); } .map small { display: block; }
 .heat.up { background: color-mix(in srgb, var(--c0) calc(var(--share) * 0.6), transparent); }
 .heat.down { background: color-mix(in srgb, var(--c1) calc(var(--share) * 0.6), transparent); }
 details { margin: 10px 0; } summary { cursor: pointer; font-weight: 600; padding: 6px 0; }
