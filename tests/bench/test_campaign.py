@@ -322,6 +322,7 @@ def test_results_hold_what_a_report_shows(done: tuple[Path, dict[str, Any]]) -> 
         assert 0.2 < slow["drafts"]["acceptance_rate"] < 0.5
         assert set(scenario["compared"]) == {"slow<b>&"} and set(scenario["itself"]) == set(COMPARED)
         assert scenario["compared"]["slow<b>&"]["e2e_ms_mean"]["ratio"] > 2
+    assert found["headline"] == "e2e_ms_mean"  # one of the two is an open loop
     won = found["won_and_lost"]["slow<b>&"]["tpot_ms_p50"]
     assert sum(won.values()) == 2 and won["faster"] == 0
 
