@@ -20,7 +20,7 @@ from verifypd.bench.arrivals import Process, make
 from verifypd.bench.campaign import AGAIN, Campaign, Folder, Scenario, Turn, Watch, plan_of
 from verifypd.bench.figures import Targets
 from verifypd.bench.play import Answer, Drafts, Limits
-from verifypd.bench.results import results
+from verifypd.bench.results import HEADER, results, row
 from verifypd.bench.sources import source
 from verifypd.bench.statistics import COMPARED, NONE
 from verifypd.bench.workload import Arrival, Workload, read
@@ -378,6 +378,14 @@ def test_tables(done: tuple[Path, dict[str, Any]]) -> None:
     assert lines[2]["tok_s_over_reference_verdict"] in ("slower", NONE) and lines[0]["tok_s_over_reference_ratio"] == ""
     summary = (folder / "summary.md").read_text()
     assert "| quick |" in summary and "Scenarios won and lost" in summary and "ccccc" in summary
+
+
+def test_figures_say_of_how_many_requests_they_are(done: tuple[Path, dict[str, Any]]) -> None:
+    """A load of one request is known as such."""
+    folder, found = done
+    shown = dict(zip(HEADER, row("quick", found["scenarios"]["closed 2"]["arms"]["quick"]), strict=True))
+    assert (shown["requests"], shown["unfinished"], shown["failed"]) == ("12", "0", "0")
+    assert "<th>requests</th>" in (folder / "report.html").read_text()
 
 
 def test_all_latencies_are_in_a_table_of_each_scenario(done: tuple[Path, dict[str, Any]]) -> None:

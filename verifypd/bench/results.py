@@ -211,7 +211,7 @@ def as_csv(found: dict[str, Any]) -> str:
 
 HEADER = (
     "arm", "tokens/s", "good/s", "TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "E2E mean / p95, s", "gap p99, ms",
-    "unfinished", "failed", "accepted", "plans that left a draft",
+    "requests", "unfinished", "failed", "accepted", "plans that left a draft",
 )  # fmt: skip
 
 
@@ -226,6 +226,7 @@ def row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
         f"{f['tpot_ms_p50']:.1f} / {f['tpot_ms_p95']:.1f}",
         f"{f['e2e_ms_mean'] / 1e3:.2f} / {f['e2e_ms_p95'] / 1e3:.2f}",
         f"{f['gap_ms_p99']:.0f}",
+        str(f["requests"]),
         str(f["unfinished"]),
         str(f["failed"]),
         f"{drafts['acceptance_rate']:.0%}" if drafts else "–",
