@@ -211,4 +211,5 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: servers in sessions of their own end too
     sys.exit(main())

@@ -20,7 +20,7 @@ from verifypd.bench.arrivals import Process, make
 from verifypd.bench.campaign import AGAIN, Campaign, Folder, Scenario, Turn, Watch, plan_of
 from verifypd.bench.figures import Targets
 from verifypd.bench.play import Answer, Drafts, Limits
-from verifypd.bench.results import results
+from verifypd.bench.results import HEADER, results, row
 from verifypd.bench.sources import source
 from verifypd.bench.statistics import COMPARED, NONE
 from verifypd.bench.workload import Arrival, Workload, read
@@ -322,6 +322,7 @@ def test_results_hold_what_a_report_shows(done: tuple[Path, dict[str, Any]]) -> 
         assert 0.2 < slow["drafts"]["acceptance_rate"] < 0.5
         assert set(scenario["compared"]) == {"slow<b>&"} and set(scenario["itself"]) == set(COMPARED)
         assert scenario["compared"]["slow<b>&"]["e2e_ms_mean"]["ratio"] > 2
+    assert found["headline"] == "e2e_ms_mean"  # one of the two is an open loop
     won = found["won_and_lost"]["slow<b>&"]["tpot_ms_p50"]
     assert sum(won.values()) == 2 and won["faster"] == 0
 
@@ -377,6 +378,14 @@ def test_tables(done: tuple[Path, dict[str, Any]]) -> None:
     assert lines[2]["tok_s_over_reference_verdict"] in ("slower", NONE) and lines[0]["tok_s_over_reference_ratio"] == ""
     summary = (folder / "summary.md").read_text()
     assert "| quick |" in summary and "Scenarios won and lost" in summary and "ccccc" in summary
+
+
+def test_figures_say_of_how_many_requests_they_are(done: tuple[Path, dict[str, Any]]) -> None:
+    """A load of one request is known as such."""
+    folder, found = done
+    shown = dict(zip(HEADER, row("quick", found["scenarios"]["closed 2"]["arms"]["quick"]), strict=True))
+    assert (shown["requests"], shown["unfinished"], shown["failed"]) == ("12", "0", "0")
+    assert "<th>requests</th>" in (folder / "report.html").read_text()
 
 
 def test_all_latencies_are_in_a_table_of_each_scenario(done: tuple[Path, dict[str, Any]]) -> None:

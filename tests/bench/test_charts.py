@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, pictures, svg
+from verifypd.bench import charts, page, pictures, svg
 from verifypd.bench.charts import Chart, Series
 
 FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
@@ -38,6 +39,23 @@ def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_of_the_heatmap_stand_out_from_its_strongest_colours() -> None:
+    """Letters of the page's ink over 60 % of a colour, by WCAG's contrast; light and dark."""
+    assert "color" not in re.findall(r"\.map small {(.*?)}", page.STYLE)[0]
+
+    def light(rgb: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for theme in page.STYLE.split("@media")[:2]:
+        colours = {name: [int(c * (3 - len(c)), 16) / 255 for c in re.findall("." * (len(hexed) // 3), hexed)]
+                   for name, hexed in re.findall(r"--(\w+): #(\w+);", theme)}  # fmt: skip
+        for side in ("c0", "c1"):
+            cell = [0.6 * one + 0.4 * two for one, two in zip(colours[side], colours["card"], strict=True)]
+            bright, dim = sorted((light(cell), light(colours["ink"])), reverse=True)
+            assert (bright + 0.05) / (dim + 0.05) > 4
 
 
 def test_bars_of_pairs_stand_apart() -> None:

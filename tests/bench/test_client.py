@@ -251,6 +251,26 @@ def test_a_cut_off_leaves_requests_unfinished() -> None:
     assert found["e2e_ms_p50"] == pytest.approx(1000, rel=0.3)
 
 
+@pytest.mark.parametrize(("ids", "tokens"), [(False, 7), (True, 9)])
+def test_an_answer_that_is_cut_off_has_as_many_tokens_an_output_as_whole_ones(ids: bool, tokens: int) -> None:
+    """Outputs after the first bring three tokens each in whole answers, and four, by their ids, in the one cut off."""
+
+    async def drafting(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield HEAD
+        whole = body["max_tokens"] == 10
+        for i in range(4 if whole else 3):
+            own = {"token_ids": [7] * (1 if i == 0 else 3 if whole else 4)} if ids else {}
+            yield chunk(event({"choices": [{"text": "a", **own}]}))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0 if whole else 30)
+        yield chunk(event({"choices": [], "usage": {"completion_tokens": 10}})) + b"0\r\n\r\n"
+
+    arrivals = tuple(Arrival(0.0, 5, output) for output in (10, 10, 200))
+    *others, cut = played(drafting, Workload("w", 0.0, arrivals), Limits(1.0, 10.0)).records
+    assert [each.tokens for each in others] == [10, 10] and not cut.finished
+    assert (cut.tokens, len(cut.outputs)) == (tokens, 3)
+
+
 def test_an_arm_that_answers_nothing_is_refused_at_the_warm_up() -> None:
     async def run() -> None:
         async with server(refused) as url:

@@ -151,6 +151,15 @@ def test_labels_cover_neither_points_nor_labels() -> None:
     plt.close(figure)
 
 
+def test_charts_are_legible_on_a_phone() -> None:
+    """They keep a width at which their letters can be read, and scroll within their frame; so do last columns."""
+    rules = (r"svg text .*?(\d+)px", r"svg {.*min-width: (\d+)px")
+    letters, least = (int(re.findall(rule, page.STYLE)[0]) for rule in rules)
+    assert letters * least / svg.WIDTH > 8
+    assert re.search(r"\nfigure {[^}]*overflow-x: auto", page.STYLE)
+    assert re.search(r"\.words td:last-child {[^}]*min-width", page.STYLE)
+
+
 def test_a_report_says_what_its_words_mean() -> None:
     """Its protocol, its arms by their architecture, and no word twice; a server's name says nothing of its kind."""
     found = read_kept(RESULTS / "bench-three-way-h200.json")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.bench.scripts import load
 
+ROOT = Path(__file__).resolve().parents[2]
 beside = load("serve_beside_vllm")
 
 
@@ -29,6 +34,29 @@ def test_servers_are_started_driven_and_stopped(tmp_path: Path) -> None:
     assert all(text.startswith("python -m verifypd serve --") for text in launched.values())
     assert "--draft none" in launched["ours-plain"]
     assert "--controller fixed" in launched["ours-head-controller-fixed"]
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_the_servers_too(tmp_path: Path) -> None:
+    """They are in sessions of their own: no signal but this script's reaches them."""
+
+    def running() -> bool:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if str(tmp_path / "out" / "models").encode() in path.read_bytes():
+                    return True
+        return False
+
+    arms = ["--arms", "ours:plain", "--tiny", "--batch", "4", "--out", str(tmp_path / "out")]
+    command = [sys.executable, str(ROOT / "benchmarks" / "serve_beside_vllm.py"), *arms, "--", "--quick"]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path) as script:
+        until = time.monotonic() + 120
+        while not running() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert running()
+        script.terminate()
+        assert script.wait(60) == 143
+    assert not running()
 
 
 def test_traffic_that_cannot_be_is_refused_before_servers_start(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verifypd.bench.figures import ROUNDS, Outcome, Pool, Record, Targets, figures
+from verifypd.bench.figures import BIN, LEAST, ROUNDS, Outcome, Pool, Record, Targets, figures
 from verifypd.bench.statistics import (
     COMPARED,
     FASTER,
@@ -184,3 +184,32 @@ def test_good_shares_of_nothing_are_not_compared() -> None:
     first, *rest = runs[3].records
     quick = Outcome((Record(0.0, 0.0, (0.01,), 1, 1, True), *rest), len(rest) + 1, runs[3].seconds)
     assert compare(runs[:2], [runs[2], quick], strict)["good_share"].ratio < 1 and first.finished
+
+
+def test_requests_that_fail_are_not_good() -> None:
+    """Every second request is refused: half the share, whatever became of the others. Unsent ones count alike."""
+    noise = random.Random(6)
+    whole = [simulated(noise) for _ in range(3)]
+    refused = Record(0.0, 0.0, (), 0, 0, False, error="503")
+    half = [
+        Outcome(tuple(refused if i % 2 else each for i, each in enumerate(run.records)), run.wanted, run.seconds)
+        for run in whole
+    ]
+    found = compare(half, whole)["good_share"]
+    assert (found.ratio, found.verdict) == (pytest.approx(0.5), SLOWER)
+    unsent = [Outcome(run.records[:10], run.wanted, run.seconds) for run in whole]
+    assert compare(unsent, whole)["good_share"].ratio == pytest.approx(1 / 3)
+
+
+def test_gaps_are_compared_to_less_than_a_bin_of_the_bootstrap() -> None:
+    """Steady gaps just on either side of a bin's edge: a thousandth of a difference is not the same 1 % every time."""
+
+    def steady(gap: float) -> Outcome:
+        outputs = tuple(gap * k for k in range(41))
+        return Outcome(tuple(Record(0.0, 0.0, outputs, 41, 1, True) for _ in range(8)), 8, outputs[-1])
+
+    edge = LEAST * math.exp(700 * BIN)
+    below, above = [steady(edge * x) for x in (0.9999, 0.9997)], [steady(edge * x) for x in (1.0001, 1.0015)]
+    for name in ("gap_ms_p50", "gap_ms_p99"):
+        found = compare(above, below)[name]
+        assert found.verdict == NONE and found.ratio == pytest.approx(1.001, abs=1e-4)

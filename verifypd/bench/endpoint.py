@@ -180,8 +180,8 @@ def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
     return list(choices)
 
 
-def _shows(choice: dict[str, Any]) -> bool:
-    """Whether a choice brings something to see; token ids come from a server that is asked for them."""
+def _shows(choice: dict[str, Any]) -> int:
+    """Tokens that a choice brings, by its ids where the server is asked for them; else 1 for something to see."""
     delta = choice.get("delta") or {}
     shown = any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls"))
-    return bool(choice.get("text") or choice.get("token_ids") or shown)
+    return len(choice.get("token_ids") or ()) or int(bool(choice.get("text") or shown))

@@ -208,7 +208,7 @@ def sample(outcomes: Sequence[Outcome], targets: Targets = TARGETS, salt: int = 
     draws = {
         # a closed loop always has as many requests: its throughput goes with one over the time of each
         "tok_s": 1.0 / np.maximum(pool.e2e[drawn].mean(axis=1), TICK),
-        "good_share": np.maximum(pool.good[drawn].mean(axis=1), 0.5 / len(pool.good)),
+        "good_share": np.maximum(pool.good[drawn].sum(axis=1), 0.5) / max(1, pool.wanted),  # of those that failed too
         "e2e_ms_mean": pool.e2e[drawn].mean(axis=1),
         **_ranks("e2e_ms", pool.e2e[drawn]),
         **_ranks("ttft_ms", pool.ttft[drawn]),
@@ -230,7 +230,8 @@ def _ranks(name: str, values: Floats) -> dict[str, Floats]:
 
 
 def _gap_ranks(gaps: list[Floats], drawn: NDArray[np.int64]) -> dict[str, Floats]:
-    """Percentiles of the gaps of the requests in each row, to the width of a bin."""
+    """Percentiles of the gaps of the requests in each row: the first row's are exact, the others differ from it by
+    whole bins. A bin is wider than seeds of steady gaps differ by."""
     edges = np.arange(math.log(LEAST), math.log(MOST), BIN)
     bins = np.zeros((len(gaps), len(edges)), dtype=np.float32)
     for row, each in zip(bins, gaps, strict=True):
@@ -239,8 +240,9 @@ def _gap_ranks(gaps: list[Floats], drawn: NDArray[np.int64]) -> dict[str, Floats
     rows, width = drawn.shape
     times = np.bincount((drawn + width * np.arange(rows)[:, None]).ravel(), minlength=rows * width)
     counts = np.cumsum(times.reshape(rows, width).astype(np.float32) @ bins, axis=1)
-    found = {}
+    found, every = {}, np.sort(np.concatenate(gaps))
     for share in ("p50", "p99"):
         places = (counts < SHARES[share] * counts[:, -1:]).sum(axis=1)
-        found[f"gap_ms_{share}"] = np.exp(edges[np.minimum(places, len(edges) - 1)])
+        logs = edges[np.minimum(places, len(edges) - 1)]
+        found[f"gap_ms_{share}"] = ranked(every, SHARES[share]) * np.exp(logs - logs[0])
     return found

@@ -43,10 +43,10 @@ code { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; }
 .banner { padding: 8px 12px; border-radius: 8px; background: var(--card); border: 1px solid var(--line); }
 .banner.bad { border-color: var(--bad); }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 14px; }
-figure { margin: 0; padding: 12px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-figure.wide { overflow-x: auto; }
+figure { margin: 0; padding: 12px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  overflow-x: auto; }
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; white-space: pre-line; }
-svg { display: block; width: 100%; height: auto; }
+svg { display: block; width: 100%; min-width: 430px; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } text.end { text-anchor: end; }
 text.mid { text-anchor: middle; } svg text.point { font-size: 9.5px; }
 .grid { stroke: var(--line); stroke-width: 1; } .base { stroke: var(--soft); stroke-width: 1; }
@@ -60,14 +60,14 @@ table.dense { font-size: 11.5px; } .dense th, .dense td { padding: 5px 6px; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); white-space: normal; }
 .faster { color: var(--good); font-weight: 600; } .slower { color: var(--bad); font-weight: 600; }
 .map th:not(:first-child) { text-align: center; }
-.map td { text-align: center; border: 2px solid var(--card); } .map small { display: block; color: var(--soft); }
+.map td { text-align: center; border: 2px solid var(--card); } .map small { display: block; }
 .heat.up { background: color-mix(in srgb, var(--c0) calc(var(--share) * 0.6), transparent); }
 .heat.down { background: color-mix(in srgb, var(--c1) calc(var(--share) * 0.6), transparent); }
 details { margin: 10px 0; } summary { cursor: pointer; font-weight: 600; padding: 6px 0; }
 details h3 { font-size: 14px; color: var(--soft); margin: 14px 0 6px; }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px;
   font-size: 12px; }
-.words td, .words th { text-align: left; white-space: normal; }
+.words td, .words th { text-align: left; white-space: normal; } .words td:last-child { min-width: 16em; }
 """
 COLOUR_RULES = "".join(
     f"rect.s{i}, circle.s{i}, i.s{i} {{ fill: var(--c{i}); background: var(--c{i}); }}\n"

@@ -126,6 +126,7 @@ class Call:
     outputs: list[float] = field(default_factory=list)
     tokens: int = 0
     first: int = 0
+    told: int = 0  # tokens as its outputs say
     prompt_tokens: int = 0
     whole: bool = False
     mute: bool = False  # it ended without having shown a token
@@ -136,6 +137,7 @@ class Call:
         """As `Answer` says."""
         self.first = self.first or max(1, tokens)
         self.tokens += max(1, tokens)
+        self.told = self.tokens
         self.outputs.append(self.clock())
 
     def ended(self, tokens: int, prompt_tokens: int) -> None:
@@ -224,7 +226,19 @@ async def _play(
     begun = [call for call in calls if call.sent is not None or (workload.clients is None and call.due <= over)]
     if not late:
         over = max((call.outputs[-1] for call in begun if call.outputs), default=over)
+    estimate_cut(begun)
     return Outcome(tuple(call.record() for call in begun), len(calls), over)
+
+
+def estimate_cut(calls: Sequence[Call]) -> None:
+    """Give answers that were cut off as many tokens an output as whole ones had: a server counts only those, and an
+    output of it may bring several."""
+    whole = [call for call in calls if call.whole]
+    told = sum(call.told - call.first for call in whole)
+    each = sum(call.tokens - call.first for call in whole) / told if told else 1.0
+    for call in calls:
+        if not call.whole:
+            call.tokens = call.first + round(each * (call.told - call.first))
 
 
 async def _ticks(calls: Sequence[Call], tick: Callable[[Sequence[Call]], None]) -> None:

@@ -45,7 +45,7 @@ def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
         "reference": reference,
         **{name: head[name] for name in ("control", "seeds", "targets", "arms", "sittings")},
         "note": head.get("note", ""),
-        "headline": "e2e_ms_mean" if head.get("protocol") else "tok_s",  # arrivals set the tokens/s of an open loop
+        "headline": "tok_s" if all(telling(each) == "tok_s" for each in scenarios) else "e2e_ms_mean",
         "protocol": head.get("protocol"),
         "grid": head.get("grid", {}),
         "trees": trees,
@@ -211,7 +211,7 @@ def as_csv(found: dict[str, Any]) -> str:
 
 HEADER = (
     "arm", "tokens/s", "good/s", "TTFT p50 / p95, ms", "TPOT p50 / p95, ms", "E2E mean / p95, s", "gap p99, ms",
-    "unfinished", "failed", "accepted", "plans that left a draft",
+    "requests", "unfinished", "failed", "accepted", "plans that left a draft",
 )  # fmt: skip
 
 
@@ -226,6 +226,7 @@ def row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
         f"{f['tpot_ms_p50']:.1f} / {f['tpot_ms_p95']:.1f}",
         f"{f['e2e_ms_mean'] / 1e3:.2f} / {f['e2e_ms_p95'] / 1e3:.2f}",
         f"{f['gap_ms_p99']:.0f}",
+        str(f["requests"]),
         str(f["unfinished"]),
         str(f["failed"]),
         f"{drafts['acceptance_rate']:.0%}" if drafts else "–",
@@ -306,10 +307,15 @@ def false_alarms(found: dict[str, Any]) -> list[str]:
 def headlines(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The comparison that says most of an arm in a scenario: (scenario, arm, metric, ratio in words)."""
     for scenario, own in found["scenarios"].items():
-        metric = "tok_s" if "closed" in scenario else "e2e_ms_mean"  # arrivals set the tokens/s of an open loop
+        metric = telling(scenario)
         for arm, compared in own["compared"].items():
             if metric in compared:
                 yield scenario, arm, metric, ratio(compared[metric])
+
+
+def telling(scenario: str) -> str:
+    """The figure that says most of a scenario: arrivals set the tokens/s of an open loop."""
+    return "tok_s" if "closed" in scenario else "e2e_ms_mean"
 
 
 def itself_line(found: dict[str, Any]) -> str:

@@ -175,7 +175,7 @@ def heatmap(chart: Heatmap, note: str = "") -> str:
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
     below = f"<p class='note'>[{escape(note)}]</p>" if note else ""
-    return f"<figure class='wide'><figcaption>{escape(chart.title)}</figcaption>{table}{below}</figure>"
+    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{table}{below}</figure>"
 
 
 def _shade(place: int, series: Series) -> str:
