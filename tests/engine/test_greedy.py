@@ -12,6 +12,7 @@ from tests.engine.pairs import assert_greedy, noisy_copy, preempt_every
 from tests.models.checkpoints import FAMILIES, VOCAB, tiny
 from verifypd import LLM, SamplingParams
 from verifypd.kernels import build
+from verifypd.request import Request
 
 TOKENS, FEWER = 130, 40  # outputs of one schedule of each test, and of the others
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 40, 12, 7, 26)  # mixed, around block and chunk borders
@@ -177,6 +178,21 @@ def test_a_second_request_with_the_same_prompt_uses_the_prefix_cache(folders: di
         assert second.metrics.cached_tokens == 32  # 40 tokens: two full blocks of 16
         assert second.outputs[0].token_ids == first.outputs[0].token_ids
         assert second.metrics.accepted_per_position == first.metrics.accepted_per_position  # drafts are the same too
+
+
+def test_a_request_that_gave_way_counts_no_token_of_its_own_as_cached(folders: dict[str, Pair]) -> None:
+    """It comes back and finds its prompt and its output; a continuation of another engine's output finds them too."""
+    prompt, params = prompts(13)[12], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with LLM(str(folders["qwen3"][0]), draft="ngram", dtype="float32", kv_memory="64MB", **FIXED) as llm:
+        preempt_every(llm, 9)
+        outputs = llm.generate([prompt, prompt[::-1]], params)
+        assert outputs[1].metrics.preemptions and [output.metrics.cached_tokens for output in outputs] == [0, 0]
+        written = outputs[0].outputs[0].token_ids
+        again = Request("again", prompt, params, seed=0, max_length=80, order=99, output=written[:30])
+        llm.engine.add(again)
+        while not again.finished:
+            llm.engine.step()
+        assert again.output_ids == written and again.metrics.cached_tokens == len(prompt)
 
 
 @pytest.mark.parametrize("drafter", ["model", "head"])

@@ -73,7 +73,7 @@ def engines(pair: tuple[Path, Path]):
     preemption happen by themselves."""
     made: dict[tuple[str, bool], LLM] = {}
     head = str(pair[0].parent / "head")
-    drafts = {"ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram"}
+    drafts = {"ngram": "ngram", "model": str(pair[1]), "head": head, "both": f"{head},ngram", "twin": str(pair[0])}
 
     def get(drafter: str, late: bool) -> LLM:
         if (drafter, late) not in made:
@@ -87,6 +87,7 @@ def engines(pair: tuple[Path, Path]):
                 controller="fixed",
                 measure_costs=False,
                 max_draft=3,
+                draft_quantization="none" if drafter == "twin" else "auto",
                 max_model_len=LIMIT,
                 batch_size=3,
                 queue_factor=1.5,
@@ -104,7 +105,7 @@ def engines(pair: tuple[Path, Path]):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both", "twin"])
 @settings(max_examples=16, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=ARRIVALS,
@@ -142,3 +143,7 @@ def test_every_text_equals_its_solo_run(engines, plain, drafter, late, arrivals,
             assert each.output_ids == solo[: each.output_len], "what an aborted request got is right as far as it goes"
         else:
             assert each.output_ids == solo
+        if drafter == "twin":
+            assert each.metrics.accepted == each.metrics.drafted, (
+                "a verifier's twin is right as long as it lacks nothing"
+            )

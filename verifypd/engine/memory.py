@@ -57,7 +57,8 @@ class RequestMemory:
             self._reserve(pool, request.order, known + 1)
             pool.tables.write(slot, pool.blocks.held[request.order])
             cached.append(shared * pool.blocks.block_size)
-        request.metrics.cached_tokens = max(request.metrics.cached_tokens, cached[0])
+        if not request.metrics.preemptions:  # who comes back finds what it wrote itself
+            request.metrics.cached_tokens = min(cached[0], request.prompt_len)
         lag = known - cached[-1] if self.draft else 0
         if self.draft is not None and self.head_origin is not None:
             adopted = self.draft.blocks.held[request.order][: cached[-1] // self.draft.blocks.block_size]
