@@ -223,6 +223,15 @@ def test_each_kind_of_work_has_a_factor_of_its_own(kind: str, timing: StepTiming
     assert model.step_seconds(timing) == pytest.approx(slow.device_seconds, rel=0.01)
 
 
+def test_a_pass_that_a_fit_finds_free_teaches_nothing() -> None:
+    """Times of a small model on a busy machine: what a prompt of one token takes may come out as nothing."""
+    free = Coefficients(base=0.0, row=0.1e-3, steep=20e-6, knee=12.0, context=0.0, chunk_context=0.0)
+    model, timing = CostModel(free), StepTiming(verify_rows=1, verify_context=1.0, chunk_rows=1, chunk_context=1.0)
+    assert model.step_seconds(timing) == 0.0
+    model.observe(replace(timing, verify_seconds=0.6e-3))
+    assert model.factors[CHUNKS] == 1.0 and model.error == 0.0
+
+
 def test_wrong_beliefs_come_nearer_online() -> None:
     truth = CostModel(TRUE)
     off = {name: value * (1.3 if i % 2 else 0.7) for i, (name, value) in enumerate(asdict(TRUE).items())}

@@ -188,6 +188,8 @@ def test_a_choice_says_what_it_was_chosen_over() -> None:
     assert reading.chosen is not None and reading.runner_up is not None
     assert reading.chosen.value >= reading.runner_up.value
     assert reading.work.rows == sum(rows(reading.spans).values()) == reading.chosen.tokens
+    only = read([prompt(0, 4)], decoding(64, 1.0))
+    assert only.chosen is not None and only.chosen.tokens == 4 and only.runner_up is None, "it is no rival of itself"
 
 
 # -- at most one prompt is partly read ---------------------------------------------------------------------------------

@@ -230,6 +230,22 @@ def test_a_debt_may_take_up_to_twice_what_drafts_save() -> None:
     assert {lag: 0 in found for lag, found in drafted.items()} == {500: True, 1100: True, 1800: False}
 
 
+def test_a_debt_keeps_prompts_waiting_that_hold_a_slot() -> None:
+    """They wait for the drafter to read: where documents come faster than they are read, short answers are not worth
+    reading them twice."""
+    controller = ThroughputController(h200())
+    World(16, lambda step, i: 0.6).run(controller, 100)
+    rest = [view(i) for i in range(1, 16)]
+    drafted = {}
+    for waiting in (0, 1, 8):
+        prompts = [view(20 + i, prefill_left=2000) for i in range(waiting)]
+        found = [view(0, draft_lag=1100, max_length=530), *rest]
+        state = snapshot([*found, *prompts], mean_output=256.0)
+        drafted[waiting] = controller.draft_lengths(found, state, NOTHING)
+    assert {waiting: 0 in found for waiting, found in drafted.items()} == {0: True, 1: True, 8: False}
+    assert all(len(found) >= 15 for found in drafted.values()), "who has no debt drafts as before"
+
+
 def test_a_drafter_without_a_cache_has_no_debt() -> None:
     controller = ThroughputController(h200())
     World(16, lambda step, i: 0.6).run(controller, 100)

@@ -162,6 +162,25 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = trace.explain_step(tmp_path, 1)
     assert "drafts (plain, as weighed at step 0): none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
     assert "nothing else was possible" in said
+    lines[0]["why"] = {"mode": "probing", "weighed": 1, "longest": 0, "tokens": 2.0, "ms": 0.5}
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "drafts (probing): a token each, to learn; best: none, 2.0 tokens for" in trace.explain_step(tmp_path, 1)
     with pytest.raises(RequestError, match="step 9 is not in this record; it has steps 1 to"):
         trace.explain_step(tmp_path, 9)
     assert "nothing was weighed" in trace.explain_step(tmp_path, 2)
+
+
+def test_a_step_is_explained_by_what_it_was_chosen_over_and_nothing_else(tmp_path: Path) -> None:
+    """The only chunk there was is no runner-up, and what drafts came to before is not why prompts alone are read."""
+    prompt = verify_span(0, start=0, rows=4)
+    drafts = {"mode": "plain", "weighed": 1, "longest": 0, "tokens": 1.0, "ms": 0.5}
+    chunk = {"prompt_tokens": 4, "step_ms": 2.7, "value_ms": 20.76}
+    steps = [([verify_span(1), prompt], drafts | chunk), ([prompt], drafts)]
+    plans = [
+        {"event": "plan", "step": number, "time": 1.0, "verify": spans, "why": why}
+        for number, (spans, why) in enumerate(steps, 2)
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plans))
+    assert "value +20.76 ms; nothing else was possible" in trace.explain_step(tmp_path, 2)
+    said = trace.explain_step(tmp_path, 3)
+    assert "nobody decodes" in said and "drafts (" not in said

@@ -77,6 +77,19 @@ def test_auto_without_drafts_plans_as_plain_does(rate: float) -> None:
     assert plain.plans() == auto.plans()
 
 
+def test_documents_with_short_answers_are_not_read_twice() -> None:
+    """A draft model that read them all would cost a tenth of the tokens a second, and save next to nothing."""
+    costs, documents = h200().coefficients, Lengths(output_median=12, longest_output=32, long_share=0.6)
+    for seed in (0, 1):
+        arrivals, rates = poisson(math.inf, 100, Acceptance(0.8), lengths=documents, seed=seed), []
+        for name in ("plain", "auto"):
+            cost = CostModel(costs)
+            policy = make_architecture(name, make_controller("throughput", 4, cost), cost)
+            server = gpu_settings(batch_size=32)
+            rates.append(Simulation(policy, arrivals, TrueCosts(costs), server, seed=seed).run().throughput)
+        assert rates[1] > 0.97 * rates[0], rates
+
+
 # -- nobody starves, and no token is lost ------------------------------------------------------------------------------
 
 

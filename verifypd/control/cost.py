@@ -158,8 +158,8 @@ class CostModel:
     def observe(self, timing: StepTiming) -> None:
         """Learn from one step."""
         for work, seconds in _passes(timing):
-            if seconds > 0.0:
-                self._correct(CHUNKS if work.chunk_rows else DECODE, seconds / self._formula(work))
+            if seconds > 0.0 and (formula := self._formula(work)) > 0.0:  # fits of noisy times have found passes free
+                self._correct(CHUNKS if work.chunk_rows else DECODE, seconds / formula)
         loop = self._loop(timing.draft_steps, timing.draft_rows, timing.draft_context)
         if timing.draft_seconds > 0.0 and loop > 0.0:
             self._correct(DRAFT, timing.draft_seconds / loop)

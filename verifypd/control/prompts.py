@@ -121,7 +121,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room)
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
         return Reading(tuple(_spans(waiting, room.tokens, room)))
     best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.value)
-    return Reading(tuple(_spans(waiting, best.tokens, room)), best, second)
+    return Reading(tuple(_spans(waiting, best.tokens, room)), best, None if second is best else second)
 
 
 def candidates(

@@ -67,7 +67,8 @@ class ThroughputController(Controller):
         if not able or not self.may_draft:
             return {}
         self._unweighed, self._weighed = 0, snapshot.step + 1
-        joining = [each for view, most in able if (each := self._drafting(view, most, snapshot))]
+        share = sum([1.0 for view in snapshot.requests if not view.prefill_left]) / len(snapshot.requests)
+        joining = [each for view, most in able if (each := self._drafting(view, most, snapshot, share))]
         load = Load(len(views), decode_work(views))
         found = options(joining, load, self.cost)
         plain, drafts = found[0], found[1:]
@@ -90,8 +91,9 @@ class ThroughputController(Controller):
         self.budget.pay(self._probe_price)
         return probed
 
-    def _drafting(self, view: RequestView, most: int, snapshot: Snapshot) -> Drafting | None:
-        """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves."""
+    def _drafting(self, view: RequestView, most: int, snapshot: Snapshot, share: float) -> Drafting | None:
+        """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves.
+        share: of slots that decode. Only those save, all wait for the drafter; and beside prompts tokens cost less."""
         curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt, left = max(0, view.draft_lag - snapshot.routine_lag), view.expected_left(snapshot.mean_output)
@@ -99,7 +101,8 @@ class ThroughputController(Controller):
             if debt and self._alone is not None:
                 price = self.cost.draft_seconds(0, debt, 0.0) - self.cost.draft_seconds(0, 1, 0.0)
                 more = sum(curve[: max(1, self._alone.longest)])
-                if 2.0 * left * more / (1.0 + more) * self._alone.per_token <= price:  # its own time counts, too
+                saved = left * more / (1.0 + more) * self._alone.per_token
+                if 2.0 * saved * share**2 <= price:  # its own time counts, too
                     return None
         return Drafting(view.slot, curve[:most], view.length_bound, lag, view.proposer is not None)
 

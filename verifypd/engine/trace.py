@@ -267,23 +267,23 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
     spans = [*(line.get("verify") or []), *(line.get("prefill") or [])]
     chunks = [span for span in spans if span.get("start") is not None]
     drafts = [span["drafts"] for span in line.get("draft") or [] if span["drafts"]]
+    decoding = len(spans) - len(chunks)
     yield (
-        f"step {line['step']}, {line.get('arch', '?')}: {len(spans) - len(chunks)} requests decode, {len(drafts)} "
+        f"step {line['step']}, {line.get('arch', '?')}: {decoding} requests decode, {len(drafts)} "
         f"draft {sum(drafts)} tokens, {len(chunks)} prompts get {sum(span['rows'] for span in chunks)} tokens"
     )
-    if "longest" in why:
+    if "longest" in why and (decoding or drafts):
         weighed = why.get("weighed", line["step"])
         when = "" if weighed == line["step"] else f", as weighed at step {weighed}"
+        probe = "a token each, to learn; best: " if drafts and why["mode"] == "probing" else ""
         second = f"next best: {_weighed(why, 'next_')}" if "next_longest" in why else "nothing else was possible"
-        yield f"drafts ({why['mode']}{when}): {_weighed(why)}; {second}"
+        yield f"drafts ({why['mode']}{when}): {probe}{_weighed(why)}; {second}"
     if "value_ms" in why:
-        best, second = (
-            f"{why[f'{prefix}prompt_tokens']} tokens, a step of {why[f'{prefix}step_ms']:.1f} ms, "
-            f"value {why[f'{prefix}value_ms']:+.2f} ms"
-            for prefix in ("", "next_")
-        )
-        yield f"prompts: {best}; next best: {second}"
-    if not why:
+        second = f"next best: {_read(why, 'next_')}" if "next_value_ms" in why else "nothing else was possible"
+        yield f"prompts: {_read(why)}; {second}"
+    if not (decoding or drafts):
+        yield "nothing was weighed: nobody decodes, so as much of the prompts is read as a pass takes"
+    elif not why:
         yield "nothing was weighed: the controller drafts by fixed rules, and no prompt waited beside those who decode"
     took = [f"{lane} {1e3 * line[name]:.1f}" for lane, name in _SECONDS.items() if name in line]
     yield f"took, ms: {', '.join(took)}"
@@ -297,6 +297,12 @@ def _weighed(why: dict[str, Any], prefix: str = "") -> str:
         return f"{said}: {ms / tokens:.3f} ms a token"
     price = why["price_ms"]
     return f"{said}, at {price:.3f} ms a token: value {value(ms, tokens, price):+.2f} ms"
+
+
+def _read(why: dict[str, Any], prefix: str = "") -> str:
+    """So many prompt tokens, and what decided."""
+    tokens, step, worth = (why[f"{prefix}{name}"] for name in ("prompt_tokens", "step_ms", "value_ms"))
+    return f"{tokens} tokens, a step of {step:.1f} ms, value {worth:+.2f} ms"
 
 
 def _longest(drafts: int) -> str:
