@@ -34,7 +34,6 @@ NONE: dict[str, tuple[float, str]] = {  # what takes a rule away, and what is le
     "KIND_TRIALS": (1e9, "none forgotten"),
     "REQUEST_TRIALS": (1, "the last draft alone"),
     "PROMPT_SHARE": (0.0, "no share"),
-    "LEAST_LEFT": (1.0, "as if just begun"),
     "OVERDUE": (math.inf, "never"),
     "LEARNING_RATE": (0.0, "all alike"),
 }

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.views import view
-from verifypd.control.tuning import LEAST_LEFT
 from verifypd.control.value import decode_worth, value, weight
 
 PLANS = st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(1.0, 500.0)), min_size=1, max_size=9)  # seconds, tokens
@@ -38,11 +37,14 @@ def test_the_value_of_a_plan_is_that_of_its_parts(plans: list[tuple[float, float
 
 
 def test_the_worth_of_decoding_by_hand() -> None:
-    """A token of 100 for who has written none, of 25 for who has written more than others do; double when late."""
+    """A token of 100 for who has written none, of 99 for who has written as many as others do; double when late."""
     begun, long = view(0, slo_tpot=10.0, emitted=0), view(1, slo_tpot=10.0, emitted=99)
     assert decode_worth([begun], 1.0, 100.0) == pytest.approx(1.0 / 100)
-    assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / (LEAST_LEFT * 100))
-    assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / (LEAST_LEFT * 100))
+    assert decode_worth([long], 1.0, 100.0) == pytest.approx(1.0 / 99)
+    assert decode_worth([begun, long], 3.0, 100.0) == pytest.approx(0.03 + 3.0 / 99)
+    ending = begun._replace(max_length=begun.length_floor + 2)
+    assert decode_worth([ending], 1.0, 100.0) == pytest.approx(0.5)
+    assert decode_worth([ending], 3.0, 100.0) == pytest.approx(1.0), "no more than all that is left"
     late = begun._replace(emitted=20, decoding=0.21)
     assert decode_worth([late], 1.0, 100.0) == pytest.approx(2.0 / 80)
     assert decode_worth([late._replace(decoding=0.19)], 1.0, 100.0) == pytest.approx(1.0 / 80)

@@ -27,8 +27,6 @@ MEAN_OUTPUT = 64  # that a request is expected to come to before any has ended
 # -- prompts
 # unit: share of a step. Origin: a guard; where steps were bound to 20 ms, first tokens took 907 ms (p95) on an H200
 PROMPT_SHARE = 0.25  # that prompts are sure of
-# unit: share of the mean output. Origin: by hand, on simulated seeds
-LEAST_LEFT = 0.25  # that a request which decodes is expected to write yet, at least
 # unit: times its target. Origin: by hand; short ones go first until then, and long ones must not starve
 OVERDUE = 4  # after which a prompt goes before all others
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verifypd.control.snapshot import RequestView
-from verifypd.control.tuning import LEAST_LEFT
 
 MS = 1e3
 
@@ -34,7 +33,7 @@ def decode_worth(views: Sequence[RequestView], tokens: float, mean_output: float
     average. A target below `least`, the ms a token that decoding alone takes, counts as that: nothing can keep it."""
     total = 0.0
     for view in views:
-        left, target = max(mean_output - view.emitted, LEAST_LEFT * mean_output), max(view.slo_tpot, least)
+        part, target = min(1.0, tokens / view.expected_left(mean_output)), max(view.slo_tpot, least)
         late = view.decoding * MS > target * max(1, view.emitted)
-        total += weight(target, late) / mean_output * tokens / left
+        total += weight(target, late) / mean_output * part
     return total
