@@ -112,7 +112,7 @@ def table(runs: list[dict[str, Any]], kind: str) -> list[str]:
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
     parser = command_line(__doc__)
-    parser.add_argument("--seeds", default=",".join(map(str, range(101, 117))))
+    parser.add_argument("--seeds", default=",".join(map(str, range(2301, 2317))))
     parser.add_argument("--names", help="some of the numbers, comma-separated")
     parser.add_argument("--traffic", default=",".join(TRAFFIC), help="some of the traffic, comma-separated")
     parser.add_argument("--workers", type=int, default=1)
