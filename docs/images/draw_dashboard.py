@@ -67,7 +67,7 @@ def shoot(browser: Browser, address: str) -> None:
 def main() -> None:
     """Serve, watch, shoot."""
     address = f"http://127.0.0.1:{(port := free_port())}"
-    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "3", "--port", str(port)])
+    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "2", "--port", str(port)])
     try:
         wait_for(address)
         with sync_playwright() as playwright:
