@@ -160,19 +160,6 @@ def test_nobody_is_asked_for_drafts_while_none_can_come() -> None:
     assert 1 / (2 * REVIEW_EVERY) < sum(asked) / len(asked) < 4 / REVIEW_EVERY
 
 
-def test_who_comes_to_an_idle_engine_may_draft_at_once() -> None:
-    """Drafts did not pay for many; for one they may, and no review is waited for."""
-    controller = ThroughputController(h200())
-    World(128, lambda step, i: 0.3).run(controller, 200)
-    assert not controller.drafting
-    while controller.may_draft:
-        lengths(controller, [view(i) for i in range(128)])
-    controller.observe_step(StepTiming(chunk_rows=100, verify_rows=100, verify_seconds=5e-3))
-    assert controller.may_draft
-    assert lengths(controller, [view(0)])
-    assert controller.drafting
-
-
 def test_at_break_even_it_does_not_flap() -> None:
     world = World(16, lambda step, i: 0.27)
     controller = ThroughputController(h200())

@@ -150,9 +150,9 @@ class ThroughputController(Controller):
             self.search.observe(seen)
 
     def observe_step(self, timing: StepTiming) -> None:
-        """A share of the time without drafts may go to probes. Whoever comes where nobody decodes is weighed."""
+        """A share of the time without drafts may go to probes."""
         if not self.drafting:
-            self._unweighed += 1 if timing.verify_requests else REVIEW_EVERY
+            self._unweighed += 1
             self.budget.save(timing.seconds)
 
     def forget(self, request_id: int) -> None:
