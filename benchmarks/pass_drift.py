@@ -6,8 +6,8 @@
 Points are passes of one kind, timed as at start: after a rest, right behind the traffic, and after a rest again, as a
 control. A formula is fitted to each of the three. `bias` says by how much each prices the traffic's own steps too low
 or too high, by the prompt tokens in them: where the points behind the traffic price them right and those after a rest
-do not, the device itself has become slower; where neither does, the traffic's passes are of another kind. Clock and
-power of the GPU are read every tenth of a second.
+do not, the device itself has become slower; where neither does, the traffic's passes are of another kind. `steps` has
+each of them. Clock and power of the GPU are read every tenth of a second (by nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from h200 import packed
 from script import command_line, keep
 
 from verifypd import LLM
@@ -102,6 +103,7 @@ def look(engine: Engine, rate: int, seconds: float, rest: float, seed: int, tiny
     time.sleep(rest)
     time_all("rested again")
     padded = engine.cost is not None and engine.cost.padded
+    found["steps"] = packed(steps)
     for name, timings in timed.items():
         found["bias"][name] = bias(timings, steps, padded)
     for name, each in found["bias"].items():
