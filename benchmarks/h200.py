@@ -67,6 +67,15 @@ def packed(timings: Sequence[StepTiming]) -> dict[str, Any]:
     return {"columns": columns, "steps": [[row[i] for i in used] for row in rows]}
 
 
+def unpacked(kept: dict[str, Any]) -> list[StepTiming]:
+    """The steps of `packed`."""
+    names = [name.replace("_us", "_seconds") for name in kept["columns"]]
+    return [
+        StepTiming(**{n: value * 1e-6 if n in SECONDS else value for n, value in zip(names, row, strict=True)})
+        for row in kept["steps"]
+    ]
+
+
 class Bench:
     """The parts, the pair they run on, and the figures they come to."""
 

@@ -4,10 +4,11 @@
     python benchmarks/pass_drift.py --tiny                             # a CPU: tests this script
 
 Points are passes of one kind, timed as at start: after a rest, right behind the traffic, and after a rest again, as a
-control. A formula is fitted to each of the three. `bias` says by how much each prices the traffic's own steps too low
-or too high, by the prompt tokens in them: where the points behind the traffic price them right and those after a rest
-do not, the device itself has become slower; where neither does, the traffic's passes are of another kind. `steps` has
-each of them. Clock and power of the GPU are read every tenth of a second (by nvidia-ml-py).
+control. A formula is fitted to each of the three, and to what a server times at its start. `bias` says by how much each
+prices the traffic's own steps too low or too high, by the prompt tokens in them: where the points behind the traffic
+price them right and those after a rest do not, the device itself has become slower; where neither does, the traffic's
+passes are of another kind. `steps` has each step of the traffic, `start` each pass that was timed at the start. Clock
+and power are read every tenth of a second (by nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from verifypd.bench.workload import mixed
 from verifypd.control.cost import CostModel
 from verifypd.control.observe import StepTiming
 from verifypd.engine.engine import Engine
-from verifypd.engine.measure import time_points
+from verifypd.engine.measure import measure, time_points
 from verifypd.engine.scratch import Point
 from verifypd.metrics.pauses import freeze_heap
 
@@ -85,6 +86,9 @@ def look(engine: Engine, rate: int, seconds: float, rest: float, seed: int, tiny
         found["ms"][name] = [None if timing is None else 1e3 * timing.device_seconds for timing in each]
         found["clock"][name] = summary(seen)
 
+    measured = measure(engine, progress=False)
+    timed["at start"] = list(measured.timings)
+    found["start"] = packed(measured.timings)
     time.sleep(rest)
     time_all("rested")
     steps: list[StepTiming] = []

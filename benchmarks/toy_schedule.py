@@ -2,9 +2,11 @@
 
     python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --json benchmarks/results/toy-schedule.json
     python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --simulate --json FILE
+    python benchmarks/toy_schedule.py results/h200-planner.json --steps results/pass-drift-h200.json --json FILE
 
 The toy reads prompts first, the shortest first, within the gap; everybody else drafts a fixed number of tokens in every
-step. Steps cost what the run's engine measured at its start. It leaves out the draft's own reading of prompts, padding
+step. Steps cost what the run's engine measured at its start, or, with `--steps`, what the steps of another run took in
+traffic (`benchmarks/pass_drift.py`). It leaves out the draft's own reading of prompts, padding
 of passes, host work and memory. An engine with the same costs should come near it. Arms are those of the file with a
 `gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
 
@@ -23,6 +25,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from h200 import unpacked
 from script import command_line, keep
 
 from verifypd.bench.figures import Outcome, Record, figures
@@ -200,14 +203,19 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--draft-row", type=float, metavar="S", help="s for a token that the draft reads, for the file's"
     )
+    parser.add_argument("--steps", type=Path, metavar="FILE", help="a run of pass_drift.py whose steps say the costs")
     args = parser.parse_args(given)
     found = json.loads(args.file.read_text())
     coefficients = Coefficients(**found["costs"])
+    if args.steps is not None:
+        recorded = json.loads(args.steps.read_text())
+        coefficients = CostModel().fit(unpacked(recorded["steps"])).coefficients
     if args.draft_row is not None:
         coefficients = replace(coefficients, draft_row=args.draft_row)
     report = {
         **provenance(args.commit),
         "of": {"file": args.file.name, "commit": found["commit"]},
+        "steps": args.steps and {"file": args.steps.name, "commit": recorded["commit"]},
         "alpha": ALPHA,
         "drafts": DRAFTS,
         "costs": asdict(coefficients),

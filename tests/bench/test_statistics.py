@@ -123,6 +123,14 @@ def test_a_slowdown_of_a_tenth_is_found(seeds: int, least: float) -> None:
     assert FASTER not in times
 
 
+@pytest.mark.parametrize(("ratio", "word"), [(1.0009, NONE), (0.995, NONE), (1.02, SLOWER), (0.98, FASTER)])
+def test_a_difference_below_one_per_cent_is_none(ratio: float, word: str) -> None:
+    """Runs of a minute that repeat to a hundredth of a per cent differ for certain, by what matters to nobody."""
+    logs = np.full((3, 1 + ROUNDS), math.log(ratio)) + np.array([[-1e-4], [0.0], [1e-4]])
+    found = judge("e2e_ms_mean", logs)
+    assert found.verdict == word and not found.low <= 1.0 <= found.high
+
+
 def test_planted_differences_in_whole_runs() -> None:
     noise = random.Random(11)
     plain = [simulated(noise) for _ in range(5)]

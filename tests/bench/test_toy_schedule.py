@@ -12,6 +12,7 @@ import pytest
 from tests.bench.scripts import load
 from verifypd.bench.workload import Arrival
 from verifypd.control.cost import Coefficients, CostModel
+from verifypd.control.observe import StepTiming
 
 COSTS = Coefficients(base=10e-3, row=0.0, steep=0.1e-3, knee=0.0, context=0.0, chunk_context=0.0, draft_step=1e-3,
                      draft_context=0.0, draft_row=0.0)  # fmt: skip
@@ -77,3 +78,23 @@ def test_it_stands_beside_the_arms_of_a_planner_that_have_a_gap(toy: Any, tmp_pa
     assert drafting["toy"]["tpot_ms_p95"] < plain["toy"]["tpot_ms_p95"]
     assert plain["over"]["ttft_ms_p95"] == pytest.approx(100.0 / plain["toy"]["ttft_ms_p95"])
     assert json.loads((tmp_path / "toy.json").read_text())["of"]["file"] == "run.json"
+
+
+def test_costs_may_be_those_of_recorded_steps(toy: Any, tmp_path: Path) -> None:
+    """Passes that take twice as long as they did at the start: the toy is as slow, and the engine nearer to it."""
+    traffic = CostModel(replace(COSTS, base=20e-3, steep=0.2e-3))
+    works = [(1, 0), (2, 0), (4, 0), (8, 0), (1, 100), (2, 200), (1, 500), (0, 300)]
+    steps = [StepTiming(verify_rows=n + chunk, verify_context=0.0, chunk_rows=chunk) for n, chunk in works]
+    timed = [replace(each, verify_seconds=traffic.step_seconds(each)) for each in steps]
+    drift = {"commit": "y", "steps": load("h200").packed(timed)}
+    engine = {"ttft_ms_p95": 40.0, "tpot_ms_p95": 20.0, "gap_ms_p99": 20.0, "gap_ms_max": 20.0}
+    run = {"commit": "x", "costs": asdict(COSTS), "seeds": [1], "seconds": 2.0,
+           "cells": [{"rate": 8, "arm": "plain,gap=60", "figures": engine}]}  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "drift.json").write_text(json.dumps(drift))
+    [before] = toy.main([str(tmp_path / "run.json")])["cells"]
+    report = toy.main([str(tmp_path / "run.json"), "--steps", str(tmp_path / "drift.json")])
+    [after] = report["cells"]
+    assert report["steps"] == {"file": "drift.json", "commit": "y"}
+    assert report["costs"]["base"] == pytest.approx(20e-3, rel=0.05)
+    assert after["toy"]["tpot_ms_p95"] > 1.8 * before["toy"]["tpot_ms_p95"]

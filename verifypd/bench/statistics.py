@@ -8,6 +8,7 @@ Knows outcomes of runs; nothing of engines. How a comparison is made:
   seeds would be too narrow. The interval given covers both.
 - An arm that ran twice (A/A) shows what chance does here. By as much as it differs from itself, the intervals of the
   other arms are widened further.
+- A difference of less than 1 % is called none: runs of one minute show such differences for certain, and nobody cares.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ COMPARED = (
 )  # fmt: skip
 HIGHER_IS_BETTER = ("tok_s", "good_share")
 COVERAGE = 0.95  # of an interval
+LEAST_RATIO = 0.01  # a difference below this is none, however sure it is
 NORMAL = 1.959964  # two-sided, 95 %
 STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)  # by degrees of freedom
 BINS = 40  # of a histogram
@@ -105,14 +107,14 @@ def judge(metric: str, logs: Floats, noise: float = 0.0) -> Difference:
     over_seeds = student(seeds - 1) * float(logs[:, 0].std(ddof=1)) / math.sqrt(seeds) if seeds > 1 else 0.0
     low = min(ranked(drawn, (1 - COVERAGE) / 2), centre - over_seeds) - noise
     high = max(ranked(drawn, (1 + COVERAGE) / 2), centre + over_seeds) + noise
-    word = _word(metric, low, high, seeds)
+    word = _word(metric, centre, low, high, seeds)
     return Difference(metric, math.exp(centre), math.exp(low), math.exp(high), word, seeds)
 
 
-def _word(metric: str, low: float, high: float, seeds: int) -> str:
+def _word(metric: str, centre: float, low: float, high: float, seeds: int) -> str:
     if seeds < 2:
         return UNKNOWN
-    if low <= 0.0 <= high:
+    if low <= 0.0 <= high or abs(centre) < math.log1p(LEAST_RATIO):
         return NONE
     return FASTER if (low > 0.0) == (metric in HIGHER_IS_BETTER) else SLOWER
 
