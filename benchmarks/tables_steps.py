@@ -6,9 +6,9 @@ from typing import Any
 
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
 
-TARGETS, SCHEDULES = "h200-targets-16", ("h200-targets", "h200-schedule")
+TARGETS, PLANNERS = "h200-targets-16", ("h200-planner-813d00b", "h200-planner")
 GAPS = ("h200-gaps-a03ccff", "h200-gaps")
-TOYS, TOY = ("toy-schedule", "toy-schedule-8-16"), "toy-schedule-planner"  # without drafts, and with a draft model
+TOYS = ("toy-schedule", "toy-schedule-traffic")  # costs as measured at the start, and as steps took in traffic
 SHAPES = (
     ("h200-qwen2-steps", "h200-qwen2-closed"),
     ("h200-gemma",),
@@ -17,15 +17,22 @@ SHAPES = (
 
 
 def planner() -> str:
-    """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms."""
+    """The planner beside the rules before it, with a draft model; ratios are over the rule of the same ms. Of each rate
+    the last run."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for name in PLANNERS:
+        mine = [cell | {"commit": read(name)["commit"][:7]} for cell in read(name)["cells"]]
+        beside = {cell["rate"] for cell in mine if cell["arm"].startswith("other")}
+        found |= {rate: [cell for cell in mine if cell["rate"] == rate] for rate in beside}
     lines = []
-    for cell in read("h200-planner")["cells"]:
-        mine, _, budget = cell["arm"].partition("=")
-        arm = f"planner, `--slo-gap {budget}`" if mine == "gap" else f"4342614, {cell['arm'][6:]} ms rule"
-        over = [interval(cell["over"][f"other:{budget}"][name]) for name in TAIL_FIGURES] if mine == "gap" else [""] * 3
-        lines.append([str(cell["rate"]), arm, *tails(cell["figures"]), *over])
-    header = ["requests/s", "planner", *TAILS, *TAIL_RATIOS]
-    return rows(header, lines) + source("h200-planner")
+    for rate in sorted(found):
+        for cell in found[rate]:
+            kind, _, budget = cell["arm"].partition("=")
+            ours = kind == "gap"
+            arm = f"{cell['commit']}, `--slo-gap {budget}`" if ours else f"4342614, {cell['arm'][6:]} ms rule"
+            over = [interval(cell["over"][f"other:{budget}"][name]) for name in TAIL_FIGURES] if ours else [""] * 3
+            lines.append([str(rate), arm, *tails(cell["figures"]), *over])
+    return rows(["requests/s", "planner", *TAILS, *TAIL_RATIOS], lines) + source(*PLANNERS)
 
 
 def targets() -> str:
@@ -49,20 +56,27 @@ def gaps() -> str:
 
 
 def toy() -> str:
-    """The engine and a toy of its schedule on the same arrivals, with the same costs of steps; the later run of each
-    rate."""
-    cells = {(False, cell["rate"]): cell for cell in read(TOY)["cells"] if cell["arm"] == "gap=45"}
-    older = [cell for name in TOYS for cell in read(name)["cells"] if cell["arm"].startswith("plain")]
-    cells |= {(True, cell["rate"]): cell for cell in older}
+    """The engine, and a toy of its schedule on the same arrivals, with either costs; the last run of each rate."""
+    found = [
+        {
+            (cell["arm"].startswith("plain"), cell["rate"]): cell
+            for cell in read(name)["cells"]
+            if "gap=45" in cell["arm"]
+        }
+        for name in TOYS
+    ]
     lines = []
-    for (plain, rate), cell in sorted(cells.items()):
-        ours, theirs, over = cell["engine"], cell["toy"], cell["over"]
+    for (plain, rate), cell in sorted(found[0].items()):
+        ours, theirs = cell["engine"], [each[plain, rate] for each in found]
         line = ["`plain`" if plain else "`auto`, 1.1B draft", str(rate)]
         for name, digits in (("ttft_ms_p95", 0), ("tpot_ms_p95", 1)):
-            line += [f"{ours[name]:.{digits}f}", f"{theirs[name]:.{digits}f}", f"{over[name]:.2f}"]
+            line.append(f"{ours[name]:.{digits}f}")
+            line += [f"{each['toy'][name]:.{digits}f} ({each['over'][name]:.2f})" for each in theirs]
         lines.append([*line, f"{ours['gap_ms_max']:.0f}"])
-    header = ["", "requests/s", "TTFT p95, ms", "toy", "×", "TPOT p95, ms", "toy", "×", "longest gap, ms"]
-    return rows(header, lines) + source("h200-planner", TOY, *SCHEDULES, *TOYS)
+    toys = ["toy, costs at start", "toy, costs in traffic"]
+    header = ["", "requests/s", "TTFT p95, ms", *toys, "TPOT p95, ms", *toys, "longest gap, ms"]
+    files = [each["file"].removesuffix(".json") for each in read(TOYS[0])["of"]]
+    return rows(header, lines) + source(*TOYS, *files)
 
 
 def toy_simulated() -> str:

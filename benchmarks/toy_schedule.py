@@ -1,14 +1,14 @@
 """A toy of the schedule on the arrivals of a planner's run, and the engine over it: what else is being paid for?
 
-    python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --json benchmarks/results/toy-schedule.json
-    python benchmarks/toy_schedule.py benchmarks/results/h200-targets.json --simulate --json FILE
+    python benchmarks/toy_schedule.py results/h200-planner.json results/h200-targets.json --json FILE
+    python benchmarks/toy_schedule.py results/h200-schedule.json --simulate --json FILE
     python benchmarks/toy_schedule.py results/h200-planner.json --steps results/pass-drift-h200.json --json FILE
 
-The toy reads prompts first, the shortest first, within the gap; everybody else drafts a fixed number of tokens in every
-step. Steps cost what the run's engine measured at its start, or, with `--steps`, what the steps of another run took in
-traffic (`benchmarks/pass_drift.py`). It leaves out the draft's own reading of prompts, padding
-of passes, host work and memory. An engine with the same costs should come near it. Arms are those of the file with a
-`gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
+The files are those that `benchmarks/planner.py` wrote. The toy reads prompts first, the shortest first, within the gap;
+everybody else drafts a fixed number of tokens in every step. Steps cost what the run's engine measured at its start,
+or, with `--steps`, what the steps of another run took in traffic (`benchmarks/pass_drift.py`). It leaves out the draft's
+own reading of prompts, padding of passes, host work and memory. An engine with the same costs should come near it. Arms
+are those of the file with a `gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
 
 With `--simulate` no engine's figures are read but the run's costs: the planner runs in the simulator, on seeds that no
 rule was chosen on. Beside the toy stands one whose draft reads every prompt after the first token, as the engine's
@@ -198,33 +198,35 @@ def simulate(coefficients: Coefficients, rates: Sequence[int]) -> list[dict[str,
 def main(given: list[str] | None = None) -> dict[str, Any]:
     """Run, print, write."""
     parser = command_line(__doc__)
-    parser.add_argument("file", type=Path, help="what benchmarks/planner.py wrote, with costs")
+    parser.add_argument("files", nargs="+", type=Path, help="what benchmarks/planner.py wrote, with costs")
     parser.add_argument("--simulate", action="store_true", help="the planner in the simulator, in place of the engine")
     parser.add_argument(
         "--draft-row", type=float, metavar="S", help="s for a token that the draft reads, for the file's"
     )
     parser.add_argument("--steps", type=Path, metavar="FILE", help="a run of pass_drift.py whose steps say the costs")
     args = parser.parse_args(given)
-    found = json.loads(args.file.read_text())
-    coefficients = Coefficients(**found["costs"])
+    if args.simulate and len(args.files) > 1:
+        parser.error("--simulate takes one file")
+    report = {**provenance(args.commit), "alpha": ALPHA, "drafts": DRAFTS, "of": []}
+    measured = None
     if args.steps is not None:
         recorded = json.loads(args.steps.read_text())
-        coefficients = CostModel().fit(unpacked(recorded["steps"])).coefficients
-    if args.draft_row is not None:
-        coefficients = replace(coefficients, draft_row=args.draft_row)
-    report = {
-        **provenance(args.commit),
-        "of": {"file": args.file.name, "commit": found["commit"]},
-        "steps": args.steps and {"file": args.steps.name, "commit": recorded["commit"]},
-        "alpha": ALPHA,
-        "drafts": DRAFTS,
-        "costs": asdict(coefficients),
-    }
-    if args.simulate:
-        rates = list(dict.fromkeys(cell["rate"] for cell in found["cells"]))
-        report |= {"seeds": [*UNSEEN], "seconds": UNSEEN_SECONDS, "cells": simulate(coefficients, rates)}
-    else:
-        report["cells"] = compare(found, CostModel(coefficients))
+        measured = CostModel().fit(unpacked(recorded["steps"])).coefficients
+        report["steps"] = {"file": args.steps.name, "commit": recorded["commit"]}
+    cells: list[dict[str, Any]] = []
+    for file in args.files:
+        found = json.loads(file.read_text())
+        costs = measured or Coefficients(**found["costs"])
+        if args.draft_row is not None:
+            costs = replace(costs, draft_row=args.draft_row)
+        report["of"].append({"file": file.name, "commit": found["commit"], "costs": asdict(costs)})
+        if args.simulate:
+            rates = list(dict.fromkeys(cell["rate"] for cell in found["cells"]))
+            report |= {"seeds": [*UNSEEN], "seconds": UNSEEN_SECONDS}
+            cells += simulate(costs, rates)
+        else:
+            cells += [{"of": file.name, **cell} for cell in compare(found, CostModel(costs))]
+    report["cells"] = cells
     keep(report, args.json)
     return report
 

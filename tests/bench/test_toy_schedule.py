@@ -60,7 +60,7 @@ def test_the_planner_simulated_stands_beside_the_toy(toy: Any, tmp_path: Path, m
     run = {"commit": "x", "costs": asdict(costs), "cells": [{"rate": 16}, {"rate": 16}]}
     (tmp_path / "run.json").write_text(json.dumps(run))
     report = toy.main([str(tmp_path / "run.json"), "--simulate", "--draft-row", "9e-6"])
-    assert report["costs"]["draft_row"] == 9e-6
+    assert report["of"][0]["costs"]["draft_row"] == 9e-6
     found = {cell["arm"]: cell["tpot_ms_p95"] for cell in report["cells"]}
     assert len(found) == len(report["cells"]) == 6
     assert found["toy"] < found["toy whose draft reads prompts"] < found["toy, plain"]
@@ -77,7 +77,7 @@ def test_it_stands_beside_the_arms_of_a_planner_that_have_a_gap(toy: Any, tmp_pa
     drafting, plain = report["cells"]
     assert drafting["toy"]["tpot_ms_p95"] < plain["toy"]["tpot_ms_p95"]
     assert plain["over"]["ttft_ms_p95"] == pytest.approx(100.0 / plain["toy"]["ttft_ms_p95"])
-    assert json.loads((tmp_path / "toy.json").read_text())["of"]["file"] == "run.json"
+    assert json.loads((tmp_path / "toy.json").read_text())["of"][0]["file"] == "run.json"
 
 
 def test_costs_may_be_those_of_recorded_steps(toy: Any, tmp_path: Path) -> None:
@@ -93,8 +93,9 @@ def test_costs_may_be_those_of_recorded_steps(toy: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "drift.json").write_text(json.dumps(drift))
     [before] = toy.main([str(tmp_path / "run.json")])["cells"]
-    report = toy.main([str(tmp_path / "run.json"), "--steps", str(tmp_path / "drift.json")])
-    [after] = report["cells"]
+    report = toy.main([str(tmp_path / "run.json")] * 2 + ["--steps", str(tmp_path / "drift.json")])
+    after, again = report["cells"]
+    assert after == again and after["of"] == "run.json"
     assert report["steps"] == {"file": "drift.json", "commit": "y"}
-    assert report["costs"]["base"] == pytest.approx(20e-3, rel=0.05)
+    assert report["of"][0]["costs"]["base"] == pytest.approx(20e-3, rel=0.05)
     assert after["toy"]["tpot_ms_p95"] > 1.8 * before["toy"]["tpot_ms_p95"]
