@@ -6,9 +6,9 @@
 
 The files are those that `benchmarks/planner.py` wrote. The toy reads prompts first, the shortest first, within the gap;
 everybody else drafts a fixed number of tokens in every step. Steps cost what the run's engine measured at its start,
-or, with `--steps`, what the steps of another run took in traffic (`benchmarks/pass_drift.py`). It leaves out the draft's
-own reading of prompts, padding of passes, host work and memory. An engine with the same costs should come near it. Arms
-are those of the file with a `gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
+or, with `--steps`, what the steps of another run took in traffic (`benchmarks/pass_drift.py`). It leaves out that the
+draft reads prompts, padding of passes, host work and memory. An engine with these costs should come near it. Arms are
+those of the file with a `gap`: with drafts, or `plain` without. Latencies are in ms, of all requests of all seeds.
 
 With `--simulate` no engine's figures are read but the run's costs: the planner runs in the simulator, on seeds that no
 rule was chosen on. Beside the toy stands one whose draft reads every prompt after the first token, as the engine's
