@@ -101,14 +101,26 @@ def test_a_frontier_of_wide_heights_has_powers() -> None:
     assert "NaN" not in svg.draw(chart) and "nan" not in svg.draw(chart)
 
 
-def test_one_seed_wins_nothing_and_has_no_picture_of_it() -> None:
-    assert "scenarios_won" not in {each.name for each in part_charts.overview(read("bench-three-way-h200"))}
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small file of a run of one seed."""
+    folder = tmp_path_factory.mktemp("one-seed")
+    command = ["bench", "simulate", "three-way", "--quick", "--num-requests", "1,50", "--seeds", "1"]
+    assert cli.main([*command, "--reference", "plain", "--out", str(folder / "run"), "--no-png"]) == 0
+    small = folder / "small.json"
+    assert cli.main(["bench", "report", str(folder / "run"), "--small", str(small), "--no-png"]) == 0
+    return small
+
+
+def test_one_seed_wins_nothing_and_has_no_picture_of_it(one_seed: Path) -> None:
+    assert "scenarios_won" not in {each.name for each in part_charts.overview(read_kept(one_seed))}
     assert "scenarios_won" in {each.name for each in part_charts.overview(read("simulated-three-way-h200"))}
 
 
-def test_one_seed_is_said_to_judge_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = RESULTS / "bench-three-way-h200.json"
-    assert cli.main(["bench", "report", str(file), "--out", str(tmp_path), "--no-png"]) == 0
+def test_one_seed_is_said_to_judge_nothing(
+    one_seed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "report", str(one_seed), "--out", str(tmp_path), "--no-png"]) == 0
     printed = capsys.readouterr().out
     page, summary, modes = ((tmp_path / name).read_text() for name in ("report.html", "summary.md", "modes.md"))
     for text in (printed, page, summary):
