@@ -117,9 +117,7 @@ def test_one_seed_wins_nothing_and_has_no_picture_of_it(one_seed: Path) -> None:
     assert "scenarios_won" in {each.name for each in part_charts.overview(read("simulated-three-way-h200"))}
 
 
-def test_one_seed_is_said_to_judge_nothing(
-    one_seed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_seed_is_said_to_judge_nothing(one_seed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "report", str(one_seed), "--out", str(tmp_path), "--no-png"]) == 0
     printed = capsys.readouterr().out
     page, summary, modes = ((tmp_path / name).read_text() for name in ("report.html", "summary.md", "modes.md"))
