@@ -1,7 +1,7 @@
 """The simulator against reality: runs recorded on a GPU, and the same arrivals simulated with the costs they show.
 
-Recorded steps are planned and padded as 7212482 did, simulated ones as today: a difference may be the simulator's or
-the policy's.
+Recorded steps are planned and padded as 7212482 did, simulated ones as today, but for drafts beside prompts: a
+difference may be the simulator's or the policy's.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from verifypd.bench.workload import mixed
-from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.factory import make_architecture, make_controller
+from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
+from verifypd.control.factory import make_architecture
 from verifypd.control.observe import StepTiming
+from verifypd.control.snapshot import RequestView, Snapshot
+from verifypd.control.throughput import ThroughputController
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.traffic import replay
 from verifypd.simulate.world import TrueCosts, gpu_settings
@@ -36,6 +39,13 @@ def timings(record: dict[str, Any]) -> list[StepTiming]:
         StepTiming(**{name: value * 1e-6 if name.endswith("_seconds") else value for name, value in step.items()})
         for step in steps
     ]
+
+
+class AsRecorded(ThroughputController):
+    """Drafts beside prompts as without them."""
+
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+        return super().draft_lengths(views, snapshot, NOTHING)
 
 
 def fitted(record: dict[str, Any]) -> CostModel:
@@ -63,7 +73,7 @@ def simulated(record: dict[str, Any], answered: list[int], seeds: int = 3) -> di
     found = []
     for seed in range(seeds):
         believed = CostModel(Coefficients(**record["costs_at_start"]))
-        policy = make_architecture("auto", make_controller("throughput", 4, believed), believed)
+        policy = make_architecture("auto", AsRecorded(believed, 4), believed)
         run = Simulation(policy, replay(arrivals, record["alpha"], seed=seed), truth, settings, seed=seed)
         run.ended, run.ended_tokens = len(answered), sum(answered)
         found.append(run.run().summary())

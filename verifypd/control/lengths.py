@@ -2,7 +2,7 @@
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
 its rows add to the pass. Within the longest draft, a request drafts a position where its survival is worth the
-position's row. Which longest draft is taken, `control/value.py` says.
+position's row. The longest draft with the fewest seconds a token is taken (`control/value.py`).
 """
 
 from __future__ import annotations
@@ -51,16 +51,13 @@ class Option(NamedTuple):
         return max(self.seconds, NEXT_TO_NOTHING) / self.tokens
 
 
-def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: float | None = None) -> list[Option]:
-    """What each longest draft comes to; the first drafts nothing.
-
-    price: seconds that a token costs in other steps; None: as the options themselves make it.
-    """
+def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing."""
     alone, before = cost.pass_seconds(load.riding), load.decode + load.riding
     plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone + cost.overhead)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
-    price, given = (plain.per_token, False) if price is None else (price, True)
+    price = plain.per_token
     for longest in range(0 if any(each.looked_up for each in drafting) else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
         ends = before.rows, before.rows + len(drafting) * max(1, longest)
@@ -71,7 +68,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, price: fl
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = cost.pass_seconds(before + Work(rows=sum(lengths.values()))) - alone
             found.append(Option(longest, lengths, load.requests + gained, draft + verify + cost.overhead))
-            price = price if given else min(price, found[-1].per_token)
+            price = min(price, found[-1].per_token)
     return found
 
 

@@ -135,7 +135,7 @@ def candidates(
         work, read = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
         rate = beside.worth and beside.worth / alone  # 0: nobody decodes, and seconds cost nothing
-        return Chunk(tokens, seconds, value(seconds - alone, waiting=read, rate=rate) if rate else read)
+        return Chunk(tokens, seconds, value(seconds - alone, read, rate) if rate else read)
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""

@@ -20,7 +20,6 @@ from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
 from verifypd.control.tuning import REVIEW_EVERY
-from verifypd.control.value import value
 
 
 class ThroughputController(Controller):
@@ -79,10 +78,10 @@ class ThroughputController(Controller):
         affordable = self.budget.affords(self._probe_price)
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
         if self.mode is Mode.DRAFTING:
-            self._alone, price = best, best.per_token
+            self._alone = best
             if riding.rows:
-                beside = options(joining, replace(load, riding=riding), self.cost, price)
-                best, self.runner_up = first_two(beside, key=lambda each: -value(each.seconds, each.tokens, price))
+                beside = options(joining, replace(load, riding=riding), self.cost)
+                best, self.runner_up = first_two(beside, key=lambda option: option.per_token)
             self.chosen = best
             return best.lengths
         self._alone, self.chosen, self.runner_up = plain, plain, best
@@ -162,15 +161,15 @@ class ThroughputController(Controller):
 
     def why(self) -> dict[str, Any]:
         """The step for which drafts were last weighed; longest draft, tokens and ms of the choice and of its runner-up,
-        if there was one; beside prompts the price of a token, too."""
-        if self.chosen is None or self.runner_up is None or self._alone is None:
+        if there was one."""
+        if self.chosen is None or self.runner_up is None:
             return {}
         said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed}
         for prefix, each in {"next_": self.runner_up, "": self.chosen}.items():
             if not prefix or each is not self.chosen:
                 ms = 1e3 * each.seconds
                 said |= {f"{prefix}longest": each.longest, f"{prefix}tokens": each.tokens, f"{prefix}ms": ms}
-        return said if self.chosen is self._alone else {**said, "price_ms": 1e3 * self._alone.per_token}
+        return said
 
     def state(self) -> dict[str, float | str]:
         """What it predicts, and how far its predictions have been off; of the step it chose, tokens and ms."""

@@ -1,12 +1,13 @@
-"""The objective: what a plan is worth. Every choice of drafts and of prompt tokens is the one with the greatest value.
+"""The objective: a step does what brings most for its seconds.
 
-    value = price · tokens  +  (Σ waiting w · part of its prompt read) / rate  −  seconds
+Drafts are as long as makes the fewest seconds a token, of the seconds that decoding adds to the step: rows that ride
+free beside prompts leave drafts little to save. Prompts get as many tokens as have the greatest
+
+    value = (Σ waiting w · part of its prompt read) / rate  −  seconds
     w     = 1 / slo_ttft while a request waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once late
 
-in seconds: those that decoding alone would take to bring as much, less those that the plan takes. Decoding alone, in a
-step without prompts, brings a token in `price` seconds, and `rate` is its Σ decoding w · part of its tokens written, a
-second. So without prompts the plan with the fewest seconds a token has the greatest value; and drafts do not vanish
-beside prompts: that they make later steps cheaper is in the price.
+in seconds: those that decoding would take to be worth as much, less those by which the prompts lengthen the step. In a
+step without prompts, `rate` is Σ decoding w · part of its tokens written, a second.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from verifypd.control.snapshot import RequestView
 MS = 1e3
 
 
-def value(seconds: float, tokens: float = 0.0, price: float = 0.0, waiting: float = 0.0, rate: float = 1.0) -> float:
-    """Of a plan, or of what a part of it adds. price: s a token; waiting: Σ w · part read; rate: 1/s."""
-    return price * tokens + waiting / rate - seconds
+def value(seconds: float, waiting: float, rate: float) -> float:
+    """Of prompt tokens that lengthen the step by so much. waiting: Σ w · part read; rate: 1/s."""
+    return waiting / rate - seconds
 
 
 def weight(target: float, late: bool) -> float:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verifypd.control.value import value
 from verifypd.errors import RequestError
 
 LANES = ("decode", "verify", "prefill")  # rows of the trace, highest priority first
@@ -290,13 +289,9 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
 
 
 def _weighed(why: dict[str, Any], prefix: str = "") -> str:
-    """A longest draft and what decided: ms a token, or beside prompts its value."""
+    """A longest draft and what decided: ms a token."""
     tokens, ms = why[f"{prefix}tokens"], why[f"{prefix}ms"]
-    said = f"{_longest(why[f'{prefix}longest'])}, {tokens:.1f} tokens for {ms:.2f} ms"
-    if "price_ms" not in why:
-        return f"{said}: {ms / tokens:.3f} ms a token"
-    price = why["price_ms"]
-    return f"{said}, at {price:.3f} ms a token: value {value(ms, tokens, price):+.2f} ms"
+    return f"{_longest(why[f'{prefix}longest'])}, {tokens:.1f} tokens for {ms:.2f} ms: {ms / tokens:.3f} ms a token"
 
 
 def _read(why: dict[str, Any], prefix: str = "") -> str:
