@@ -45,6 +45,25 @@ def test_what_a_page_says_comes_from_the_json(tables: Any, tmp_path: Path) -> No
     assert made.startswith("before\n") and made.endswith("after\n")
 
 
+def test_a_ratio_beside_vllm_says_whether_it_is_certain(tables: Any) -> None:
+    """The glance at mixed traffic as at the closed loop; one that is certainly worse is named."""
+    cells, answers = tables.beside, tables.answers
+    sure, open_ = {"ratio": 0.8, "verdict": "faster"}, {"ratio": 1.1, "verdict": "no difference"}
+    assert answers.where_certain({8: sure, 16: open_, 20: sure}) == "certain at 8 and 20"
+    assert answers.where_certain({8: open_}) == "not certain" and answers.where_certain({8: sure}) == "certain"
+    assert answers.which_certain({1: sure, 8: open_}).startswith("Only 0.80 is certain: the other 95 % interval")
+    assert cells.which_certain({1: open_}).startswith("None is certain")
+    for name in ("e2e_ms_mean", "ttft_ms_p50"):
+        assert f"({answers.where_certain(answers.over_vllm(answers.MIXED, name))})" in answers.mixed_glance()
+    [worse] = answers._lost()
+    assert worse in answers.vllm_faster() and "20 requests/s" in worse
+
+
+def test_an_interval_shows_on_which_side_of_1_it_lies(tables: Any) -> None:
+    each = {"ratio": 1.147, "low": 1.005, "high": 1.309, "verdict": "slower"}
+    assert tables.answers.judged(each) == "1.15 (1.005–1.31) slower"
+
+
 def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any) -> None:
     """Both emit 100 tokens/s, one request after the other or all together; 9.515 s is a cut-off like any other."""
     one, two = (figures([cut(each, 9.515)]) for each in tables.lanes.equal_systems())
