@@ -14,7 +14,7 @@ from tables_lanes import EVERY_H200, MIXED_H200, RULED, SWEEP, THREE_H200
 from verifypd.bench import advice, modes
 from verifypd.bench.campaign import AGAIN
 from verifypd.bench.results import NAMES
-from verifypd.bench.statistics import SLOWER
+from verifypd.bench.statistics import FASTER, SLOWER
 
 CLOSED = "bench-serve-h200-closed-384"
 PLAIN, MIXED = "bench-serve-h200-plain-closed", "bench-serve-h200-mixed"
@@ -241,9 +241,18 @@ def _loads() -> list[Scenario]:
 
 
 def _lowest() -> dict[str, str]:
-    """In how many of these loads `auto` has the lowest mean E2E."""
-    times = [_e2e(own) for own in _loads()]
-    return {"lowest": str(sum(each["auto"] == min(each.values()) for each in times)), "loads": str(len(times))}
+    """In how many of these loads no arm's mean E2E is certainly below that of `auto`, and in how many that of `auto` is
+    certainly below every arm's, or that of `plain`."""
+    loads = [(found, own) for found in map(read, LOADED) for own in found["scenarios"].values()]
+    names = [advice.lowest(found, own) for found, own in loads]
+    over_plain = [own["compared"]["auto"]["e2e_ms_mean"]["verdict"] for _, own in loads]
+    counts = {
+        "lowest": sum("auto" in each for each in names),
+        "alone": sum(each == ["auto"] for each in names),
+        "faster": over_plain.count(FASTER),
+        "loads": len(loads),
+    }
+    return {name: str(count) for name, count in counts.items()}
 
 
 def _same_size() -> list[Scenario]:

@@ -59,6 +59,15 @@ def test_a_ratio_beside_vllm_says_whether_it_is_certain(tables: Any) -> None:
     assert worse in answers.vllm_faster() and "20 requests/s" in worse
 
 
+def test_auto_is_alone_the_lowest_only_where_other_arms_are_certainly_above_it(
+    tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names, alone in ((["auto"], True), (["pd", "auto"], False)):
+        monkeypatch.setattr(tables.answers.advice, "lowest", lambda *_, names=names: names)
+        said = tables.answers._lowest()
+        assert said["lowest"] == said["loads"] and (said["alone"] == said["loads"]) is alone
+
+
 def test_an_interval_shows_on_which_side_of_1_it_lies(tables: Any) -> None:
     each = {"ratio": 1.147, "low": 1.005, "high": 1.309, "verdict": "slower"}
     assert tables.answers.judged(each) == "1.15 (1.005–1.31) slower"
