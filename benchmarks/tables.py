@@ -24,6 +24,8 @@ import tables_devices as devices
 import tables_index as index
 import tables_lanes as lanes
 import tables_pairs as pairs
+import tables_rounding as rounding
+import tables_server as server
 import tables_settings as settings
 import tables_steps as steps
 import tables_tuning as tuning
@@ -38,7 +40,9 @@ PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
     "planner": steps.planner,
-    "planner-gaps": steps.gaps,
+    "planner-gaps": steps.gaps("h200-gaps"),
+    "planner-gaps-a03ccff": steps.gaps("h200-gaps-a03ccff"),
+    "priced-too-low": steps.priced,
     "planner-targets": steps.targets,
     "planner-toy": steps.toy,
     "planner-toy-simulated": steps.toy_simulated,
@@ -46,7 +50,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "shape-steps": steps.shapes,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
+    "distilled": steps.distilled,
     "draft-kinds": steps.draft_kinds,
+    "fp8-text": rounding.weights,
+    "fp8-drafts": rounding.drafts,
+    "fp8-kv": rounding.keys_and_values,
+    "server-cost": server.cost,
+    "cluster-cost": server.cluster_cost,
+    "viewers-cost": server.viewers,
+    "longer-runs": server.longer_runs,
+    "server-clients": server.clients,
     "tuning": tuning.numbers,
     "map-glance": tuning.map_glance,
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
