@@ -126,6 +126,17 @@ def test_an_interval_shows_on_which_side_of_1_it_lies(tables: Any) -> None:
     assert tables.answers.judged(each) == "1.15 (1.005–1.31) slower"
 
 
+def test_the_picture_of_the_map_has_the_tables_medians(tables: Any) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = load("draw_cpu", tables.ROOT / "docs" / "images")
+    runs = tables.cpu.read("cpu-map-auto")["runs"]
+    levels = sorted({run["concurrency"] for run in runs})
+    speeds = [drawn.medians([run for run in runs if run["concurrency"] == level]) for level in levels]
+    lines = [["`plain`", *(f"{each['plain']:.0f}" for each in speeds)]]
+    lines += [["`auto` over `plain`", *(f"{each['auto'] / each['plain']:.3f}" for each in speeds)]]
+    assert all(f"| {' | '.join(line)} |" in tables.cpu.cpu_map() for line in lines)
+
+
 def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any) -> None:
     """Both emit 100 tokens/s, one request after the other or all together; 9.515 s is a cut-off like any other."""
     one, two = (figures([cut(each, 9.515)]) for each in tables.lanes.equal_systems())
