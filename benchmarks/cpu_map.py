@@ -14,6 +14,9 @@ the time it took, prompts included. An arm that takes too long is stopped and co
 
 All arms share one engine and its weights. Each run has a fresh policy; `auto` keeps one cost model over the runs,
 measured at start and learnt since, as a server would.
+
+In `verifypd bench run` each arm has an engine of its own. Here nine arms share one, so that nothing but the policy
+differs, and text can drift from one kind to another.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 Every round runs every arm on the same prompts, so that a slow moment of the machine hits all of them; ratios are of
 medians over rounds. The floor is what reading the weights once takes at the measured memory bandwidth. `--quick` leaves
 out the copying arms and the error of the weights: about a minute.
+
+`verifypd bench run --arm transformers` compares latencies with `generate` of one dtype. Only this script has the floor,
+the better dtype of two, concurrent requests against `generate` one by one, and what rounded weights do to the text.
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@ e.g. `--set graphs=off`.
 
 Figures: `token_ms_128` is ms a token and request at 128 requests, at the draft length where it is least; the others are
 named as in docs/gpu-measured.md.
+
+`verifypd bench` has closed loops and mixed traffic too, as campaigns of arms with intervals. Here they are parts of one
+sitting: a GPU is held for ten minutes, the model is loaded once, and the same engine gives floors, step times and idle
+shares, without HTTP, which `verifypd bench` does not measure.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ import tables_devices as devices
 import tables_index as index
 import tables_lanes as lanes
 import tables_pairs as pairs
+import tables_rounding as rounding
+import tables_server as server
 import tables_settings as settings
 import tables_steps as steps
 import tables_tuning as tuning
@@ -38,7 +40,9 @@ PLACE = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
     "planner": steps.planner,
-    "planner-gaps": steps.gaps,
+    "planner-gaps": steps.gaps("h200-gaps"),
+    "planner-gaps-a03ccff": steps.gaps("h200-gaps-a03ccff"),
+    "priced-too-low": steps.priced,
     "planner-targets": steps.targets,
     "planner-toy": steps.toy,
     "planner-toy-simulated": steps.toy_simulated,
@@ -46,7 +50,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "shape-steps": steps.shapes,
     "host-work": steps.host,
     "fp8-steps": steps.eight_bits,
+    "distilled": steps.distilled,
     "draft-kinds": steps.draft_kinds,
+    "fp8-text": rounding.weights,
+    "fp8-drafts": rounding.drafts,
+    "fp8-kv": rounding.keys_and_values,
+    "server-cost": server.cost,
+    "cluster-cost": server.cluster_cost,
+    "viewers-cost": server.viewers,
+    "longer-runs": server.longer_runs,
+    "server-clients": server.clients,
     "tuning": tuning.numbers,
     "map-glance": tuning.map_glance,
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
@@ -64,15 +77,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "equal-systems": lanes.equal_metric,
     "bench-original-metric": lanes.original_metric,
     "bench-serve-cpu": beside.serve_cpu,
-    "serve-closed": beside.serve_h200("bench-serve-h200-closed", "at once"),
-    "serve-closed-384": beside.serve_h200("bench-serve-h200-closed-384", "at once"),
-    "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", "requests/s"),
-    "serve-mixed-ratios": beside.mixed_ratios,
-    "serve-32": beside.serve_h200("bench-serve-h200-32", "requests/s"),
-    "serve-plain": beside.serve_h200("bench-serve-h200-plain", "requests/s"),
-    "serve-plain-closed": beside.serve_h200("bench-serve-h200-plain-closed", "at once"),
+    "serve-closed": beside.serve_h200("bench-serve-h200-closed", beside.CLIENTS),
+    "serve-closed-384": beside.serve_h200("bench-serve-h200-closed-384", beside.CLIENTS),
+    "serve-mixed": beside.serve_h200("bench-serve-h200-mixed", beside.RATES),
+    "serve-mixed-ratios": beside.traffic("bench-serve-h200-mixed"),
+    "serve-32": beside.serve_h200("bench-serve-h200-32", beside.RATES),
+    "serve-plain": beside.serve_h200("bench-serve-h200-plain", beside.RATES),
+    "serve-plain-ratios": beside.traffic("bench-serve-h200-plain"),
+    "serve-plain-closed": beside.serve_h200("bench-serve-h200-plain-closed", beside.CLIENTS),
     "mixed-glance": answers.mixed_glance,
-    "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", "at once"),
+    "vllm-settings": answers.vllm_settings,
+    "serve-tiny1b": beside.serve_h200("bench-serve-h200-tiny1b", beside.CLIENTS),
     "head-low-acceptance": beside.low_acceptance,
     "closed-glance": answers.closed_glance,
     "when-not": answers.when_not,

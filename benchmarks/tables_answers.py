@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import re
+import itertools
+import json
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from cells import read, source, text
+from cells import judged, listed, over_vllm, quotients, read, scenarios, source, text, where_certain, which_certain
 from tables_lanes import EVERY_H200, MIXED_H200, RULED, SWEEP, THREE_H200
 
 from verifypd.bench import advice, modes
 from verifypd.bench.campaign import AGAIN
+from verifypd.bench.results import NAMES
+from verifypd.bench.statistics import FASTER, SLOWER
 
 CLOSED = "bench-serve-h200-closed-384"
 PLAIN, MIXED = "bench-serve-h200-plain-closed", "bench-serve-h200-mixed"
+PLAIN_MIXED = "bench-serve-h200-plain"
+BESIDE = {  # every result beside vLLM: its traffic, and what its loads count
+    CLOSED: ("a closed loop", "clients (384 tokens in)"),
+    "bench-serve-h200-closed": ("a closed loop", "clients (128 tokens in)"),
+    PLAIN: ("a closed loop without drafts", "clients"),
+    "bench-serve-h200-tiny1b": ("a closed loop with a draft model", "clients"),
+    MIXED: ("mixed traffic", "requests/s"),
+    PLAIN_MIXED: ("mixed traffic without drafts", "requests/s"),
+    "bench-serve-h200-32": ("mixed traffic", "requests/s"),
+}
+PAUSES = {"gap_ms_p50": "median pause", "gap_ms_p99": "p99 of pauses"}
 AUTO, STEPS, DRAFT, FP8 = "h200-auto", "h200-head-steps", "h200-draft-steps", "fp8-h200"
 OTHERS = ("h200-34b-one", "h200-qwen2-closed", "h200-gemma")
 MODELS = ("bench-models-h200", "bench-models-qwen2-gemma-h200")
@@ -26,28 +41,29 @@ Scenario = dict[str, Any]
 
 def closed_glance() -> str:
     """Tokens/s over vLLM's in the closed loop, and the first tokens of many clients."""
-    return text("closed-glance", **_closed(), **_crowd())
+    return text("closed-glance", **_closed(CLOSED), **_crowd())
 
 
 def mixed_glance() -> str:
-    """Latencies of mixed traffic over both of vLLM's runs."""
-    names = {"whole": "e2e_ms_mean", "tpot_p95": "tpot_ms_p95", "pause": "gap_ms_max", "first": "ttft_ms_p50"}
-    tails = {"first_p95": "ttft_ms_p95", "first_p99": "ttft_ms_p99"}
-    return text("mixed-glance", **{key: _mixed(name) for key, name in (names | tails).items()})
+    """Latencies of mixed traffic over vLLM's."""
+    return text("mixed-glance", **_traffic(MIXED))
+
+
+def vllm_settings() -> str:
+    """What vLLM was set to beside a head, in both kinds of traffic."""
+    [(drafts, chunk)] = {_vllm_settings(name) for name in (CLOSED, MIXED)}
+    return text("vllm-settings", drafts={4: "four"}[drafts], chunk=f"{chunk:,}")
 
 
 def gpu_expect() -> str:
     """What to expect of a GPU: one question a row."""
     steps, fp8 = read(STEPS)["figures"], read(FP8)["steps"]
     found = {
-        **_closed(),
+        **_closed(CLOSED),
+        **_traffic(MIXED),
+        **{f"plain_{key}": each for key, each in (_closed(PLAIN) | _traffic(PLAIN_MIXED)).items()},
         **_heads("head", "0.8"),
         **_heads("poor", "0.3"),
-        "plain": _listed(_speeds(PLAIN)),
-        "whole": _mixed("e2e_ms_mean"),
-        "tpot_p95": _mixed("tpot_ms_p95"),
-        "pause": _mixed("gap_ms_max"),
-        "first": _mixed("ttft_ms_p50"),
         "plain_one": f"{steps['plain_tok_s_1']:.0f}",
         "head_one": f"{steps['tok_s_1']:.0f}",
         "lone": f"{steps['lone_ttft_ms_2048']:.0f}",
@@ -58,25 +74,24 @@ def gpu_expect() -> str:
     for name in OTHERS:
         own = read(name)["figures"]
         found[name.replace("-", "_")] = f"{own['tok_s_1']:.0f} for {own['plain_tok_s_1']:.0f}"
-    return text("gpu-expect", **found) + source(CLOSED, MIXED, PLAIN, AUTO, STEPS, *OTHERS, FP8)
+    return text("gpu-expect", **found) + source(CLOSED, MIXED, PLAIN, PLAIN_MIXED, AUTO, STEPS, *OTHERS, FP8)
 
 
 def vllm_faster() -> str:
-    """Where vLLM is faster, in figures."""
-    low, plain = _scenarios(MIXED)[8], _scenarios(PLAIN)
-    pauses = {
-        arm: _listed(f"{_figures(plain[n])[arm]['gap_ms_p99']:.0f}" for n in (32, 128)) for arm in ("ours", "vllm")
+    """Where vLLM is faster, in figures, and which of them are certain."""
+    low, crowds = _figures(scenarios(MIXED)[8]), {n: _figures(scenarios(PLAIN)[n]) for n in (32, 128)}
+    pauses = {n: over_vllm(PLAIN, "gap_ms_p99")[n] for n in crowds}
+    found = {
+        "lost": listed(_lost()),
+        "long_p99": f"{low['ours']['ttft_ms_p99']:.0f}",
+        "theirs_long_p99": f"{low['vllm']['ttft_ms_p99']:.0f}",
+        "pauses": listed(f"{each['ours']['gap_ms_p99']:.0f}" for each in crowds.values()),
+        "theirs_pauses": listed(f"{each['vllm']['gap_ms_p99']:.0f}" for each in crowds.values()),
+        "over_pauses": quotients(pauses),
+        "pauses_sure": where_certain(pauses),
+        **{f"plain_{key}": each for key, each in _traffic(PLAIN_MIXED).items()},
     }
-    return text(
-        "vllm-faster",
-        **_crowd(),
-        long_p99=f"{_figures(low)['ours']['ttft_ms_p99']:.0f}",
-        theirs_long_p99=f"{_figures(low)['vllm']['ttft_ms_p99']:.0f}",
-        long_p95=_mixed("ttft_ms_p95", 8),
-        later_p99=_mixed("ttft_ms_p99", 16, 20),
-        pauses=pauses["ours"],
-        theirs_pauses=pauses["vllm"],
-    )
+    return text("vllm-faster", **_crowd(), **_traffic(MIXED), **found)
 
 
 def deploy_choice() -> str:
@@ -90,7 +105,7 @@ def deploy_choice() -> str:
         "cpu": _span(_over(_cpu(), "auto", "plain")),
         "pipelined": _span(_over(_pipelining(), "pdv pipelined", "pd"), 1),
     }
-    for rate, own in _scenarios(MIXED_H200).items():
+    for rate, own in scenarios(MIXED_H200).items():
         times = _e2e(own)
         found[f"mixed_{rate}"] = f"{times.pop('auto'):,.0f}"
         found[f"others_{rate}"] = _span(times.values(), 0)
@@ -136,51 +151,35 @@ def when_not() -> str:
     return text("when-not", **_heads("poor", "0.3"), **costs)
 
 
-def _listed(values: Iterable[str]) -> str:
-    *first, last = values
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def _span(values: Iterable[float], digits: int = 2) -> str:
     every = sorted(values)
     return f"{every[0]:,.{digits}f} to {every[-1]:,.{digits}f}"
-
-
-def _scenarios(name: str) -> dict[int, Scenario]:
-    """Those of a result by their clients or requests/s."""
-    found = {re.findall(r"(?:closed |poisson |E )(\d+)", key)[0]: own for key, own in read(name)["scenarios"].items()}
-    return {int(level): found[level] for level in sorted(found, key=int)}
 
 
 def _figures(own: Scenario) -> dict[str, dict[str, float]]:
     return {arm: each["figures"] for arm, each in own["arms"].items()}
 
 
-def _speeds(*names: str, certain: bool = False) -> list[str]:
-    """Our tokens/s over vLLM's; only those whose interval leaves 1 out."""
-    found = [own["compared"]["ours"]["tok_s"] for name in names for own in _scenarios(name).values()]
-    return [f"{each['ratio']:.2f}" for each in found if not certain or each["verdict"] != "no difference"]
-
-
-def _closed() -> dict[str, str]:
-    sure = _speeds(CLOSED, certain=True)
-    verb = "is" if len(sure) == 1 else "are"
-    certain = f"Only {_listed(sure)} {verb} certain: the other 95 % intervals contain 1" if sure else "None is certain"
-    return {"closed": _listed(_speeds(CLOSED)), "certain": certain}
+def _closed(name: str) -> dict[str, str]:
+    """Tokens/s over vLLM's."""
+    found = over_vllm(name, "tok_s")
+    return {"closed": quotients(found), "certain": which_certain(found)}
 
 
 def _crowd() -> dict[str, str]:
     """128 clients."""
-    own = _scenarios(CLOSED)[128]
-    over, ours, theirs = own["compared"]["ours"], _figures(own)["ours"], _figures(own)["vllm"]
-    return {
+    own = scenarios(CLOSED)[128]
+    ours, theirs = _figures(own)["ours"], _figures(own)["vllm"]
+    found = {
         "ttft_p50": f"{ours['ttft_ms_p50']:.0f}",
         "theirs_ttft_p50": f"{theirs['ttft_ms_p50']:.0f}",
         "good": f"{100 * ours['good_share']:.0f}",
         "theirs_good": f"{100 * theirs['good_share']:.0f}",
-        "over_ttft_p95": f"{over['ttft_ms_p95']['ratio']:.2f}",
-        "over_tpot_p95": f"{over['tpot_ms_p95']['ratio']:.2f}",
     }
+    for figure in ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p95", "good_share"):
+        crowd = {128: over_vllm(CLOSED, figure)[128]}
+        found |= {f"over_{figure}": quotients(crowd), f"{figure}_sure": where_certain(crowd)}
+    return found
 
 
 def _heads(name: str, alpha: str) -> dict[str, str]:
@@ -189,10 +188,42 @@ def _heads(name: str, alpha: str) -> dict[str, str]:
     return {f"{name}_{level}": f"{found[f'auto_over_plain_{alpha}_{level}']:.2f}" for level in (1, 128)}
 
 
-def _mixed(figure: str, *rates: int) -> str:
-    """Ours over each of vLLM's two runs in mixed traffic."""
-    arms = [_figures(own) for rate, own in _scenarios(MIXED).items() if not rates or rate in rates]
-    return _span(each["ours"][figure] / each[run][figure] for each in arms for run in ("vllm", "vllm again"))
+def _traffic(name: str) -> dict[str, str]:
+    """Mixed traffic: figures over vLLM's at each rate, and which are certain; two that have no interval."""
+    compared = {
+        "speed": "tok_s", "whole": "e2e_ms_mean", "tpot_p95": "tpot_ms_p95", "first": "ttft_ms_p50",
+        "first_p95": "ttft_ms_p95", "pause_p50": "gap_ms_p50",
+    }  # fmt: skip
+    found = {"rates": listed(map(str, scenarios(name)))}
+    for key, figure in compared.items():
+        each = over_vllm(name, figure)
+        found |= {key: quotients(each), f"{key}_sure": where_certain(each)}
+    return found | {"pause": _pooled(name, "gap_ms_max"), "first_p99": _pooled(name, "ttft_ms_p99")}
+
+
+def _pooled(name: str, figure: str) -> str:
+    """Ours over each of vLLM's runs, from figures pooled over seeds: there is no interval of them."""
+    arms = [_figures(own) for own in scenarios(name).values()]
+    return _span(each["ours"][figure] / each[run][figure] for each in arms for run in each if run != "ours")
+
+
+def _lost() -> list[str]:
+    """Figures of ours that are certainly worse than vLLM's, in every result beside it."""
+    return [
+        f"the {PAUSES.get(figure, NAMES[figure])} of {kind} at {level} {unit}, {' × '.join(judged(each).split()[:2])}"
+        for name, (kind, unit) in BESIDE.items()
+        for level, own in scenarios(name).items()
+        for figure, each in own["compared"]["ours"].items()
+        if each["verdict"] == SLOWER
+    ]
+
+
+def _vllm_settings(name: str) -> tuple[int, int]:
+    """How many tokens vLLM drafted, and how many it read in a step at most."""
+    parts = shlex.split(read(name)["arms"]["vllm"]["about"]["launch"])
+    flags = dict(itertools.pairwise(parts))
+    drafts = json.loads(flags["--speculative-config"])["num_speculative_tokens"]
+    return int(drafts), int(flags["--max-num-batched-tokens"])
 
 
 def _e2e(own: Scenario) -> dict[str, float]:
@@ -210,9 +241,18 @@ def _loads() -> list[Scenario]:
 
 
 def _lowest() -> dict[str, str]:
-    """In how many of these loads `auto` has the lowest mean E2E."""
-    times = [_e2e(own) for own in _loads()]
-    return {"lowest": str(sum(each["auto"] == min(each.values()) for each in times)), "loads": str(len(times))}
+    """In how many of these loads no arm's mean E2E is certainly below that of `auto`, and in how many that of `auto` is
+    certainly below every arm's, or that of `plain`."""
+    loads = [(found, own) for found in map(read, LOADED) for own in found["scenarios"].values()]
+    names = [advice.lowest(found, own) for found, own in loads]
+    over_plain = [own["compared"]["auto"]["e2e_ms_mean"]["verdict"] for _, own in loads]
+    counts = {
+        "lowest": sum("auto" in each for each in names),
+        "alone": sum(each == ["auto"] for each in names),
+        "faster": over_plain.count(FASTER),
+        "loads": len(loads),
+    }
+    return {name: str(count) for name, count in counts.items()}
 
 
 def _same_size() -> list[Scenario]:

@@ -5,10 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, ratios, read, rows, source, tails
+from cells import (
+    TAIL_FIGURES,
+    TAIL_RATIOS,
+    TAILS,
+    over_vllm,
+    quotients,
+    ratios,
+    read,
+    rows,
+    scenarios,
+    source,
+    tails,
+    which_certain,
+)
 
 from verifypd.bench.results import HEADER, ratio, row
 
+CLIENTS, RATES = "at once", "requests/s"
 SERVED = {
     "ours": "ours",
     "sooner": "ours, `slo_ttft: 200`",
@@ -17,18 +31,21 @@ SERVED = {
 }
 
 GLANCE = {
+    "tok_s": "tokens/s",
     "e2e_ms_mean": "whole answer, mean",
+    "tpot_ms_p50": "time per token, median",
     "tpot_ms_p95": "time per token, p95",
+    "gap_ms_p50": "pause in a stream, median",
     "gap_ms_p99": "pause in a stream, p99",
-    "gap_ms_max": "longest pause",
     "ttft_ms_p50": "first token, median",
     "ttft_ms_p95": "first token, p95",
+    "gap_ms_max": "longest pause",
     "ttft_ms_p99": "first token, p99",
 }
 
 
 def serve_h200(name: str, load: str) -> Callable[[], str]:
-    """Our server and vLLM's over HTTP: what each arm reached, and ours over vLLM's."""
+    """Our server and vLLM's over HTTP: what each reached, and ours over vLLM's; of a closed loop tokens/s in words."""
 
     def table() -> str:
         found = read(name)
@@ -40,29 +57,36 @@ def serve_h200(name: str, load: str) -> Callable[[], str]:
                 speed = f"{each['figures']['tok_s']:,.0f}"
                 lines.append([level, SERVED.get(arm, arm), speed, *tails(each["figures"]), *over_theirs])
                 failed.append((each["figures"]["failed"], each["figures"]["requests"]))
+        speeds = over_vllm(name, "tok_s")
+        first = f"Ours writes {quotients(speeds)} × vLLM's tokens/s. {which_certain(speeds)}.\n\n"
         header = [load, "server", "tokens/s", *TAILS, "× tokens/s", *TAIL_RATIOS]
         said = dict.fromkeys(f"{each} of {requests}" for each, requests in failed if each)
         note = f"\nToo long for the servers, refused by each: {', '.join(said)}.\n" if said else ""
-        return rows(header, lines) + note + source(name)
+        return (first if load == CLIENTS else "") + rows(header, lines) + note + source(name)
 
     return table
 
 
-def mixed_ratios() -> str:
-    """Ours over each of vLLM's two runs, of figures pooled over seeds."""
-    found = read("bench-serve-h200-mixed")
-    rates = {int(re.findall(r"\d+", name)[-1]): own["arms"] for name, own in found["scenarios"].items()}
-    lines = [
-        [text]
-        + [
-            f"{arms['ours']['figures'][name] / arms[arm]['figures'][name]:.2f}"
-            for _, arms in sorted(rates.items())
-            for arm in ("vllm", "vllm again")
-        ]
-        for name, text in GLANCE.items()
-    ]
-    header = ["× vLLM's", *(f"{rate} requests/s{again}" for rate in sorted(rates) for again in ("", ", again"))]
-    return rows(header, lines) + source("bench-serve-h200-mixed")
+def traffic(name: str) -> Callable[[], str]:
+    """Ours over vLLM's in mixed traffic, figure by figure; those without an interval over each of vLLM's runs."""
+
+    def table() -> str:
+        found = scenarios(name)
+        lines = []
+        for figure, title in GLANCE.items():
+            line = [title]
+            for own in found.values():
+                theirs = [each["figures"][figure] for arm, each in own["arms"].items() if arm != "ours"]
+                pooled = ", ".join(f"{own['arms']['ours']['figures'][figure] / each:.2f}" for each in theirs)
+                compared = own["compared"]["ours"]
+                line.append(ratios(compared, figure)[0] if figure in compared else pooled)
+            lines.append(line)
+        header = ["× vLLM's", *(f"{rate} requests/s" for rate in found)]
+        runs = max(len(own["arms"]) for own in found.values()) - 1
+        said = "\nThe last two lines have no interval: figures are pooled over seeds"
+        return rows(header, lines) + said + (", over each of vLLM's runs.\n" if runs > 1 else ".\n") + source(name)
+
+    return table
 
 
 def serve_cpu() -> str:

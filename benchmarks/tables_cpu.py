@@ -40,17 +40,17 @@ def x86_passes() -> str:
 
 
 def panel_passes() -> str:
-    """Time of a pass by its rows on an x86 CPU without tiles, before and since weights lie in panels, and the floor."""
+    """Time of a pass by its rows on an x86 CPU without tiles, with weights in panels and without, and the floor."""
     suffixes = ("", "-acc7fc5", "-float32", "-int8", "-int8-acc7fc5")
     files = [f"wide_passes-cascade-lake{suffix}" for suffix in suffixes]
-    found, before, later, last, last_before = ({each["rows"]: each for each in read(file)["passes"]} for file in files)
+    found, loose, floats, small, loose_small = ({each["rows"]: each for each in read(file)["passes"]} for file in files)
     counts = (*SHOWN, 64, 128)
-    kinds = {"bfloat16, in panels": (found, "bfloat16"), "bfloat16, before": (before, "bfloat16")}
+    kinds = {"bfloat16, in panels": (found, "bfloat16"), "bfloat16, not in panels": (loose, "bfloat16")}
     kinds |= {
-        "float32, in panels": (later, "float32"),
-        "float32, before": (found, "float32"),
-        "int8, in panels": (last, "int8"),
-        "int8, before": (last_before, "int8"),
+        "float32, in panels": (floats, "float32"),
+        "float32, not in panels": (found, "float32"),
+        "int8, in panels": (small, "int8"),
+        "int8, not in panels": (loose_small, "int8"),
         "bfloat16 as torch multiplies it": (found, "torch"),
     }
     lines = [[called, *(f"{own[n][arm]['ms']:.1f}" for n in counts)] for called, (own, arm) in kinds.items()]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
 from typing import Any
 
-from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
+from cells import HERE, TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, source, tails
+
+from verifypd.control.cost import Coefficients, CostModel, Work
 
 TARGETS, PLANNERS = "h200-targets-16", ("h200-planner-813d00b", "h200-planner")
-GAPS = ("h200-gaps-a03ccff", "h200-gaps")
+DRIFT, WORK = "pass-drift-h200", ("verify_rows", "verify_context", "chunk_rows", "chunk_context")
+DISTILLED = "verifypd/models/data/smollm2-draft/distil.json"
 TOYS = ("toy-schedule", "toy-schedule-traffic")  # costs as measured at the start, and as steps took in traffic
 SHAPES = (
     ("h200-qwen2-steps", "h200-qwen2-closed"),
@@ -45,14 +51,45 @@ def targets() -> str:
     return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source(TARGETS)
 
 
-def gaps() -> str:
-    """Gaps at the default bound, before and after every kernel was loaded at start."""
-    lines = []
-    for name in GAPS:
+def gaps(name: str) -> Callable[[], str]:
+    """Gaps of a run at the default bound."""
+
+    def table() -> str:
+        lines = []
         for cell in sorted(read(name)["cells"], key=lambda cell: (cell["arm"], cell["rate"])):
             arm = "`plain`" if cell["arm"].startswith("plain") else "`auto`, 1.1B draft"
-            lines.append([read(name)["commit"][:7], arm, str(cell["rate"]), *tails(cell["figures"])])
-    return rows(["run", "", "requests/s", *TAILS], lines) + source(*GAPS)
+            lines.append([arm, str(cell["rate"]), *tails(cell["figures"])])
+        return rows(["", "requests/s", *TAILS], lines) + source(name)
+
+    return table
+
+
+def priced() -> str:
+    """By how much the formula that an engine fitted at its start prices the steps of traffic too low, by their kind."""
+    kept, model = read(DRIFT)["steps"], CostModel(Coefficients(**read(PLANNERS[-1])["costs"]))
+    model.padded = True
+    steps = [dict(zip(kept["columns"], row, strict=True)) for row in kept["steps"]]
+
+    def one(step: dict[str, float]) -> float:
+        return model.pass_seconds(Work(*(step[each] for each in WORK)))
+
+    def loop(step: dict[str, float]) -> float:
+        return model.draft_seconds(int(step["draft_steps"]), step["draft_rows"], step["draft_context"])
+
+    passes, loops = ("verify_us", "chunk_rows", one), ("draft_us", "draft_rows", loop)
+    kinds = {
+        "passes without prompts": (passes, 0, 0),
+        "passes with up to 512 prompt tokens": (passes, 1, 512),
+        "passes with more": (passes, 513, math.inf),
+        "draft loops that read at most 64 tokens": (loops, 0, 64),
+        "draft loops that read more, for prompts": (loops, 65, math.inf),
+    }
+    lines = []
+    for kind, ((time, count, price), least, most) in kinds.items():
+        own = [step for step in steps if step[time] and least <= step[count] <= most]
+        took = sum(step[time] for step in own) * 1e-6
+        lines.append([kind, f"{took:.1f}", f"{100 * (1 - sum(map(price, own)) / took):.0f} %"])
+    return rows(["work", "took, s", "priced too low by"], lines) + source(DRIFT, PLANNERS[-1])
 
 
 def toy() -> str:
@@ -150,6 +187,20 @@ def eight_bits() -> str:
     ]
     header = ["", *(f"{kind}, {n}" for kind in ("plain", "cycle") for n in levels), "KV tokens"]
     return rows(header, lines) + source("fp8-h200")
+
+
+def distilled() -> str:
+    """What the built-in draft's tokens came to at the end of its training, by kind of prompt."""
+    found = json.loads((HERE.parent / DISTILLED).read_text())
+    lines = []
+    for kind in found["evaluation"]["0.0"]:
+        line = ["all kinds" if kind == "all" else kind]
+        for temperature in ("0.0", "0.8"):
+            own = found["evaluation"][temperature][kind]
+            line += [" ".join(f"{alpha:.3f}" for alpha in own["alpha"]), f"{own['mean_accepted_length']:.2f}"]
+        lines.append(line)
+    header = ["", "greedy: α by position", "tokens a pass", "temperature 0.8: α", "tokens a pass"]
+    return rows(header, lines) + f"\nFrom [`distil.json`](../{DISTILLED}) ({found['commit'][:7]}).\n"
 
 
 def draft_kinds() -> str:

@@ -60,13 +60,21 @@ def over_plain(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
+def medians(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """tokens/s of each arm at one concurrency: the median of its rounds, as in the table of docs/cpu.md."""
+    rates: dict[str, list[float]] = {}
+    for run in runs:
+        rates.setdefault(run["arm"], []).append(run["tokens_per_second"])
+    return {arm: statistics.median(each) for arm, each in rates.items()}
+
+
 def _place(key: tuple[str, int]) -> tuple[int, int, int]:
     kind, _, length = key[0].partition(":")
     return list(ARMS).index(kind), int(length or 0), key[1]
 
 
 def architectures(theme: Theme) -> None:
-    """Bars of benchmarks/results/cpu-map-auto.json, a panel for each concurrency, every round as a tick."""
+    """Bars of benchmarks/results/cpu-map-auto.json: medians over plain's, a panel for each level, rounds as ticks."""
     report = json.loads((RESULTS / "cpu-map-auto.json").read_text())
     levels: dict[int, list[dict[str, Any]]] = {}
     for run in report["runs"]:
@@ -81,18 +89,18 @@ def architectures(theme: Theme) -> None:
         facecolor=theme.page,
     )
     for axes, (level, runs) in zip(row, levels.items(), strict=True):
-        means = {arm: statistics.geometric_mean(each) for arm, each in over_plain(runs).items()}
-        best = max((arm for arm in arms if arm not in ("auto", "table")), key=means.__getitem__)
+        speeds = medians(runs)
+        shown = {arm: speed / speeds["plain"] for arm, speed in speeds.items()}
+        best = max((arm for arm in arms if arm not in ("auto", "table")), key=shown.__getitem__)
         for place, (arm, each) in enumerate(over_plain(runs).items()):
             kind, _, length = arm.partition(":")
-            axes.barh(place, means[arm], color=ARMS[kind], alpha=STRENGTH[length], height=0.66)
+            axes.barh(place, shown[arm], color=ARMS[kind], alpha=STRENGTH[length], height=0.66)
             axes.plot(each, [place] * len(each), "|", color=theme.ink, markersize=7)
-            text = f"{means[arm]:.2f}" + ("  best" if arm == best else "")
-            axes.text(max(each) + 0.03, place, text, va="center", color=theme.ink, fontsize=8)
-        plain = statistics.fmean(run["tokens_per_second"] for run in runs if run["arm"] == "plain")
+            text = f"{shown[arm]:.2f}" + ("  best" if arm == best else "")
+            axes.text(max(*each, shown[arm]) + 0.03, place, text, va="center", color=theme.ink, fontsize=8)
         axes.axvline(1.0, color=theme.soft, linewidth=0.8, linestyle=":")
-        axes.set_xlim(0, 1.25 * max(means.values()) + 0.1)
-        axes.set_title(f"{level} at once, plain {plain:.0f} tokens/s", color=theme.ink, fontsize=9)
+        axes.set_xlim(0, 1.25 * max(shown.values()) + 0.1)
+        axes.set_title(f"{level} at once, plain {speeds['plain']:.0f} tokens/s", color=theme.ink, fontsize=9)
         _bars(axes, theme)
         axes.set_yticks(range(len(arms)), [arm.replace(":", ", L = ") for arm in arms])
         axes.tick_params(labelsize=8)

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from draw import DARK, LIGHT, RESULTS, Theme, save
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 LEVELS = ("1", "8", "32", "128")
 LABELS = {"ours": "Verify-PD, head", "vllm": "vLLM, head (in mixed traffic the better of two runs)"}
@@ -29,13 +30,22 @@ def _figures(scenario: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {arm: each["figures"] for arm, each in scenario["arms"].items()}
 
 
-def _panel(axes: Axes, theme: Theme, title: str, names: list[str], values: Values, digits: int = 0) -> None:
+def _certain(scenario: dict[str, Any], *figures: str) -> list[bool]:
+    """Of which figures the interval of ours over vLLM's leaves 1 out; some have none."""
+    compared = scenario["compared"]["ours"]
+    return [compared.get(each, {}).get("verdict") in ("faster", "slower") for each in figures]
+
+
+def _panel(
+    axes: Axes, theme: Theme, title: str, names: list[str], values: Values, certain: list[bool], digits: int = 0
+) -> None:
     """Bars side by side, each group scaled to its highest: what matters is who is ahead in each."""
     for index, (arm, colour) in enumerate({"ours": theme.verify, "vllm": theme.draft}.items()):
         for place, value in enumerate(values[arm]):
             x, height = place + (index - 0.5) * (WIDTH + 0.04), value / max(values[each][place] for each in values)
             axes.bar(x, height, WIDTH, color=colour, alpha=0.85, label=None if place else LABELS[arm])
-            axes.text(x, height + 0.015, f"{value:,.{digits}f}", ha="center", va="bottom", color=theme.ink, fontsize=8)
+            text = f"{value:,.{digits}f}" + (" *" if arm == "ours" and certain[place] else "")
+            axes.text(x, height + 0.015, text, ha="center", va="bottom", color=theme.ink, fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0, 1.12)
@@ -51,7 +61,8 @@ def _panel(axes: Axes, theme: Theme, title: str, names: list[str], values: Value
 def heads(theme: Theme) -> None:
     """Ours and vLLM's, with a head: the closed loop, first tokens of its crowd, and mixed traffic."""
     closed = _read("closed-384")
-    mixed = _figures(_read("mixed")["mixed poisson 16/s"])
+    busy = _read("mixed")["mixed poisson 16/s"]
+    mixed = _figures(busy)
     figure = plt.figure(figsize=(10.4, 6.6), facecolor=theme.page)
     grid = figure.add_gridspec(2, 12, wspace=0.8, hspace=0.42, left=0.02, right=0.98, top=0.92, bottom=0.11)
     places = (grid[0, :7], grid[0, 7:10], grid[0, 10:], grid[1, :4], grid[1, 4:8], grid[1, 8:])
@@ -59,12 +70,15 @@ def heads(theme: Theme) -> None:
 
     found = {level: _figures(closed[f"fixed 384x256 closed {level}"]) for level in LEVELS}
     rates = {arm: [each[arm]["tok_s"] for each in found.values()] for arm in LABELS}
-    _panel(speeds, theme, "closed loop: tokens/s (more is better)\nby clients", list(found), rates)
-    crowd = found["128"]
+    sure = [each for level in LEVELS for each in _certain(closed[f"fixed 384x256 closed {level}"], "tok_s")]
+    _panel(speeds, theme, "closed loop: tokens/s (more is better)\nby clients", list(found), rates, sure)
+    crowd, compared = found["128"], closed["fixed 384x256 closed 128"]
     first = {arm: [crowd[arm][f"ttft_ms_{share}"] for share in ("p50", "p95")] for arm in LABELS}
-    _panel(late, theme, "128 clients: first token, ms\n(less is better)", ["p50", "p95"], first)
+    sure = _certain(compared, "ttft_ms_p50", "ttft_ms_p95")
+    _panel(late, theme, "128 clients: first token, ms\n(less is better)", ["p50", "p95"], first, sure)
     good = {arm: [100 * crowd[arm]["good_share"]] for arm in LABELS}
-    _panel(kept, theme, "within targets, %\n(more is better)", ["500 ms, then\n15 ms a token"], good)
+    sure = _certain(compared, "good_share")
+    _panel(kept, theme, "within targets, %\n(more is better)", ["500 ms, then\n15 ms a token"], good, sure)
 
     best = {name: min(value, mixed["vllm again"][name]) for name, value in mixed["vllm"].items()}
     for axes, (figure_name, title, shares, digits) in zip(tails, TAILS, strict=True):
@@ -76,10 +90,24 @@ def heads(theme: Theme) -> None:
             f"mixed traffic, 16 requests/s:\n{title}, ms (less is better)",
             list(shares.values()),
             values,
+            _certain(busy, *(f"{figure_name}_{share}" for share in shares)),
             digits,
         )
     handles, labels = speeds.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=9, labelcolor=theme.ink)
+    handles.append(Line2D([], [], linestyle=""))
+    labels.append("* certain: the 95 % interval of the ratio leaves 1 out")
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.016),
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        labelcolor=theme.ink,
+    )
+    said = "Llama-2-7B's shape with random weights; drafts accepted with probability 0.8"
+    figure.text(0.5, 0.008, said, ha="center", color=theme.soft, fontsize=8)
     save(speeds, "beside-vllm", theme)
 
 
