@@ -50,14 +50,14 @@ def map_glance() -> str:
     found = points(read("simulated-map")["runs"])
     lowest = min(found, key=lambda row: row["auto_goodput_ratio"])
     plain = [1.0 - row["auto_goodput_plain_ratio"] for row in found]
+    better = sum(each > LEVEL for each in plain)
     figures = {
         "low": f"{lowest['auto_goodput_ratio']:.3f}",
         "high": f"{max(row['auto_goodput_ratio'] for row in found):.3f}",
         "points": f"{len(found)}",
         "alpha": f"{lowest['alpha']:g}",
         "load": f"{100 * lowest['load']:.0f}",
-        "better": f"{sum(each > LEVEL for each in plain)}",
-        "most": f"{100 * max(0.0, *plain):.1f}",
+        "better": f"{better} of them, by {100 * max(plain):.1f} % at most" if better else "none of them",
         "first": f"{max(row['auto_ttft_p95_plain_ratio'] for row in found):.2f}",
     }
     return text("map-glance", **figures) + source("simulated-map")

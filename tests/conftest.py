@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 from collections.abc import Iterator
@@ -81,3 +82,9 @@ def watched(browser: Any) -> Iterator[Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest test begins first: in the end no worker waits for it alone."""
     items.sort(key=lambda item: item.path.name != "test_hopper.py")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: it is not looked through again whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.models.checkpoints import VOCAB
-from verifypd.distil.dense import read_features
+from verifypd import LLM, SamplingParams
 from verifypd.distil.eagle import Eagle3Head, eagle3_shape, write_speculators
 from verifypd.distil.export import write_draft
 from verifypd.distil.head import Head, HeadShape, shape_for
@@ -36,14 +37,14 @@ def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | N
     optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     if texts is None:
-        texts = torch.randint(3, VOCAB, (48, 4), generator=generator)
-        for _ in range(28):
-            hidden, _ = read_features(model, texts, ())
-            texts = torch.cat([texts, model.logits(hidden[:, -1]).argmax(-1, keepdim=True)], 1)
-    for step in range(steps):
-        lesson = teacher.read(texts[step % 4 :: 4])
+        texts = continued(verifier, torch.randint(3, VOCAB, (48, 4), generator=generator), 28)
+    lessons = []
+    for part in range(min(4, steps)):  # each is given many times, and read once
+        lesson = teacher.read(texts[part::4])
         rows = lesson.hidden.shape[0] * lesson.hidden.shape[1]
-        target = model.logits(lesson.hidden.reshape(rows, -1))[:, ids].argmax(-1)
+        lessons.append((lesson, rows, model.logits(lesson.hidden.reshape(rows, -1))[:, ids].argmax(-1)))
+    for step in range(steps):
+        lesson, rows, target = lessons[step % 4]
         features = head.project(lesson.captured, lesson.hidden)
         loss = torch.zeros(())
         for stream in head.unroll(lesson.embedded, features, 2):
@@ -52,6 +53,16 @@ def teach(head: Head, verifier: Path, ids: torch.Tensor, texts: torch.Tensor | N
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def continued(verifier: Path, texts: torch.Tensor, tokens: int) -> torch.Tensor:
+    """texts [B, T] with as many more tokens of greedy text."""
+    options: dict[str, Any] = {"arch": "plain", "controller": "fixed", "measure_costs": False, "prefix_cache": False}
+    options |= {"dtype": "float32", "device": "cpu", "kv_memory": "32MB", "max_model_len": 64, "batch_size": len(texts)}
+    with LLM(str(verifier), draft=None, **options) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        outputs = llm.generate(texts.tolist(), params)
+    return torch.cat([texts, torch.tensor([output.outputs[0].token_ids for output in outputs])], 1)
 
 
 def head_for(

@@ -44,10 +44,16 @@ def serve(arrivals: list[Arrival], server: Settings, name: str = "auto", seed: i
 
 
 @cache
+def mixed(rate: float, seed: int) -> list[Arrival]:
+    """What is asked for, the same whatever the targets."""
+    return poisson(rate, REQUESTS, Acceptance(0.8), seed=seed)
+
+
+@cache
 def summary(slo_ttft: float, slo_tpot: float, slo_gap: float, seed: int, rate: float) -> dict[str, float]:
     """Figures of one run of mixed traffic, in ms."""
     server = replace(SERVER, slo_ttft=slo_ttft, slo_tpot=slo_tpot, slo_gap=slo_gap)
-    return serve(poisson(rate, REQUESTS, Acceptance(0.8), seed=seed), server, seed=seed).summary()
+    return serve(mixed(rate, seed), server, seed=seed).summary()
 
 
 def figures(

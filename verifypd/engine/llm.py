@@ -38,6 +38,7 @@ class LLM:
         self._seeds = random.Random(self.config.seed) if self.config.seed is not None else random.SystemRandom()
         self._count = 0  # requests made so far
         self._jobs: dict[int, _Job] = {}  # request order -> its job
+        self._ended = 0  # requests so far
         self._deadlines: list[tuple[float, int]] = []  # heap of (s of the engine's clock, request order)
         self._closed = False
 
@@ -58,12 +59,15 @@ class LLM:
         jobs = self._submit(many, _per_prompt(sampling_params, len(many)))
         self.engine.offline = True
         try:
-            left = len(jobs)
+            before = left = len(jobs)
+            known = self._ended
             while left:
                 self._step()
-                before, left = left, sum(not job.finished for job in jobs)
+                if self._ended != known or not self.engine.busy:  # not in each step: they may be thousands
+                    known, left = self._ended, sum(not job.finished for job in jobs)
                 if tick is not None:
                     tick(before - left)
+                before = left
         except BaseException:
             self._drop(jobs)
             raise
@@ -284,6 +288,7 @@ class LLM:
                 request.finish_reason, request.stop_reason = "stop", text.stopped_by  # also if the verdict ended it
             if request.finished:
                 self._jobs.pop(request.order, None)
+                self._ended += 1
 
     def _stop_overdue(self) -> None:
         """End who is past its deadline, with what it has."""
@@ -294,6 +299,7 @@ class LLM:
                 text = next(text for text in job.texts if text.request.order == order)
                 self.engine.finish(text.request, "deadline")
                 text.update()
+                self._ended += 1
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
         """Abort what is left of these jobs and free their slots."""

@@ -76,13 +76,19 @@ class Residents:
         admitted: list[Request] = []
         if not (self.waiting and self.free_slots):
             return admitted
-        now = self.clock()
+        now, keys = self.clock(), dict[int, PromptKey]()
+
+        def key(request: Request) -> PromptKey:
+            """Found once: hundreds wait, and all of them are looked at for each that gets a slot."""
+            found = keys.get(id(request))
+            if found is None:
+                found = keys[id(request)] = self._prompt_key(request, now)
+            return found
+
         held = [request for request in self.running.values() if request.state is State.PREFILL]
         while self.waiting and self.free_slots and len(self.running) < self.limit:
             tokens = sum([len(r.tokens) - r.computed for r in held])
-            request = admissible(
-                self.waiting, held, tokens, self.config.prefill_chunk, lambda r: self._prompt_key(r, now)
-            )
+            request = admissible(self.waiting, held, tokens, self.config.prefill_chunk, key)
             if request is None:
                 break
             request.unread = unread
@@ -90,6 +96,7 @@ class Residents:
                 break
             self.waiting.remove(request)
             held.append(request)
+            del keys[id(request)]  # some of its prompt may be known from others
             request.slot = self.free_slots.popleft()
             self.enter(request, State.PREFILL)
             self.running[request.slot] = request
