@@ -174,6 +174,7 @@ def test_three_way_runs_and_pdv_pipelines_where_it_should(three_way: tuple[Path,
         assert own["figures"]["output_tokens"] == 2 * 5 * 10
         assert sum(own["parts"]["shares"].values()) == pytest.approx(1.0, abs=0.02)
         assert own["parts"]["peaks"]["memory"] > own["parts"]["peaks"]["kv_memory"]
+        assert min(own["parts"]["shares"][name] for name in ("prefill", "verify")) > 0, "all read prompts and decode"
     assert many["pdv pipelined"]["parts"]["peaks"]["kv_memory"] > 0
     left = {name: own["parts"]["totals"]["plans_left_n"] for name, own in many.items()}
     assert left["pdv whole"] == left["pd"] == left["plain"] == 0

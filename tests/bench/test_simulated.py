@@ -90,6 +90,9 @@ def test_an_arm_plays_a_workload_and_keeps_its_books() -> None:
     assert drafts is not None and 0.35 < sum(drafts.accepted) / drafts.tokens < 0.6
     counts = drafting.reading()
     assert counts["plans_left_n"] > 0.3 * counts["plans_n"] and counts["draft_s"] > 0 == plain.reading()["draft_s"]
+    assert counts["chunks_s"] == 0 < counts["prefill_s"], "prompts have passes of their own"
+    books = plain.reading()
+    assert books["prefill_s"] == 0 < books["chunks_s"] < books["verify_s"]
     for arm in (drafting, plain):
         found = figures([arm.outcome])  # type: ignore[attr-defined]
         assert found["unfinished"] == 0 and found["output_tokens"] == 16 * 40

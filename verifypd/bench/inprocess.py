@@ -116,6 +116,7 @@ def engine_reading(llm: LLM) -> dict[str, float]:
         "prefill_s": lanes["prefill"].seconds,
         "draft_s": lanes["decode"].seconds,
         "verify_s": lanes["verify"].seconds,
+        "chunks_s": stats.chunk_seconds,
         "step_s": stats.step_seconds,
         "cpu_s": time.process_time(),
         "plans_n": stats.plans,

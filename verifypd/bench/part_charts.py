@@ -16,6 +16,9 @@ LANES = ("waiting", "prefill_lane", "decode_lane", "verify_lane")
 CLAIMED = {"baseline": 0.50, "pd": 0.67, **dict.fromkeys(PDV, 0.90)}
 CLAIM = "claimed by the original"
 MB = 1 << 20
+SPLIT = "A verify pass that carries prompts is split by its rows: those of prompts are prefill."
+VERIFY_ONLY = "Prompts that ride in verify passes count as verify."
+HOST = "host: time of steps that no pass or draft loop hides. idle: nothing was to be done."
 WINDOW = 8  # samples over which a draft length is taken
 
 
@@ -109,13 +112,14 @@ def breakdown(found: dict[str, Any], scenario: str) -> Chart | None:
     arms = [arm for arm in arms_of(found) if _own(found, scenario, arm) is not None]
     if not arms:
         return None
-    shares = {arm: found["scenarios"][scenario]["arms"][arm]["parts"]["shares"] for arm in arms}
+    parts = {arm: found["scenarios"][scenario]["arms"][arm]["parts"] for arm in arms}
     places = tuple(float(i) for i in range(len(arms)))
     series = tuple(
-        Series(kind, places, tuple(shares[arm][kind] for arm in arms), colour=6 if kind == "idle" else None)
+        Series(kind, places, tuple(parts[arm]["shares"][kind] for arm in arms), colour=6 if kind == "idle" else None)
         for kind in KINDS
     )
-    note = "host: time of steps in which nothing ran on the device. idle: nothing was to be done."
+    whole = not all("chunks_s" in each["totals"] for each in parts.values())  # as older results have them
+    note = f"{VERIFY_ONLY if whole else SPLIT} {HOST}"
     return Chart("breakdown", "Where the time went", "", "share", series, "stacked", tuple(arms), note=note)
 
 

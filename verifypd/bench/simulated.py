@@ -115,6 +115,7 @@ class _Counted(Simulation):
         found = super().timing(plan)
         for name in ("prefill", "draft", "verify"):
             self.seconds[f"{name}_s"] += getattr(found, f"{name}_seconds")
+        self.seconds["chunks_s"] += found.chunk_seconds
         return found
 
 
@@ -134,8 +135,8 @@ class Simulated:
         self._settings: dict[str, Any] = {}
         self._drafts = Drafts()
         self._counts = dict.fromkeys(
-            ("prefill_s", "draft_s", "verify_s", "step_s", "plans_n", "plans_left_n", "draft_loops_n", "passes_n",
-             "verdicts_n", "continued_n", "drafted_n"), 0.0,
+            ("prefill_s", "draft_s", "verify_s", "chunks_s", "step_s", "plans_n", "plans_left_n", "draft_loops_n",
+             "passes_n", "verdicts_n", "continued_n", "drafted_n"), 0.0,
         )  # fmt: skip
 
     @property
