@@ -35,10 +35,25 @@ def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
     assert heat is not None and heat.columns == ("C=1", "C=8") and heat.rows == ("a:b\nfast", "c:d\nfast")
     assert heat.values == ((0.5, 0.5), (0.5, pytest.approx(40.0)))
     assert "+3900.0 %" in svg.heatmap(heat) and "−50.0 %" in svg.heatmap(heat)
-    assert "[SA&lt;ID]" in svg.heatmap(heat, "SA<ID") and "class='note'" not in svg.heatmap(heat)
+    assert "[SA&lt;ID]" in svg.heatmap(heat, "SA<ID")
     pytest.importorskip("matplotlib")
     pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_heatmap_says_what_is_over_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A latency's cells are the reference's time over the arm's: +100 % is half the time."""
+    heat = charts.improvement(found(), "e2e_ms_mean")
+    assert heat is not None and heat.title == "Speed over slow, by mean E2E"
+    assert heat.note == "Mean E2E: slow's over the arm's; +100 % is half the time." and heat.values[1][1] == 40.0
+    assert f"<p class='note'>{svg.escape(heat.note)}</p>" in svg.heatmap(heat)
+    tokens = charts.improvement(found(), "tok_s")
+    assert tokens is not None and tokens.title == "Throughput over slow's" and "twice as many" in tokens.note
+    pytest.importorskip("matplotlib")
+    said: list[str] = []
+    monkeypatch.setattr(pictures, "_below", lambda _figure, note: said.append(note))
+    pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
+    assert said == [f"{heat.note} Every arm is certainly faster. [SAID]"]
 
 
 def test_words_of_the_heatmap_stand_out_from_its_strongest_colours() -> None:

@@ -71,6 +71,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 """
 COLOUR_RULES = "".join(
     f"rect.s{i}, circle.s{i}, i.s{i} {{ fill: var(--c{i}); background: var(--c{i}); }}\n"
+    f"svg text.s{i} {{ fill: var(--c{i}); }}\n"
     f".line.s{i} {{ stroke: var(--c{i}); }}\n"
     for i in range(svg.COLOURS)
 )

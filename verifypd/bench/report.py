@@ -9,6 +9,7 @@ from typing import Any
 from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
 from verifypd.bench.meter import DRIVERS, SETTLES
+from verifypd.bench.order import by_load
 from verifypd.bench.results import as_csv, as_markdown, results, small
 from verifypd.errors import ConfigError
 
@@ -58,7 +59,8 @@ def read_kept(file: Path) -> dict[str, Any]:
             if own["parts"] and own["figures"]["seconds"] < SETTLES * len(own["seeds"]):
                 for kind in ("means", "peaks"):
                     own["parts"][kind] = {k: v for k, v in own["parts"][kind].items() if k not in DRIVERS}
-    return {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
+    whole: dict[str, Any] = {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
+    return whole | {"scenarios": by_load(whole["scenarios"], whole["grid"])}
 
 
 def _files(path: Path, found: dict[str, Any], pictures: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from verifypd.bench.campaign import AGAIN, Cell, Folder
 from verifypd.bench.figures import Outcome, Pool, Targets, figures
 from verifypd.bench.meter import pooled
+from verifypd.bench.order import by_load
 from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, UNKNOWN, compare, curve, histogram, own_noise
 
 TIMES = ("ttft", "tpot", "e2e", "gap")
@@ -50,7 +51,7 @@ def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
         "grid": head.get("grid", {}),
         "trees": trees,
         "won_and_lost": count(scenarios),
-        "scenarios": {name: found for name, found in scenarios.items() if found["arms"]},
+        "scenarios": by_load({name: found for name, found in scenarios.items() if found["arms"]}, head.get("grid", {})),
     }
 
 
