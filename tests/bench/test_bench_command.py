@@ -192,6 +192,7 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
     [scenario] = found["scenarios"].values()
     plain, drafting = scenario["arms"].values()
     assert plain["drafts"] is None and drafting["drafts"]["spans"] > 0 and len(drafting["drafts"]["by_place"]) == 3
+    assert drafting["drafts"]["drafted"][0] == drafting["drafts"]["spans"], "it says how many drafts had a place"
     assert plain["figures"]["output_tokens"] == drafting["figures"]["output_tokens"] == 72
     assert set(scenario["compared"]) == {"unified:controller=fixed,max_draft=3"}
     assert str(pair[0].parent) not in (out / "results.json").read_text(), "a report names no one's folders"

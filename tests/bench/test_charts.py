@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, page, pictures, svg
+from verifypd.bench import charts, page, part_charts, pictures, results, svg
 from verifypd.bench.charts import Chart, Series
+from verifypd.bench.play import Drafts
 
 FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
 
@@ -103,6 +105,35 @@ def test_stacked_bars_stand_on_each_other() -> None:
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)
 
     assert "nan" not in drawn and len(heights) == 2
+
+
+def test_acceptance_is_of_the_drafts_that_had_the_place() -> None:
+    """One draft in ten has a second token, and half of those stand; of a third there are too few to say."""
+    data = found()
+    told = {"spans": 100, "by_place": [0.8, 0.5, 0.0], "drafted": [100, 10, 4]}
+    for each in data["scenarios"].values():
+        each["arms"]["fast"]["drafts"] = told
+    chart = part_charts.acceptance(data)
+    assert chart is not None
+    assert chart.series[0].ys == pytest.approx((0.8, 0.5)) and "of drafts that had this place" in chart.note
+    assert chart.title == "Share of drafted tokens accepted, by place in the draft"
+    older = {"spans": 100, "by_place": [0.8, 0.05]}
+    for each in data["scenarios"].values():
+        each["arms"]["slow"]["drafts"] = older
+    chart = part_charts.acceptance(data)  # type: ignore[assignment]
+    assert [each.ys for each in chart.series] == [pytest.approx((0.8, 0.05)), pytest.approx((0.8, 0.5))]
+    assert "slow: of all drafts; a shorter one counts" in chart.note
+
+
+def test_shares_by_place_are_counted_over_all_seeds() -> None:
+    def cells(*drafts: Drafts) -> list[Any]:
+        return [SimpleNamespace(drafts=each) for each in drafts]
+
+    one, two = Drafts(10, 12, (8, 1), drafted=(10, 2)), Drafts(10, 10, (4,), drafted=(10,))
+    made = results._drafts(cells(one, two))  # type: ignore[arg-type]
+    assert made is not None and made["by_place"] == [0.6, 0.5] and made["drafted"] == [20, 2]
+    made = results._drafts(cells(one, Drafts(10, 10, (4,))))  # type: ignore[arg-type]
+    assert made is not None and made["by_place"] == [0.6, 0.05] and "drafted" not in made, "one run does not say"
 
 
 def test_frontiers_are_one_a_pair() -> None:

@@ -88,6 +88,8 @@ def test_an_arm_plays_a_workload_and_keeps_its_books() -> None:
     assert asyncio.run(plain.drafts()).spans == 0  # type: ignore[union-attr]
     drafts = asyncio.run(drafting.drafts())
     assert drafts is not None and 0.35 < sum(drafts.accepted) / drafts.tokens < 0.6
+    assert drafts.drafted[0] == drafts.spans and sum(drafts.drafted) == drafts.tokens
+    assert all(stood <= had for stood, had in zip(drafts.accepted, drafts.drafted, strict=True))
     counts = drafting.reading()
     assert counts["plans_left_n"] > 0.3 * counts["plans_n"] and counts["draft_s"] > 0 == plain.reading()["draft_s"]
     assert counts["chunks_s"] == 0 < counts["prefill_s"], "prompts have passes of their own"

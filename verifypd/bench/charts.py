@@ -81,9 +81,7 @@ def overview(found: dict[str, Any]) -> list[Chart]:
         _bars(found, "tpot", "TPOT: p50, and up to p95", "ms", "tpot_ms_p50", 1.0, "tpot_ms_p95"),
         _bars(found, "gaps", "Gap between outputs: p50, and up to p99", "ms", "gap_ms_p50", 1.0, "gap_ms_p99"),
     ]
-    charts += _frontiers(found)
-    places = _acceptance(found)
-    return charts + ([places] if places else [])
+    return charts + _frontiers(found)
 
 
 def _targets(found: dict[str, Any]) -> str:
@@ -146,25 +144,6 @@ def _shared_words(names: Sequence[str]) -> int:
 
 def _from_word(name: str, index: int) -> str:
     return " ".join(name.split()[index:]) or name
-
-
-def _acceptance(found: dict[str, Any]) -> Chart | None:
-    series = []
-    for arm in arms_of(found):
-        drafts = [own["arms"].get(arm, {}).get("drafts") for own in found["scenarios"].values()]
-        have = [each for each in drafts if each]
-        if have:
-            longest, spans = max(len(each["by_place"]) for each in have), sum(each["spans"] for each in have)
-            stood = [sum(each["spans"] * share for each in have for share in each["by_place"][i : i + 1])
-                     for i in range(longest)]  # fmt: skip
-            places = tuple(float(i + 1) for i in range(longest))
-            series.append(Series(arm, places, tuple(each / spans for each in stood)))
-    if not series:
-        return None
-    note = "Of all drafts in all scenarios; one that was shorter counts as not accepted at the places it lacks."
-    return Chart(
-        "acceptance_rate", "Drafts whose token at this place stood", "place", "share", tuple(series), note=note
-    )
 
 
 def distributions(found: dict[str, Any], scenario: str) -> list[Chart]:

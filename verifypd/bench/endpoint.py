@@ -17,13 +17,15 @@ from verifypd.bench.workload import Arrival
 from verifypd.errors import ConfigError
 
 METRIC = re.compile(
-    rb"^vllm:(generation_tokens|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
+    rb"^(?:vllm|verifypd):(generation_tokens|draft_tokens_per_pos"
+    rb"|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
     rb"(\{[^\n]*\})? (\S+)$",
     re.MULTILINE,
 )
 DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
+ACCEPTED, HAD = b"spec_decode_num_accepted_tokens_per_pos", b"draft_tokens_per_pos"  # the second is ours alone
 NOT_YET = (502, 503, 504)  # of a server that loads, and of a proxy before one that is not there
 LOOK = 0.5  # s between two looks at a server that is awaited
 PLACE = re.compile(rb'position="(\d+)"')
@@ -138,16 +140,18 @@ class Endpoint:
         if text is None:
             return None
         totals = {DRAFTS: 0.0, DRAFT_TOKENS: 0.0, EMITTED: 0.0}
-        places: dict[int, float] = {}
+        places: dict[bytes, dict[int, float]] = {ACCEPTED: {}, HAD: {}}
         for name, labels, value in METRIC.findall(text):
             place = PLACE.search(labels)
             if name in totals:
                 totals[name] += float(value)
             elif place:
-                places[int(place[1])] = places.get(int(place[1]), 0.0) + float(value)
-        accepted = tuple(round(places.get(i, 0.0)) for i in range(max(places, default=-1) + 1))
+                places[name][int(place[1])] = places[name].get(int(place[1]), 0.0) + float(value)
+        accepted, drafted = (
+            tuple(round(own.get(i, 0.0)) for i in range(max(own, default=-1) + 1)) for own in places.values()
+        )
         spans, tokens, emitted = (round(totals[name]) for name in (DRAFTS, DRAFT_TOKENS, EMITTED))
-        return Drafts(spans, tokens, accepted, emitted or None)
+        return Drafts(spans, tokens, accepted, emitted or None, drafted)
 
     async def pauses(self) -> dict[str, float] | None:
         """From the metrics of our own server; no other has them."""

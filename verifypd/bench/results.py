@@ -110,18 +110,26 @@ def _short(value: Any) -> Any:
 
 
 def _drafts(cells: Sequence[Cell]) -> dict[str, Any] | None:
-    """Shares of drafts whose first, second, … token stood; None where nothing was drafted, or the arm does not say."""
+    """How drafts fared; None where nothing was drafted, or the arm does not say.
+
+    `by_place`: of the drafts that had a first, second, … token, the share in which it stood. "drafted" says how many
+    those are; without it the arm did not say, and the shares are of all drafts.
+    """
     drafts = [cell.drafts for cell in cells if cell.drafts is not None]
     spans, tokens = sum(each.spans for each in drafts), sum(each.tokens for each in drafts)
     if not spans or not tokens:
         return None
     longest = max(len(each.accepted) for each in drafts)
     accepted = [sum(each.accepted[i] for each in drafts if i < len(each.accepted)) for i in range(longest)]
+    drafted = [sum(each.drafted[i] for each in drafts if i < len(each.drafted)) for i in range(longest)]
+    told = all(each.drafted or not each.spans for each in drafts)
+    had_place = drafted if told else [spans] * longest
     return {
         "spans": spans,
         "acceptance_rate": _short(sum(accepted) / tokens),
         "mean_accepted_length": _short(1 + sum(accepted) / spans),
-        "by_place": [_short(each / spans) for each in accepted],
+        "by_place": [_short(stood / had) for stood, had in zip(accepted, had_place, strict=True) if had],
+        **({"drafted": drafted} if told else {}),
     }
 
 

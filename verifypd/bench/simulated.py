@@ -212,10 +212,8 @@ class Simulated:
         return architecture, made
 
     def _count(self, seen: Observation) -> None:
-        places = [int(place < seen.accepted) for place in range(seen.drafted)]
-        both = itertools.zip_longest(self._drafts.accepted, places, fillvalue=0)
-        before = self._drafts
-        self._drafts = Drafts(before.spans + 1, before.tokens + seen.drafted, tuple(a + b for a, b in both))
+        stood = [int(place < seen.accepted) for place in range(seen.drafted)]
+        self._drafts = self._drafts.plus(1, [1] * seen.drafted, stood)
 
     def _step(self, _simulation: Simulation, _snapshot: Snapshot, plan: Plan) -> None:
         self._counts["plans_n"] += not plan.empty
