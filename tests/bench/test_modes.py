@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import advice, modes, part_charts, svg
+from verifypd.bench import advice, modes, part_charts, results, svg
 from verifypd.bench.meter import Meter, Parts, pooled
 from verifypd.bench.tuned import POLICIES
 from verifypd.errors import ConfigError
@@ -127,11 +127,23 @@ def test_an_arm_that_another_beats_is_not_among_the_lowest() -> None:
 
 
 def test_the_pdv_that_pipelined_stands_for_it() -> None:
-    arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=1)}
+    arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=4)}
     assert modes.three_lanes({"arms": arms}) == "pdv verify 1"
     arms["pdv verify 1"], arms["pdv"] = arms["pdv"], arms["pdv verify 1"]
     assert modes.three_lanes({"arms": arms}) == "pdv"
     assert modes.three_lanes({"arms": {"pdv": arm(1.0)}}) == "pdv" and modes.three_lanes({"arms": {}}) is None
+
+
+def test_a_plan_now_and_then_that_leaves_a_draft_is_no_pipeline() -> None:
+    """Of 40 plans it takes four."""
+    few, enough = (found("C=64", 0.8, "faster") for _ in range(2))
+    few["scenarios"]["s"]["arms"]["pdv"], enough["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, left=3), arm(80.0, left=4)
+    shares = [modes.left_share(own["scenarios"]["s"]["arms"]["pdv"]) for own in (few, enough)]
+    assert shares == [0.075, 0.1] and modes.left_share({"parts": None}) is None
+    assert not modes.pipelined(few["scenarios"]["s"], "pdv") and modes.pipelined(enough["scenarios"]["s"], "pdv")
+    assert advice.rule_counts([few])["readme"] == {advice.ALIKE: 1}
+    assert results._left(arm(1.0, left=3)["parts"]) == "3 of 40 (7.5 %)"
+    assert results._left(arm(1.0)["parts"]) == "0 of 40" and results._left(None) == "–"
 
 
 def test_parts_add_up() -> None:

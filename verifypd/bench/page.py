@@ -93,7 +93,10 @@ MEANING = (
         "one reading of the verifier's weights, for all its requests; the writing of drafts before it",
     ),
     ("verdict", "how many tokens of one draft stand, and the token that follows them"),
-    ("plans that left a draft", "steps after which a draft waited for a later verify; with none, PDV plans as PD does"),
+    (
+        "plans that left a draft",
+        f"steps after which a draft waited for a later verify; with under {modes.LEAST_LEFT:.0%} PDV plans as PD does",
+    ),
     ("faster, slower", "the 95 % interval of the ratio over the seeds leaves 1 out; else “no difference”"),
 )
 ARCHITECTURES = {

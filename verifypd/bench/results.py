@@ -259,9 +259,13 @@ def latency_row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _left(parts: dict[str, Any] | None) -> str:
-    """`0 of 203`: plans that left a draft for a later verify."""
+    """`20 of 203 (10 %)`: plans that left a draft for a later verify."""
     totals = parts["totals"] if parts else {}
-    return f"{totals['plans_left_n']:.0f} of {totals['plans_n']:.0f}" if totals.get("plans_n") else "–"
+    if not totals.get("plans_n"):
+        return "–"
+    share = 100 * totals["plans_left_n"] / totals["plans_n"]
+    told = f" ({share:.{0 if share >= 10 else 1}f} %)" if share else ""
+    return f"{totals['plans_left_n']:.0f} of {totals['plans_n']:.0f}{told}"
 
 
 def published(found: dict[str, Any], scenario: str) -> list[tuple[str, str]]:
