@@ -248,7 +248,7 @@ def _modes(found: dict[str, Any]) -> list[str]:
     if not rows:
         return []
     body = [tuple(escape(each[name]) for name in ("scenario", "arm", "E2E", "why")) for each in rows]
-    named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.named_modes(found)]
+    named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.shown_modes(found)]
     return [
         f"<h2>Why arms win and lose against {escape(found['reference'])}</h2>",
         _table(("scenario", "arm", "mean E2E", "why"), body, "words"),

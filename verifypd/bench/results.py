@@ -23,6 +23,8 @@ NAMES = {
     "ttft_ms_p50": "p50 TTFT", "ttft_ms_p95": "p95 TTFT", "tpot_ms_p50": "p50 TPOT", "tpot_ms_p95": "p95 TPOT",
     "gap_ms_p50": "p50 gap", "gap_ms_p99": "p99 gap",
 }  # fmt: skip
+MEAN = "e2e_ms_mean"
+BESIDE = ("pd", "baseline")  # arms that mean latencies are compared with, besides the reference
 BY_SEED = ("tok_s", "goodput", "e2e_ms_mean", "e2e_ms_p95", "ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99", "unfinished")
 
 
@@ -73,11 +75,15 @@ def _scenario(cells: Sequence[Cell], control: str | None, reference: str, target
         for arm in by_arm
         if arm not in (reference, again) and reference in by_arm
     }
-    beside = {arm: over(arm, "pd", noise) for arm in by_arm if arm != "pd" and "pd" in by_arm and reference != "pd"}
+    beside = {}
+    for other in BESIDE:
+        arms = [arm for arm in by_arm if arm != other and other in by_arm and other != reference]
+        made = {arm: over(arm, other, noise) for arm in arms}
+        beside[f"over_{other}"] = {arm: {MEAN: own[MEAN].packed()} for arm, own in made.items() if MEAN in own}
     return {
         "arms": {arm: _arm(list(own.values()), targets) for arm, own in by_arm.items()},
         "compared": compared,
-        "over_pd": {arm: {"e2e_ms_mean": own["e2e_ms_mean"].packed()} for arm, own in beside.items() if own},
+        **beside,
         "itself": {name: each.packed() for name, each in itself.items()},
     }
 
