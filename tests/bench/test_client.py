@@ -381,6 +381,46 @@ def test_a_large_answer_and_a_body_without_length() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("answers", "software", "server"),
+    [
+        ({"/version": {"version": "0.22.1"}}, "uvicorn", "0.22.1"),
+        ({"/props": {"build_info": "b6102-abc"}}, "llama.cpp", "b6102-abc"),
+        ({"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}}, "llama.cpp", "llamacpp, llama.cpp"),
+        ({}, "", None),
+    ],
+)
+def test_a_server_is_what_it_says_of_itself(
+    answers: dict[str, Any], software: str, server: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that says nothing has no such entry."""
+    arm = Endpoint("h:1")
+
+    async def get(path: str, timeout: float = 30.0) -> bytes:
+        arm._client.software = software
+        if path not in answers | {"/v1/models": 0}:
+            raise HTTPError("HTTP 404", 404)
+        return json.dumps(answers.get(path, {"data": [{"id": "m"}]})).encode()
+
+    monkeypatch.setattr(arm._client, "get", get)
+    assert asyncio.run(arm.start()) == {"model": "m"} | ({} if server is None else {"server": server})
+
+
+def test_a_servers_software_is_in_its_header() -> None:
+    async def reply(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Length: 2\r\n\r\n{}"
+
+    async def run() -> None:
+        async with server(reply) as url:
+            client = Client(Address.parse(url))
+            await client.get("/v1/x")
+            assert client.software == "llama.cpp"
+            await client.get("/v1/models")
+            assert client.software == ""
+
+    asyncio.run(run())
+
+
 def test_drafts_are_counted_between_two_looks() -> None:
     before, after = Drafts(10, 30, (8, 4)), Drafts(15, 48, (12, 6, 1))
     assert after.since(before) == Drafts(5, 18, (4, 2, 1))

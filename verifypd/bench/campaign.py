@@ -110,6 +110,7 @@ class Folder:
         grid = {**self.head.get("grid", {}), **plan.get("grid", {})}
         self.head = {
             "run": self.head.get("run") or secrets.token_hex(3),
+            **({"note": self.head["note"]} if "note" in self.head else {}),  # a run that goes on may not say it again
             **plan,
             "arms": known,
             "scenarios": scenarios,

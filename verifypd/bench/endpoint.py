@@ -26,6 +26,7 @@ DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
 ACCEPTED, HAD = b"spec_decode_num_accepted_tokens_per_pos", b"draft_tokens_per_pos"  # the second is ours alone
+VERSIONS = (("/version", "version"), ("/props", "build_info"))  # vLLM's and ours, llama.cpp's
 NOT_YET = (502, 503, 504)  # of a server that loads, and of a proxy before one that is not there
 LOOK = 0.5  # s between two looks at a server that is awaited
 PLACE = re.compile(rb'position="(\d+)"')
@@ -75,17 +76,19 @@ class Endpoint:
         until = time.monotonic() + self.patience
         listed = await self._awaited("/v1/models", until)
         try:
-            names = [str(each.get("id")) for each in json.loads(listed)["data"]]
+            models = json.loads(listed)["data"]
+            names, owners = ([str(each.get(key) or "") for each in models] for key in ("id", "owned_by"))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{self.address}/v1/models gives no list of models; is it an OpenAI server?") from None
         with contextlib.suppress(ConfigError):  # ours lists its model while it loads; others have no such page
             await self._awaited("/ready", until)
         if self.model is None:
-            if not names:
+            if not any(names):
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
-        about = {"model": relative(self.model), "server": await self._version()}
-        return about | ({"launch": self.launch} if self.launch else {})
+        said = await self._version() or ", ".join(dict.fromkeys(filter(None, (*owners[:1], self._client.software))))
+        more = {"server": said, "launch": self.launch}
+        return {"model": relative(self.model)} | {name: text for name, text in more.items() if text}
 
     async def _awaited(self, path: str, until: float) -> bytes:
         """The answer to a GET; a server that is not there, or not ready, is asked again."""
@@ -99,11 +102,13 @@ class Endpoint:
                     raise ConfigError(f"{self.address} does not answer {path}: {error}") from None
                 await asyncio.sleep(LOOK)
 
-    async def _version(self) -> str | None:
-        try:
-            return str(json.loads(await self._client.get("/version"))["version"])
-        except (OSError, TimeoutError, HTTPError, ValueError, KeyError, TypeError):
-            return None
+    async def _version(self) -> str:
+        """As it says itself; nothing where it does not."""
+        for path, key in VERSIONS:
+            with contextlib.suppress(OSError, TimeoutError, HTTPError, ValueError, KeyError, TypeError):
+                if version := json.loads(await self._client.get(path))[key]:
+                    return str(version)
+        return ""
 
     async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
         """Stream an answer. Tokens are what the server's usage says, and one an event where it says nothing."""

@@ -50,6 +50,7 @@ def register(command: Command) -> None:
     )
     serve.add_argument("urls", nargs="+", metavar="[NAME=]URL", help="for example http://127.0.0.1:8000")
     _add_http_flags(serve)
+    serve.add_argument("--note", metavar="TEXT", help="what every table and picture says of these servers")
     add_target_flags(serve)
     _add_traffic_flags(serve)
     add_run_flags(serve)
@@ -133,7 +134,8 @@ def _no_command(_args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """`verifypd bench serve`."""
-    return run_campaign(args, _endpoints(args), _scenarios(args))
+    about = {"note": args.note} if args.note else None  # a run that goes on without it keeps its own
+    return run_campaign(args, _endpoints(args), _scenarios(args), about=about)
 
 
 def run_inside(args: argparse.Namespace) -> int:
