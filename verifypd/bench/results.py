@@ -161,28 +161,6 @@ def _parts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     return {**numbers, "busy": _short(found["busy"]), "timeline": line}
 
 
-def small(found: dict[str, Any]) -> dict[str, Any]:
-    """The results without their curves: what is kept beside the code."""
-    left_out = ("curves", "histograms", "by_seed")
-    scenarios = {}
-    for name, each in found["scenarios"].items():
-        arms = {arm: {k: v for k, v in own.items() if k not in left_out} for arm, own in each["arms"].items()}
-        for own in arms.values():
-            if own["parts"] is not None:
-                own["parts"] = {k: v for k, v in own["parts"].items() if k != "timeline"}
-        scenarios[name] = each | {"arms": arms}
-    return dict(_rounded(found | {"scenarios": scenarios}))
-
-
-def _rounded(value: Any) -> Any:
-    """Plain data with numbers of four digits."""
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
     """By arm and figure: scenarios in which it was faster than the reference, slower, or neither."""
     found: dict[str, dict[str, dict[str, int]]] = {}

@@ -81,7 +81,7 @@ def register(command: Command) -> None:
                         help="what --out was, of `bench all` too, or what --small wrote")  # fmt: skip
     report.add_argument("--out", type=Path, metavar="DIR", help="of a FILE: the folder of its report")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
-    report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
+    report.add_argument("--small", type=Path, metavar="FILE", help="write the results there too, their curves thinned")
     report.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
 
 
