@@ -12,8 +12,8 @@ from this environment. What follows `--` is for `verifypd bench serve`, which ha
 A second `--` begins other traffic for the same servers: reports are then in OUT/1, OUT/2 and so on, and small ones in
 JSON's name with -1, -2 and so on.
 Weights are random, in the shape of --model, with a tokenizer of numbered words, so that both servers turn tokens into
-text. Servers start one after the other, since ours times its passes then. vLLM captures the graphs it captures by
-default. Logs are in OUT/logs.
+text; reports say so, and the chance at which drafts are accepted. Servers start one after the other, since ours times
+its passes then. vLLM captures the graphs it captures by default. Logs are in OUT/logs.
 """
 
 from __future__ import annotations
@@ -137,6 +137,15 @@ def server(arm: Arm, setup: Setup, name: str, args: argparse.Namespace) -> Serve
     return Server(name, command, OFFLINE | caches | path, log, port, args.out)
 
 
+def note(arms: Sequence[Arm], setup: Setup) -> str:
+    """What a reader must know of these servers."""
+    settings = {"ours": "synthetic_acceptance", "vllm": "alpha"}
+    alphas = {float(arm.settings.get(settings[arm.engine], setup.alpha)) for arm in arms if arm.draft is not None}
+    shape = "tiny models" if setup.tiny else setup.model
+    chance = ", ".join(f"{alpha:g}" for alpha in sorted(alphas))
+    return f"random weights ({shape})" + (f", drafts accepted by chance (α = {chance})" if alphas else "")
+
+
 def ours_path(args: argparse.Namespace) -> dict[str, str]:
     """Where our processes find this tree and, behind it, what it imports."""
     paths = [str(ROOT), *([str(args.peer / "site")] if args.peer else []), os.environ.get("PYTHONPATH", "")]
@@ -176,6 +185,7 @@ def main(given: list[str] | None = None) -> int:
     names = [arm.engine if engines.count(arm.engine) == 1 else arm.file_name for arm in args.arms]
     reference = next((n for n, engine in reversed([*zip(names, engines, strict=True)]) if engine == "vllm"), names[0])
     shared = ["serve", "--served-model", NAME, "--vocab", str(setup.vocab), "--reference", reference]
+    shared += ["--note", note(args.arms, setup)]
     runs = [
         (own, args.out / str(turn) if len(args.traffic) > 1 else args.out, f"-{turn}" if len(args.traffic) > 1 else "")
         for turn, own in enumerate(args.traffic, 1)

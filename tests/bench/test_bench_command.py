@@ -50,7 +50,7 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
     urls = [f"one={server.address}", f"two={server.base}"]
     fields = ["--field", "two:slo_ttft=200", "--field", "top_p=0.5"]
     loads = ["--concurrency", "2", "--rate", "40", "--seeds", "3"]
-    about = ["--about", "two=python -m verifypd serve --port=8000 <tiny>"]
+    about = ["--about", "two=python -m verifypd serve --port=8000 <tiny>", "--note", "TINY, and random"]
     assert bench("serve", *urls, "--out", tmp_path, *TRAFFIC, *loads, *fields, *about) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["complete"] and list(found["scenarios"]) == ["fixed 12x6 closed 2", "fixed 12x6 poisson 40/s"]
@@ -64,6 +64,10 @@ def test_servers_over_http(server: Server, tmp_path: Path, capsys: pytest.Captur
             assert own["drafts"]["spans"] > 0 and len(own["drafts"]["by_place"]) == 3
             assert {"compiled", "captured", "collected", "collected_ms"} <= set(own["pauses"])
             assert own["pauses"]["captured"] == 0 <= own["pauses"]["collected_ms"] < 1e3 * f["seconds"]
+    assert found["note"] == "TINY, and random"
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<figure") == page.count("[TINY, and random]") > 4, "every picture says it"
+    assert page.count("(TINY, and random)") == 2 and "TINY" in (tmp_path / "summary.md").read_text(), "and every table"
     itself = [each for s in found["scenarios"].values() for each in s["itself"].values()]
     same = sum(each["verdict"] == "no difference" for each in itself)
     for s in found["scenarios"].values():  # spans may come in one piece: then there is no time per token to compare
@@ -192,6 +196,7 @@ def test_engines_in_this_process(pair: tuple[Path, Path], tmp_path: Path) -> Non
     [scenario] = found["scenarios"].values()
     plain, drafting = scenario["arms"].values()
     assert plain["drafts"] is None and drafting["drafts"]["spans"] > 0 and len(drafting["drafts"]["by_place"]) == 3
+    assert drafting["drafts"]["drafted"][0] == drafting["drafts"]["spans"], "it says how many drafts had a place"
     assert plain["figures"]["output_tokens"] == drafting["figures"]["output_tokens"] == 72
     assert set(scenario["compared"]) == {"unified:controller=fixed,max_draft=3"}
     assert str(pair[0].parent) not in (out / "results.json").read_text(), "a report names no one's folders"

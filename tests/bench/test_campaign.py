@@ -259,6 +259,13 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         campaign(tmp_path, [Pacer("one"), Pacer("one")])
 
 
+def test_a_run_that_goes_on_keeps_its_note(tmp_path: Path) -> None:
+    plan = plan_of([Pacer("one")], scenarios(), SEEDS, Targets(), None)
+    for more, note in (({"note": "random"}, "random"), ({}, "random"), ({"note": ""}, "")):
+        Folder(tmp_path).begin(plan | more, SITTING)
+        assert Folder(tmp_path).head["note"] == note
+
+
 def test_prompts_bear_a_mark_that_caches_do_not_know(tmp_path: Path) -> None:
     """The second run of an arm has prompts of its own, as has every scenario and every folder."""
     text = Workload("w", 0.0, (Arrival(0.0, 0, 2, prompt="Hello"),), 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, page, pictures, svg
+from verifypd.bench import charts, page, part_charts, pictures, results, svg
 from verifypd.bench.charts import Chart, Series
+from verifypd.bench.play import Drafts
 
 FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
 
@@ -35,10 +37,25 @@ def test_the_heatmap_is_pair_by_load_and_not_clipped(tmp_path: Path) -> None:
     assert heat is not None and heat.columns == ("C=1", "C=8") and heat.rows == ("a:b\nfast", "c:d\nfast")
     assert heat.values == ((0.5, 0.5), (0.5, pytest.approx(40.0)))
     assert "+3900.0 %" in svg.heatmap(heat) and "−50.0 %" in svg.heatmap(heat)
-    assert "[SA&lt;ID]" in svg.heatmap(heat, "SA<ID") and "class='note'" not in svg.heatmap(heat)
+    assert "[SA&lt;ID]" in svg.heatmap(heat, "SA<ID")
     pytest.importorskip("matplotlib")
     pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_heatmap_says_what_is_over_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A latency's cells are the reference's time over the arm's: +100 % is half the time."""
+    heat = charts.improvement(found(), "e2e_ms_mean")
+    assert heat is not None and heat.title == "Speed over slow, by mean E2E"
+    assert heat.note == "Mean E2E: slow's over the arm's; +100 % is half the time." and heat.values[1][1] == 40.0
+    assert f"<p class='note'>{svg.escape(heat.note)}</p>" in svg.heatmap(heat)
+    tokens = charts.improvement(found(), "tok_s")
+    assert tokens is not None and tokens.title == "Throughput over slow's" and "twice as many" in tokens.note
+    pytest.importorskip("matplotlib")
+    said: list[str] = []
+    monkeypatch.setattr(pictures, "_below", lambda _figure, note: said.append(note))
+    pictures.draw_heatmap(tmp_path / "heat.png", heat, "SAID")
+    assert said == [f"{heat.note} Every arm is certainly faster. [SAID]"]
 
 
 def test_words_of_the_heatmap_stand_out_from_its_strongest_colours() -> None:
@@ -88,6 +105,35 @@ def test_stacked_bars_stand_on_each_other() -> None:
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)
 
     assert "nan" not in drawn and len(heights) == 2
+
+
+def test_acceptance_is_of_the_drafts_that_had_the_place() -> None:
+    """One draft in ten has a second token, and half of those stand; of a third there are too few to say."""
+    data = found()
+    told = {"spans": 100, "by_place": [0.8, 0.5, 0.0], "drafted": [100, 10, 4]}
+    for each in data["scenarios"].values():
+        each["arms"]["fast"]["drafts"] = told
+    chart = part_charts.acceptance(data)
+    assert chart is not None
+    assert chart.series[0].ys == pytest.approx((0.8, 0.5)) and "of drafts that had this place" in chart.note
+    assert chart.title == "Share of drafted tokens accepted, by place in the draft"
+    older = {"spans": 100, "by_place": [0.8, 0.05]}
+    for each in data["scenarios"].values():
+        each["arms"]["slow"]["drafts"] = older
+    chart = part_charts.acceptance(data)  # type: ignore[assignment]
+    assert [each.ys for each in chart.series] == [pytest.approx((0.8, 0.05)), pytest.approx((0.8, 0.5))]
+    assert "slow: of all drafts; a shorter one counts" in chart.note
+
+
+def test_shares_by_place_are_counted_over_all_seeds() -> None:
+    def cells(*drafts: Drafts) -> list[Any]:
+        return [SimpleNamespace(drafts=each) for each in drafts]
+
+    one, two = Drafts(10, 12, (8, 1), drafted=(10, 2)), Drafts(10, 10, (4,), drafted=(10,))
+    made = results._drafts(cells(one, two))  # type: ignore[arg-type]
+    assert made is not None and made["by_place"] == [0.6, 0.5] and made["drafted"] == [20, 2]
+    made = results._drafts(cells(one, Drafts(10, 10, (4,))))  # type: ignore[arg-type]
+    assert made is not None and made["by_place"] == [0.6, 0.05] and "drafted" not in made, "one run does not say"
 
 
 def test_frontiers_are_one_a_pair() -> None:

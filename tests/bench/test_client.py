@@ -381,9 +381,70 @@ def test_a_large_answer_and_a_body_without_length() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("answers", "software", "server"),
+    [
+        ({"/version": {"version": "0.22.1"}}, "uvicorn", "0.22.1"),
+        ({"/props": {"build_info": "b6102-abc"}}, "llama.cpp", "b6102-abc"),
+        ({"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}}, "llama.cpp", "llamacpp, llama.cpp"),
+        ({}, "", None),
+    ],
+)
+def test_a_server_is_what_it_says_of_itself(
+    answers: dict[str, Any], software: str, server: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that says nothing has no such entry."""
+    arm = Endpoint("h:1")
+
+    async def get(path: str, timeout: float = 30.0) -> bytes:
+        arm._client.software = software
+        if path not in answers | {"/v1/models": 0}:
+            raise HTTPError("HTTP 404", 404)
+        return json.dumps(answers.get(path, {"data": [{"id": "m"}]})).encode()
+
+    monkeypatch.setattr(arm._client, "get", get)
+    assert asyncio.run(arm.start()) == {"model": "m"} | ({} if server is None else {"server": server})
+
+
+def test_a_servers_software_is_in_its_header() -> None:
+    async def reply(path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Length: 2\r\n\r\n{}"
+
+    async def run() -> None:
+        async with server(reply) as url:
+            client = Client(Address.parse(url))
+            await client.get("/v1/x")
+            assert client.software == "llama.cpp"
+            await client.get("/v1/models")
+            assert client.software == ""
+
+    asyncio.run(run())
+
+
 def test_drafts_are_counted_between_two_looks() -> None:
     before, after = Drafts(10, 30, (8, 4)), Drafts(15, 48, (12, 6, 1))
     assert after.since(before) == Drafts(5, 18, (4, 2, 1))
+    longer = Drafts(15, 48, (12, 6, 1), drafted=(15, 15, 3)).since(Drafts(10, 30, (8, 4), drafted=(10, 10)))
+    assert longer == Drafts(5, 18, (4, 2, 1), drafted=(5, 5, 3))
+    assert Drafts.unpacked(longer.packed()) == longer and Drafts.unpacked(None) is None
+    assert Drafts.unpacked({"spans": 5, "tokens": 18, "accepted": [4, 2, 1]}) == after.since(before), "of older runs"
+
+
+def test_our_server_says_how_many_drafts_had_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another's says what stood by place, and no more."""
+    others = (
+        b'vllm:spec_decode_num_drafts_total{m="m"} 7.0\nvllm:spec_decode_num_draft_tokens_total{m="m"} 9.0\n'
+        b'vllm:spec_decode_num_accepted_tokens_per_pos_total{m="m",position="0"} 6.0\n'
+    )
+    own = b"".join(b'verifypd:draft_tokens_per_pos_total{position="%d"} %d\n' % each for each in ((0, 7), (1, 2)))
+    arm = Endpoint("h:1")
+    for text, drafted in ((others, ()), (others + own, (7, 2))):
+
+        async def get(path: str, seconds: float, text: bytes = text) -> bytes:
+            return text
+
+        monkeypatch.setattr(arm._client, "get", get)
+        assert asyncio.run(arm.drafts()) == Drafts(7, 9, (6,), None, drafted)
 
 
 @pytest.mark.parametrize("after", [Drafts(), Drafts(9, 40, (8, 5)), Drafts(11, 29, (8, 4)), Drafts(11, 40, (9, 3))])

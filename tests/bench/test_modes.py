@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import advice, modes, part_charts, svg
+from verifypd.bench import advice, modes, part_charts, results, svg
 from verifypd.bench.meter import Meter, Parts, pooled
 from verifypd.bench.tuned import POLICIES
 from verifypd.errors import ConfigError
@@ -73,6 +73,39 @@ def test_named_modes_are_judged(level: str, ratio: float, verdict: str, mode: st
     assert by_name[mode].seen == word
 
 
+@pytest.mark.parametrize(
+    ("pair", "balanced", "imbalanced"),
+    [
+        ("tinyllama-1.1b:tinyllama-1.1b (random)", modes.SEEN, modes.OPEN),
+        ("tinyllama-1.1b:llama-2-7b (random)", modes.OPEN, modes.NOT_SEEN),
+        ("built-in", modes.OPEN, modes.OPEN),
+    ],
+)
+def test_modes_of_sizes_are_judged_on_such_pairs_alone(pair: str, balanced: str, imbalanced: str) -> None:
+    by_name = {each.name: each for each in modes.named_modes(found("C=8", 1.2, "slower", pair))}
+    assert by_name["medium concurrency, balanced models"].seen == balanced
+    assert by_name["imbalanced sizes"].seen == imbalanced and by_name["overhead valley"].seen == modes.SEEN
+
+
+def test_low_concurrency_is_judged_over_baseline_where_it_ran() -> None:
+    """Whatever the reference is."""
+    own = found("n=3", 1.2, "slower")
+    own["reference"], own["scenarios"]["s"]["arms"]["baseline"] = "plain", arm(90.0)
+    own["scenarios"]["s"]["over_baseline"] = {"pdv": compared(1.3, "slower")}
+    [mode] = [each for each in modes.named_modes(own) if each.name == "low concurrency"]
+    assert mode.claim.startswith("PDV is slower than baseline") and mode.seen == modes.SEEN and "1.30" in mode.figures
+
+
+def test_a_report_of_servers_lists_no_modes_that_it_cannot_judge() -> None:
+    own = found("C=64", 0.8, "faster")
+    assert "not measured" in modes.as_markdown(own)
+    own |= {"arms": {name: {"spec": {"url": "http://h:1"}} for name in own["arms"]}}
+    assert "not measured" not in modes.as_markdown(own) and "| seen |" in modes.as_markdown(own)
+    own["grid"], own["scenarios"]["s"]["arms"] = {}, {"a": {**arm(1.0), "parts": None}}
+    own["scenarios"]["s"]["compared"] = {}
+    assert "The original's" not in modes.as_markdown(own)
+
+
 def test_rules_are_held_against_what_was_measured() -> None:
     """A 13.5 GB verifier: `readme` says pdv from 5 on, `slides` pd below 32."""
     many, few = found("C=64", 0.8, "faster"), found("C=8", 1.2, "slower")
@@ -127,11 +160,23 @@ def test_an_arm_that_another_beats_is_not_among_the_lowest() -> None:
 
 
 def test_the_pdv_that_pipelined_stands_for_it() -> None:
-    arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=1)}
+    arms = {"pdv": arm(1.0), "pdv verify 1": arm(1.0, left=4)}
     assert modes.three_lanes({"arms": arms}) == "pdv verify 1"
     arms["pdv verify 1"], arms["pdv"] = arms["pdv"], arms["pdv verify 1"]
     assert modes.three_lanes({"arms": arms}) == "pdv"
     assert modes.three_lanes({"arms": {"pdv": arm(1.0)}}) == "pdv" and modes.three_lanes({"arms": {}}) is None
+
+
+def test_a_plan_now_and_then_that_leaves_a_draft_is_no_pipeline() -> None:
+    """Of 40 plans it takes four."""
+    few, enough = (found("C=64", 0.8, "faster") for _ in range(2))
+    few["scenarios"]["s"]["arms"]["pdv"], enough["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, left=3), arm(80.0, left=4)
+    shares = [modes.left_share(own["scenarios"]["s"]["arms"]["pdv"]) for own in (few, enough)]
+    assert shares == [0.075, 0.1] and modes.left_share({"parts": None}) is None
+    assert not modes.pipelined(few["scenarios"]["s"], "pdv") and modes.pipelined(enough["scenarios"]["s"], "pdv")
+    assert advice.rule_counts([few])["readme"] == {advice.ALIKE: 1}
+    assert results._left(arm(1.0, left=3)["parts"]) == "3 of 40 (7.5 %)"
+    assert results._left(arm(1.0)["parts"]) == "0 of 40" and results._left(None) == "–"
 
 
 def test_parts_add_up() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.pairs import noisy_copy
 from tests.models.checkpoints import tiny
 from verifypd import cli
+from verifypd.bench import kept
 from verifypd.bench.campaign import Folder
 from verifypd.bench.pairs import ALPHA, Pair, pair
 from verifypd.bench.protocols import MIXED, PDV, PROTOCOLS, SIZES, Wanted, wanted, wanted_mixed
@@ -174,6 +175,7 @@ def test_three_way_runs_and_pdv_pipelines_where_it_should(three_way: tuple[Path,
         assert own["figures"]["output_tokens"] == 2 * 5 * 10
         assert sum(own["parts"]["shares"].values()) == pytest.approx(1.0, abs=0.02)
         assert own["parts"]["peaks"]["memory"] > own["parts"]["peaks"]["kv_memory"]
+        assert min(own["parts"]["shares"][name] for name in ("prefill", "verify")) > 0, "all read prompts and decode"
     assert many["pdv pipelined"]["parts"]["peaks"]["kv_memory"] > 0
     left = {name: own["parts"]["totals"]["plans_left_n"] for name, own in many.items()}
     assert left["pdv whole"] == left["pd"] == left["plain"] == 0
@@ -199,6 +201,25 @@ def test_its_report_says_what_it_is(three_way: tuple[Path, dict[str, Any]]) -> N
     for name in (*FIVE, "memory", "scenarios_won", "parts-0"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
     assert found["protocol"]["letter"] == "B"
+
+
+@pytest.mark.slow
+def test_a_small_file_has_the_pictures_too(three_way: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, whole = three_way
+    assert bench("report", out, "--small", tmp_path / "small.json", "--no-png") == 0
+    small = json.loads((tmp_path / "small.json").read_text())
+    assert (tmp_path / "small.json").stat().st_size < kept.LARGEST
+    [full], [own] = (found["scenarios"].values() for found in (whole, small))
+    for name, arm in own["arms"].items():
+        assert arm["by_seed"] == full["arms"][name]["by_seed"], "with all digits"
+        curve, bins = arm["curves"]["e2e"], arm["histograms"]["e2e"]
+        assert len(curve) == 26 and curve[0] == pytest.approx(full["arms"][name]["curves"]["e2e"][0], rel=1e-3)
+        assert len(bins["counts"]) == len(bins["edges"]) - 1 == 20
+        assert sum(bins["counts"]) == sum(full["arms"][name]["histograms"]["e2e"]["counts"])
+        assert len(arm["parts"]["timeline"]["at"]) <= kept.SAMPLES
+    assert bench("report", tmp_path / "small.json", "--out", tmp_path / "again", "--no-png") == 0
+    page = (tmp_path / "again" / "report.html").read_text()
+    assert all(words in page for words in ("Share that took", "Histograms", "Requests by lane"))
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ def refusal(found: dict[str, Any], history: History) -> str | None:
         return "it has no command"
     if not found.get("files"):
         return "it has no hash of the tree"
-    if found.get("modified"):
-        return "it was made from a modified tree"
     for each in [found, *found.get("sittings", ())]:
+        if each.get("modified"):
+            return "it was made from a modified tree"
         hashes = history.hashes(each["commit"])
         if hashes is None:
             if not history.shallow:
@@ -87,6 +87,7 @@ def test_a_commits_hash_is_that_of_its_tree(tree: Path) -> None:
     assert refusal({**good, "modified": None, "files": hashes["package"]}, history) is None
     assert "another hash" in str(refusal({**good, "files": "tracked:0"}, history))
     assert "modified" in str(refusal({**good, "modified": True}, history))
+    assert "modified" in str(refusal({**good, "sittings": [good, {**good, "modified": True}]}, history))
     assert "no command" in str(refusal({**good, "command": ""}, history))
     assert "no hash" in str(refusal({**good, "files": None}, history))
     unknown = {**good, "commit": "f" * 40}

@@ -30,6 +30,7 @@ def test_servers_are_started_driven_and_stopped(tmp_path: Path) -> None:
     assert found["ours-head-controller-fixed"]["drafts"]["spans"] > 0
     assert all(arm["figures"]["failed"] == 0 and arm["figures"]["tpot_ms_p50"] > 0 for arm in found.values())
     assert (first["seeds"], second["seeds"]) == ([0], [2])
+    assert first["note"] == second["note"] == "random weights (tiny models), drafts accepted by chance (α = 0.8)"
     launched = {name: arm["about"]["launch"] for name, arm in second["arms"].items()}
     assert all(text.startswith("python -m verifypd serve --") for text in launched.values())
     assert "--draft none" in launched["ours-plain"]
@@ -73,6 +74,23 @@ def test_a_server_says_how_it_was_started(tmp_path: Path) -> None:
     server = beside.Server("ours", command, {}, tmp_path / "log", 1, tmp_path / "out")
     server.stop()
     assert server.about == """ours=python -c '' --model out/m --config '{"a": "b"}'"""
+
+
+@pytest.mark.parametrize(
+    ("arms", "tiny", "said"),
+    [
+        (["ours:plain", "vllm:plain"], False, "random weights (llama-2-7b)"),
+        (["ours:head", "vllm:eagle:k=2"], False, "random weights (llama-2-7b), drafts accepted by chance (α = 0.8)"),
+        (
+            ["ours:head", "vllm:eagle:alpha=0.6"],
+            True,
+            "random weights (tiny models), drafts accepted by chance (α = 0.6, 0.8)",
+        ),
+    ],
+)
+def test_a_report_says_that_weights_are_random(arms: list[str], tiny: bool, said: str) -> None:
+    setup = beside.Setup("llama-2-7b", 0.8, 4, 500, 1 << 25, tiny)
+    assert beside.note([beside.parse(text, "eagle") for text in arms], setup) == said
 
 
 def test_settings_become_flags() -> None:

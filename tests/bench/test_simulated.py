@@ -88,8 +88,13 @@ def test_an_arm_plays_a_workload_and_keeps_its_books() -> None:
     assert asyncio.run(plain.drafts()).spans == 0  # type: ignore[union-attr]
     drafts = asyncio.run(drafting.drafts())
     assert drafts is not None and 0.35 < sum(drafts.accepted) / drafts.tokens < 0.6
+    assert drafts.drafted[0] == drafts.spans and sum(drafts.drafted) == drafts.tokens
+    assert all(stood <= had for stood, had in zip(drafts.accepted, drafts.drafted, strict=True))
     counts = drafting.reading()
     assert counts["plans_left_n"] > 0.3 * counts["plans_n"] and counts["draft_s"] > 0 == plain.reading()["draft_s"]
+    assert counts["chunks_s"] == 0 < counts["prefill_s"], "prompts have passes of their own"
+    books = plain.reading()
+    assert books["prefill_s"] == 0 < books["chunks_s"] < books["verify_s"]
     for arm in (drafting, plain):
         found = figures([arm.outcome])  # type: ignore[attr-defined]
         assert found["unfinished"] == 0 and found["output_tokens"] == 16 * 40
@@ -271,3 +276,13 @@ def test_a_deeper_queue_admits_more_requests() -> None:
     for depth, slots in ((1.0, 4), (1.2, 5), (2.0, 8)):
         arm = Simulated("pdv", POLICIES[f"pdv queue {depth:g}"], lambda _: costs, "h200", 0.68, 4)
         assert arm.world(4)[1].slots == slots
+
+
+def test_low_concurrency_is_judged_over_baseline_beside_another_reference(tmp_path: Path) -> None:
+    arms = [word for name in ("plain", "pd", "baseline", "pdv verify 1") for word in ("--arm", name)]
+    command = ["bench", "simulate", "three-way", "--quick", "--pair", LLAMA, "--num-requests", "2,3", "--seeds", "3"]
+    assert cli.main([*command, *arms, "--reference", "plain", "--no-png", "--out", str(tmp_path)]) == 0
+    scenarios = json.loads((tmp_path / "results.json").read_text())["scenarios"]
+    assert all({"pd", "pdv verify 1"} <= set(each["over_baseline"]) for each in scenarios.values())
+    [line] = [line for line in (tmp_path / "modes.md").read_text().splitlines() if line.startswith("| low concurrency")]
+    assert "slower than baseline" in line and "not measured" not in line

@@ -11,10 +11,10 @@ from typing import Any
 
 from verifypd.bench.campaign import AGAIN
 from verifypd.bench.modes import UNJUDGED, pipelined, three_lanes
+from verifypd.bench.pairs import sizes
 from verifypd.bench.results import judged
 from verifypd.bench.statistics import FASTER, SLOWER
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
-from verifypd.models.builtin import find
 from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
@@ -61,15 +61,6 @@ def over_pd(found: dict[str, Any], own: dict[str, Any], arm: str) -> dict[str, A
     """The mean E2E of an arm over PD's, compared; None where one of them did not run."""
     compared = own["compared"] if found["reference"] == "pd" else own["over_pd"]
     return compared.get(arm, {}).get("e2e_ms_mean")
-
-
-def sizes(pair: str) -> tuple[float, float] | None:
-    """GB of a pair's verifier in 16 bits, and how many times its draft's size that is; None: models without a name."""
-    draft, _, verifier = pair.partition(" ")[0].partition(":")
-    large, small = find(verifier), find(draft)
-    if large is None or small is None:
-        return None
-    return 2 * large.config.parameters / 1e9, large.config.parameters / small.config.parameters
 
 
 def rule_verdicts(found: dict[str, Any]) -> list[dict[str, str]]:

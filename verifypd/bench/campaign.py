@@ -82,8 +82,7 @@ class Cell:
     @classmethod
     def unpacked(cls, data: dict[str, Any]) -> Cell:
         """What `packed` made."""
-        given = data.pop("drafts")
-        drafts = None if given is None else Drafts(given["spans"], given["tokens"], tuple(given["accepted"]))
+        drafts = Drafts.unpacked(data.pop("drafts"))
         parts, outcome = Parts.unpacked(data.get("parts")), Outcome.unpacked(data["outcome"])
         return cls(**{**data, "outcome": outcome, "drafts": drafts, "parts": parts})
 
@@ -111,6 +110,7 @@ class Folder:
         grid = {**self.head.get("grid", {}), **plan.get("grid", {})}
         self.head = {
             "run": self.head.get("run") or secrets.token_hex(3),
+            **({"note": self.head["note"]} if "note" in self.head else {}),  # a run that goes on may not say it again
             **plan,
             "arms": known,
             "scenarios": scenarios,

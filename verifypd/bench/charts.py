@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verifypd.bench.campaign import AGAIN
+from verifypd.bench.order import in_order
 from verifypd.bench.statistics import COMPARED, HIGHER_IS_BETTER
 
 TITLES = {
@@ -18,6 +19,10 @@ TITLES = {
     "gap": "Gap: time between two outputs of one request",
 }
 NONE_GOOD = "No request met both targets."
+FEW = 5  # requests: with fewer, tokens/s of an open loop are those of chance
+FALL = 0.9  # of the tokens/s of a load below: less does not tangle lines
+JOINED = "lines join them in the order of the loads."
+TANGLED = f"they are not joined: some had fewer than {FEW} requests, and their tokens/s are those of chance."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Chart:
     x: str
     y: str
     series: tuple[Series, ...]
-    kind: str = "lines"  # "bars", "stacked" bars, "lines", "steps"
+    kind: str = "lines"  # "bars", "stacked" bars, "lines", "points" without lines, "steps"
     groups: tuple[str, ...] = ()  # names along x, for bars
     log_x: bool = False
     log_y: bool = False
@@ -58,6 +63,7 @@ class Heatmap:
     columns: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
     words: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 def arms_of(found: dict[str, Any]) -> list[str]:
@@ -75,9 +81,7 @@ def overview(found: dict[str, Any]) -> list[Chart]:
         _bars(found, "tpot", "TPOT: p50, and up to p95", "ms", "tpot_ms_p50", 1.0, "tpot_ms_p95"),
         _bars(found, "gaps", "Gap between outputs: p50, and up to p99", "ms", "gap_ms_p50", 1.0, "gap_ms_p99"),
     ]
-    charts += _frontiers(found)
-    places = _acceptance(found)
-    return charts + ([places] if places else [])
+    return charts + _frontiers(found)
 
 
 def _targets(found: dict[str, Any]) -> str:
@@ -122,10 +126,14 @@ def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Cha
         xs, ys, labels = zip(*points, strict=True) if points else ((), (), ())
         series.append(Series(arm, xs, ys, labels))
     every = [y for each in series for y in each.ys]
-    note = "Right and down is better. A point is a scenario; lines join them in the order of the loads."
+    owns = [found["scenarios"][scenario]["arms"] for scenario in scenarios]
+    few = min(each["figures"].get("requests", FEW) for own in owns for each in own.values()) < FEW
+    tangled = few and any(x1 < FALL * x0 for each in series for x0, x1 in itertools.pairwise(each.xs))
+    note = f"Right and down is better. A point is a scenario; {TANGLED if tangled else JOINED}"
     title = f"Latency and throughput\n{pair or ' '.join(scenarios[0].split()[:shared])}".rstrip()
     wide = min(every, default=0.0) > 0 and max(every) > 8 * min(every)
-    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), log_y=wide, note=note)
+    kind = "points" if tangled else "lines"
+    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), kind, log_y=wide, note=note)
 
 
 def _shared_words(names: Sequence[str]) -> int:
@@ -136,25 +144,6 @@ def _shared_words(names: Sequence[str]) -> int:
 
 def _from_word(name: str, index: int) -> str:
     return " ".join(name.split()[index:]) or name
-
-
-def _acceptance(found: dict[str, Any]) -> Chart | None:
-    series = []
-    for arm in arms_of(found):
-        drafts = [own["arms"].get(arm, {}).get("drafts") for own in found["scenarios"].values()]
-        have = [each for each in drafts if each]
-        if have:
-            longest, spans = max(len(each["by_place"]) for each in have), sum(each["spans"] for each in have)
-            stood = [sum(each["spans"] * share for each in have for share in each["by_place"][i : i + 1])
-                     for i in range(longest)]  # fmt: skip
-            places = tuple(float(i + 1) for i in range(longest))
-            series.append(Series(arm, places, tuple(each / spans for each in stood)))
-    if not series:
-        return None
-    note = "Of all drafts in all scenarios; one that was shorter counts as not accepted at the places it lacks."
-    return Chart(
-        "acceptance_rate", "Drafts whose token at this place stood", "place", "share", tuple(series), note=note
-    )
 
 
 def distributions(found: dict[str, Any], scenario: str) -> list[Chart]:
@@ -195,11 +184,12 @@ def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
     arms = [arm for arm in arms_of(found) if arm != found["reference"] and not arm.endswith(AGAIN)]
     if not arms or metric not in COMPARED or not found["scenarios"]:
         return None
-    grid = {(pair, level): name for name, (pair, level) in found.get("grid", {}).items() if name in found["scenarios"]}
+    known = found.get("grid", {})
+    grid = {tuple(known[name]): name for name in found["scenarios"] if name in known}
     pairs = list(dict.fromkeys(pair for pair, _ in grid))
     if len(grid) < len(found["scenarios"]):
         grid, pairs = {("", name): name for name in found["scenarios"]}, [""]
-    columns = tuple(dict.fromkeys(level for _, level in grid))
+    columns = tuple(in_order(level for _, level in grid))
     lines = [(arm, pair) for pair in pairs for arm in arms]
     cells = [
         [found["scenarios"][grid[pair, c]]["compared"].get(arm, {}).get(metric) if (pair, c) in grid else None
@@ -210,8 +200,12 @@ def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
     better = 1 if metric in HIGHER_IS_BETTER else -1
     values = tuple(tuple(None if each is None else each["ratio"] ** better for each in line) for line in cells)
     words = tuple(tuple("" if each is None else each["verdict"] for each in line) for line in cells)
-    title = f"Improvement over {found['reference']}: {'throughput' if metric == 'tok_s' else 'mean E2E'}"
-    return Heatmap("improvement_heatmap", title, names, columns, values, words)
+    what, own = found["reference"], "the arm's"
+    if metric == "tok_s":
+        title, note = f"Throughput over {what}'s", f"Tokens/s: {own} over {what}'s; +100 % is twice as many."
+    else:
+        title, note = f"Speed over {what}, by mean E2E", f"Mean E2E: {what}'s over {own}; +100 % is half the time."
+    return Heatmap("improvement_heatmap", title, names, columns, values, words, note)
 
 
 def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:

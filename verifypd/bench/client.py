@@ -60,6 +60,7 @@ class Client:
 
     def __init__(self, address: Address, key: str | None = None) -> None:
         self.address = address
+        self.software = ""  # as the last answer's header names it
         self._headers = {
             "Host": f"{address.host}:{address.port}",
             "Connection": "close",
@@ -106,6 +107,7 @@ class Client:
             writer.write("\r\n".join([*lines, "", ""]).encode() + body)
             await writer.drain()
             status, given = await _head(reader)
+            self.software = given.get("server", "")
             parts = _body(reader, given)
             if status != 200:
                 found = b"".join([part async for part in parts])

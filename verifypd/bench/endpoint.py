@@ -17,13 +17,16 @@ from verifypd.bench.workload import Arrival
 from verifypd.errors import ConfigError
 
 METRIC = re.compile(
-    rb"^vllm:(generation_tokens|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
+    rb"^(?:vllm|verifypd):(generation_tokens|draft_tokens_per_pos"
+    rb"|spec_decode_num_(?:drafts|draft_tokens|accepted_tokens_per_pos))(?:_total)?"
     rb"(\{[^\n]*\})? (\S+)$",
     re.MULTILINE,
 )
 DRAFTS, DRAFT_TOKENS, EMITTED = (
     b"spec_decode_num_drafts", b"spec_decode_num_draft_tokens", b"generation_tokens",
 )  # fmt: skip
+ACCEPTED, HAD = b"spec_decode_num_accepted_tokens_per_pos", b"draft_tokens_per_pos"  # the second is ours alone
+VERSIONS = (("/version", "version"), ("/props", "build_info"))  # vLLM's and ours, llama.cpp's
 NOT_YET = (502, 503, 504)  # of a server that loads, and of a proxy before one that is not there
 LOOK = 0.5  # s between two looks at a server that is awaited
 PLACE = re.compile(rb'position="(\d+)"')
@@ -73,17 +76,19 @@ class Endpoint:
         until = time.monotonic() + self.patience
         listed = await self._awaited("/v1/models", until)
         try:
-            names = [str(each.get("id")) for each in json.loads(listed)["data"]]
+            models = json.loads(listed)["data"]
+            names, owners = ([str(each.get(key) or "") for each in models] for key in ("id", "owned_by"))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{self.address}/v1/models gives no list of models; is it an OpenAI server?") from None
         with contextlib.suppress(ConfigError):  # ours lists its model while it loads; others have no such page
             await self._awaited("/ready", until)
         if self.model is None:
-            if not names:
+            if not any(names):
                 raise ConfigError(f"{self.address} serves no model; give --model")
             self.model = names[0]
-        about = {"model": relative(self.model), "server": await self._version()}
-        return about | ({"launch": self.launch} if self.launch else {})
+        said = await self._version() or ", ".join(dict.fromkeys(filter(None, (*owners[:1], self._client.software))))
+        more = {"server": said, "launch": self.launch}
+        return {"model": relative(self.model)} | {name: text for name, text in more.items() if text}
 
     async def _awaited(self, path: str, until: float) -> bytes:
         """The answer to a GET; a server that is not there, or not ready, is asked again."""
@@ -97,11 +102,13 @@ class Endpoint:
                     raise ConfigError(f"{self.address} does not answer {path}: {error}") from None
                 await asyncio.sleep(LOOK)
 
-    async def _version(self) -> str | None:
-        try:
-            return str(json.loads(await self._client.get("/version"))["version"])
-        except (OSError, TimeoutError, HTTPError, ValueError, KeyError, TypeError):
-            return None
+    async def _version(self) -> str:
+        """As it says itself; nothing where it does not."""
+        for path, key in VERSIONS:
+            with contextlib.suppress(OSError, TimeoutError, HTTPError, ValueError, KeyError, TypeError):
+                if version := json.loads(await self._client.get(path))[key]:
+                    return str(version)
+        return ""
 
     async def ask(self, arrival: Arrival, seed: int, answer: Answer) -> None:
         """Stream an answer. Tokens are what the server's usage says, and one an event where it says nothing."""
@@ -138,16 +145,18 @@ class Endpoint:
         if text is None:
             return None
         totals = {DRAFTS: 0.0, DRAFT_TOKENS: 0.0, EMITTED: 0.0}
-        places: dict[int, float] = {}
+        places: dict[bytes, dict[int, float]] = {ACCEPTED: {}, HAD: {}}
         for name, labels, value in METRIC.findall(text):
             place = PLACE.search(labels)
             if name in totals:
                 totals[name] += float(value)
             elif place:
-                places[int(place[1])] = places.get(int(place[1]), 0.0) + float(value)
-        accepted = tuple(round(places.get(i, 0.0)) for i in range(max(places, default=-1) + 1))
+                places[name][int(place[1])] = places[name].get(int(place[1]), 0.0) + float(value)
+        accepted, drafted = (
+            tuple(round(own.get(i, 0.0)) for i in range(max(own, default=-1) + 1)) for own in places.values()
+        )
         spans, tokens, emitted = (round(totals[name]) for name in (DRAFTS, DRAFT_TOKENS, EMITTED))
-        return Drafts(spans, tokens, accepted, emitted or None)
+        return Drafts(spans, tokens, accepted, emitted or None, drafted)
 
     async def pauses(self) -> dict[str, float] | None:
         """From the metrics of our own server; no other has them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -84,9 +83,7 @@ class InProcess:
                     answer.ended(got, len(output.prompt_token_ids))
 
     def _count(self, metrics: RequestMetrics) -> None:
-        places = itertools.zip_longest(self._drafts.accepted, metrics.accepted_per_position, fillvalue=0)
-        spans, tokens = self._drafts.spans + metrics.spans, self._drafts.tokens + metrics.drafted
-        self._drafts = Drafts(spans, tokens, tuple(one + two for one, two in places))
+        self._drafts = self._drafts.plus(metrics.spans, metrics.drafted_per_position, metrics.accepted_per_position)
 
     async def drafts(self) -> Drafts | None:
         """Of the requests that ended."""
@@ -116,6 +113,7 @@ def engine_reading(llm: LLM) -> dict[str, float]:
         "prefill_s": lanes["prefill"].seconds,
         "draft_s": lanes["decode"].seconds,
         "verify_s": lanes["verify"].seconds,
+        "chunks_s": stats.chunk_seconds,
         "step_s": stats.step_seconds,
         "cpu_s": time.process_time(),
         "plans_n": stats.plans,

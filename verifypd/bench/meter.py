@@ -110,7 +110,10 @@ async def metered(arm: object) -> AsyncIterator[list[Parts]]:
 
 
 def pooled(parts: Sequence[Parts], seconds: float) -> dict[str, Any] | None:
-    """Runs of one arm taken together: totals summed, means averaged, the highest peaks, and shares of the time."""
+    """Runs of one arm taken together: totals summed, means averaged, the highest peaks, and shares of the time.
+
+    `chunks_s` are those of `verify_s` that prompts took: they count as prefill.
+    """
     if not parts:
         return None
     names = dict.fromkeys(name for each in parts for name in each.totals)
@@ -124,6 +127,8 @@ def pooled(parts: Sequence[Parts], seconds: float) -> dict[str, Any] | None:
     )
     device = sum(totals.get(name, 0.0) for name in ("prefill_s", "draft_s", "verify_s"))
     shares = {name: totals.get(f"{name}_s", 0.0) / max(seconds, 1e-9) for name in ("prefill", "draft", "verify")}
+    ridden = min(shares["verify"], totals.get("chunks_s", 0.0) / max(seconds, 1e-9))
+    shares |= {"prefill": shares["prefill"] + ridden, "verify": shares["verify"] - ridden}
     host = max(0.0, totals.get("step_s", 0.0) - device) / max(seconds, 1e-9)
     shares |= {"host": host, "idle": max(0.0, 1.0 - sum(shares.values()) - host)}
     return {"totals": totals, "means": means, "peaks": peaks, "shares": shares, "busy": device / max(seconds, 1e-9)}

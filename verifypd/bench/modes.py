@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.pairs import sizes
 from verifypd.bench.protocols import PDV
 from verifypd.bench.results import judged, markdown_table, ratio, results
 from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 from verifypd.errors import ConfigError
 
 Row = tuple[str, dict[str, Any]]  # a scenario, and two arms' mean latencies compared
+BALANCED, IMBALANCED = 2.0, 3.0  # size of a verifier over its draft's
+LEAST_LEFT = 0.1  # of the plans of an arm that pipelines
 KINDS = ("passes", "draft", "host")  # prompts ride in passes under some architectures
 SEEN, NOT_SEEN, OPEN, UNJUDGED = "seen", "not seen", "not measured", "not judged"
 
@@ -61,11 +64,17 @@ def account(own: dict[str, Any]) -> Account | None:
     )
 
 
+def left_share(own: dict[str, Any]) -> float | None:
+    """Of an arm's plans in one scenario, the share that left a draft for a later verify; None where it does not say."""
+    totals = (own["parts"] or {"totals": {}})["totals"]
+    return float(totals["plans_left_n"]) / max(1.0, totals["plans_n"]) if "plans_left_n" in totals else None
+
+
 def pipelined(own: dict[str, Any], arm: str) -> bool:
-    """Whether some plan of an arm left a draft for a later verify; without that PDV plans as PD does. True where the
+    """Whether enough plans of an arm left a draft for a later verify: with fewer PDV plans as PD does. True where the
     arm does not say."""
-    found = account(own["arms"][arm])
-    return found is None or found.left > 0.0
+    share = left_share(own["arms"][arm])
+    return share is None or share >= LEAST_LEFT
 
 
 def three_lanes(own: dict[str, Any]) -> str | None:
@@ -148,7 +157,7 @@ def _compared(found: dict[str, Any], arm: str, other: str, within: Callable[[int
 
 def _over(found: dict[str, Any], own: dict[str, Any], arm: str, other: str) -> dict[str, Any] | None:
     """An arm's mean latency over another's in a scenario; None where they were not compared."""
-    compared = own["compared"] if other == found["reference"] else own.get("over_pd", {}) if other == "pd" else {}
+    compared = own["compared"] if other == found["reference"] else own.get(f"over_{other}", {})
     each: dict[str, Any] | None = compared.get(arm, {}).get("e2e_ms_mean")
     return each
 
@@ -185,17 +194,35 @@ def _judged(name: str, claim: str, rows: Sequence[Row], word: str) -> Mode:
 def named_modes(found: dict[str, Any]) -> list[Mode]:
     """The original's success and failure modes, each with a word and figures."""
     arms = {arm for each in found["scenarios"].values() for arm in each["arms"]}
+    times = {name: sizes(pair) for name, (pair, _) in found["grid"].items()}
+
+    def apart(scenario: str) -> float:
+        """How many times its draft's size a verifier has; 0: not known."""
+        return (times.get(scenario) or (0.0, 0.0))[1]
+
     slow = next((name for name in ("baseline", "plain") if name in arms), "plain")
     modes = [
         _lanes(found, "very high concurrency", "PDV is faster than PD at C ≥ 32", "pd", lambda _, c: c >= 32, FASTER),
         _lanes(found, "low concurrency", f"PDV is slower than {slow} under 5 requests", slow,
                lambda _, c: 0 < c < 5, SLOWER),
         _lanes(found, "overhead valley", "PDV is slower than PD at C = 6–16", "pd", lambda _, c: 6 <= c <= 16, SLOWER),
+        _lanes(found, "medium concurrency, balanced models",
+               f"PDV is slower than PD at C = 6–16 where the verifier is under {BALANCED:g} × its draft", "pd",
+               lambda s, c: 6 <= c <= 16 and 0 < apart(s) < BALANCED, SLOWER),
+        _lanes(found, "imbalanced sizes",
+               f"PDV is faster than PD where the verifier is over {IMBALANCED:g} × its draft", "pd",
+               lambda s, _: apart(s) > IMBALANCED, FASTER),
         _lanes(found, "PD's lock step", "PDV is faster than PD where requests are many", "pd",
                lambda _, c: c >= 10, FASTER),
         _lanes(found, "large verifiers", "PDV gains most with a 34B verifier", "pd", lambda s, _: "34b" in s, FASTER),
     ]  # fmt: skip
     return [*modes, _balanced(found), _idle_device(found), _poor_drafts(found)]
+
+
+def shown_modes(found: dict[str, Any]) -> list[Mode]:
+    """Those of a report: servers say nothing of lanes, so that theirs has only what it can judge."""
+    servers = all("url" in (arm.get("spec") or {}) for arm in found["arms"].values())
+    return [mode for mode in named_modes(found) if not (servers and mode.seen == OPEN)]
 
 
 def _balanced(found: dict[str, Any]) -> Mode:
@@ -240,11 +267,13 @@ def as_markdown(found: dict[str, Any]) -> str:
                              [(r["scenario"], r["arm"], r["E2E"], r["why"]) for r in own]), ""]  # fmt: skip
     if not rows:
         lines += ["No arm here says what it was doing: servers do not, and engines of this process do.", ""]
-    lines += ["## The original's success and failure modes", ""]
-    lines += markdown_table(
-        ("mode", "its claim", "here", "figures"), [(m.name, m.claim, m.seen, m.figures) for m in named_modes(found)]
-    )
-    return "\n".join(lines) + "\n"
+    named = shown_modes(found)
+    if named:
+        lines += ["## The original's success and failure modes", ""]
+        lines += markdown_table(
+            ("mode", "its claim", "here", "figures"), [(m.name, m.claim, m.seen, m.figures) for m in named]
+        )
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def write(folder: Path) -> str:

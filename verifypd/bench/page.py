@@ -71,6 +71,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 """
 COLOUR_RULES = "".join(
     f"rect.s{i}, circle.s{i}, i.s{i} {{ fill: var(--c{i}); background: var(--c{i}); }}\n"
+    f"svg text.s{i} {{ fill: var(--c{i}); }}\n"
     f".line.s{i} {{ stroke: var(--c{i}); }}\n"
     for i in range(svg.COLOURS)
 )
@@ -92,7 +93,10 @@ MEANING = (
         "one reading of the verifier's weights, for all its requests; the writing of drafts before it",
     ),
     ("verdict", "how many tokens of one draft stand, and the token that follows them"),
-    ("plans that left a draft", "steps after which a draft waited for a later verify; with none, PDV plans as PD does"),
+    (
+        "plans that left a draft",
+        f"steps after which a draft waited for a later verify; with under {modes.LEAST_LEFT:.0%} PDV plans as PD does",
+    ),
     ("faster, slower", "the 95 % interval of the ratio over the seeds leaves 1 out; else “no difference”"),
 )
 ARCHITECTURES = {
@@ -244,7 +248,7 @@ def _modes(found: dict[str, Any]) -> list[str]:
     if not rows:
         return []
     body = [tuple(escape(each[name]) for name in ("scenario", "arm", "E2E", "why")) for each in rows]
-    named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.named_modes(found)]
+    named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.shown_modes(found)]
     return [
         f"<h2>Why arms win and lose against {escape(found['reference'])}</h2>",
         _table(("scenario", "arm", "mean E2E", "why"), body, "words"),

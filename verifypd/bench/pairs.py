@@ -99,3 +99,12 @@ def given(settings: dict[str, Any]) -> Pair:
     """The pair of --model and --draft."""
     model, draft = str(settings["model"]), str(settings.get("draft") or "auto")
     return Pair(f"{Path(draft).name}:{Path(model).name}", model, draft)
+
+
+def sizes(pair: str) -> tuple[float, float] | None:
+    """GB of a pair's verifier in 16 bits, and how many times its draft's size that is; None: models without a name."""
+    draft, _, verifier = pair.partition(" ")[0].partition(":")
+    large, small = find(verifier), find(draft)
+    if large is None or small is None:
+        return None
+    return 2 * large.config.parameters / 1e9, large.config.parameters / small.config.parameters

@@ -1,9 +1,9 @@
-"""Charts of what arms were doing: where the time went, utilisation, memory, lanes and drafts over time. Data only."""
+"""Charts of what arms were doing: where the time went, utilisation, memory, acceptance, lanes, drafts. Data only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verifypd.bench.charts import Chart, Series, arms_of
@@ -16,12 +16,16 @@ LANES = ("waiting", "prefill_lane", "decode_lane", "verify_lane")
 CLAIMED = {"baseline": 0.50, "pd": 0.67, **dict.fromkeys(PDV, 0.90)}
 CLAIM = "claimed by the original"
 MB = 1 << 20
+SPLIT = "A verify pass that carries prompts is split by its rows: those of prompts are prefill."
+VERIFY_ONLY = "Prompts that ride in verify passes count as verify."
+HOST = "host: time of steps that no pass or draft loop hides. idle: nothing was to be done."
+FEW_DRAFTS = 20  # a share of fewer is one of chance
 WINDOW = 8  # samples over which a draft length is taken
 
 
 def overview(found: dict[str, Any]) -> list[Chart]:
-    """Over all scenarios: utilisation, memory, CPU time, scenarios won; what nobody says is left out."""
-    made = [_utilisation(found), _memory(found), _cpu(found), _won(found)]
+    """Over all scenarios: utilisation, memory, CPU time, scenarios won, acceptance; what nobody says is left out."""
+    made = [_utilisation(found), _memory(found), _cpu(found), _won(found), acceptance(found)]
     return [each for each in made if each is not None]
 
 
@@ -109,14 +113,55 @@ def breakdown(found: dict[str, Any], scenario: str) -> Chart | None:
     arms = [arm for arm in arms_of(found) if _own(found, scenario, arm) is not None]
     if not arms:
         return None
-    shares = {arm: found["scenarios"][scenario]["arms"][arm]["parts"]["shares"] for arm in arms}
+    parts = {arm: found["scenarios"][scenario]["arms"][arm]["parts"] for arm in arms}
     places = tuple(float(i) for i in range(len(arms)))
     series = tuple(
-        Series(kind, places, tuple(shares[arm][kind] for arm in arms), colour=6 if kind == "idle" else None)
+        Series(kind, places, tuple(parts[arm]["shares"][kind] for arm in arms), colour=6 if kind == "idle" else None)
         for kind in KINDS
     )
-    note = "host: time of steps in which nothing ran on the device. idle: nothing was to be done."
+    whole = not all("chunks_s" in each["totals"] for each in parts.values())  # as older results have them
+    note = f"{VERIFY_ONLY if whole else SPLIT} {HOST}"
     return Chart("breakdown", "Where the time went", "", "share", series, "stacked", tuple(arms), note=note)
+
+
+def acceptance(found: dict[str, Any]) -> Chart | None:
+    """Draft tokens accepted, by their place."""
+    series, unsaid = [], []
+    for arm in arms_of(found):
+        drafts = [own["arms"].get(arm, {}).get("drafts") for own in found["scenarios"].values()]
+        have = [each for each in drafts if each]
+        if have:
+            shares, told = _by_place(have)
+            series.append(Series(arm, tuple(float(i + 1) for i in range(len(shares))), tuple(shares)))
+            unsaid += [] if told else [arm]
+    if not series:
+        return None
+    whole = "of all drafts; a shorter one counts as not accepted at the places it lacks."
+    of = f"of drafts that had this place, where {FEW_DRAFTS} had it."
+    note = f"In all scenarios, {whole if len(unsaid) == len(series) else of}"
+    if 0 < len(unsaid) < len(series):
+        note += f" {', '.join(unsaid)}: {whole}"
+    title = "Share of drafted tokens accepted, by place in the draft"
+    return Chart("acceptance_rate", title, "place in the draft", "share", tuple(series), note=note)
+
+
+def _by_place(drafts: Sequence[dict[str, Any]]) -> tuple[list[float], bool]:
+    """Shares of accepted tokens by place over some scenarios, and whether they are of the drafts that had the place.
+
+    Of few drafts no share is told.
+    """
+    told = all("drafted" in each for each in drafts)
+    spans = sum(each["spans"] for each in drafts)
+    shares: list[float] = []
+    for i in range(max(len(each["by_place"]) for each in drafts)):
+        own = [each for each in drafts if i < len(each["by_place"])]
+        counts = [each["drafted"][i] if told else each["spans"] for each in own]
+        stood = sum(count * each["by_place"][i] for count, each in zip(counts, own, strict=True))
+        had = sum(counts) if told else spans
+        if told and had < FEW_DRAFTS and shares:
+            break
+        shares.append(stood / had)
+    return shares, told
 
 
 def _timeline(parts: dict[str, Any] | None) -> dict[str, Any]:

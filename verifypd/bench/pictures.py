@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -10,18 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifypd.bench.charts import Chart, Heatmap, Series
+from verifypd.bench.labels import Sizes, placed
 from verifypd.bench.plots import INK, PALETTE, SOFT, dress
+from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Box = tuple[float, float, float, float]  # left, bottom, right, top, in points
-
 WIDE, NARROW = 6.4, 4.6  # inches of a chart alone, and beside others
-LETTER, LINE = 4.8, 9.0  # points of a letter and a line of a label
+LETTER = 4.8  # points of one
 KEY = 26.0  # points of a legend's entry without its name
-DOT = 3.5  # points, from the middle of a dot to its edge
+SAID = {
+    FASTER: "Every arm is certainly faster.",
+    SLOWER: "Every arm is certainly slower.",
+    NONE: "No cell is a certain difference.",
+    UNKNOWN: "There is one seed, so nothing is judged.",
+}  # where all cells of a heatmap have one word
+SIZES = Sizes(LETTER, line=9.0, dot=3.5)  # points
 
 
 def draw_chart(file: Path, parts: Sequence[Chart], title: str = "", note: str = "") -> None:
@@ -122,7 +127,8 @@ def _curves(axis: Axes, chart: Chart) -> None:
 
     for i, series in enumerate(chart.series):
         marker = "o" if len(series.xs) <= 16 else ""
-        axis.plot(series.xs, series.ys, color=_colour(i, series), marker=marker, markersize=5, label=series.name)
+        line, colour = "none" if chart.kind == "points" else "solid", _colour(i, series)
+        axis.plot(series.xs, series.ys, ls=line, color=colour, marker=marker, markersize=5, label=series.name)
     xs = [x for each in chart.series for x in each.xs]
     if chart.log_x:
         axis.set_xscale("log")
@@ -136,52 +142,20 @@ def _curves(axis: Axes, chart: Chart) -> None:
 
 
 def _label_points(axis: Axes, chart: Chart) -> None:
-    """Labels beside their points, where they cover neither a point nor a label; what finds no room is left out."""
-    labelled = [each for each in chart.series if each.labels]
-    points = [point for each in labelled for point in zip(each.xs, each.ys, each.labels, strict=True)]
-    if not points:
-        return
+    """Labels beside their points, in the colour of their line where they are of one."""
+    labelled = [(_colour(i, each), each) for i, each in enumerate(chart.series) if each.labels]
     scale = 72 / axis.figure.dpi
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across, up = axis.transData.transform((x, y))
-        return scale * across, scale * up
-
+    lines = [
+        [(scale * x, scale * y) for x, y in axis.transData.transform(list(zip(each.xs, each.ys, strict=True)))]
+        for _, each in labelled
+    ]
     inside = axis.get_window_extent()
     frame = (scale * inside.x0, scale * inside.y0, scale * inside.x1, scale * inside.y1)
-    lines = [[place(x, y) for x, y in zip(each.xs, each.ys, strict=True)] for each in labelled]
-    taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for line in lines for x, y in line]
-    taken += [(x, y, x, y) for line in lines for x, y in _along(line)]
-    told: list[tuple[str, float, float]] = []
-    for own_x, own_y, label in points:
-        x, y = place(own_x, own_y)
-        if any(label == other and math.hypot(x - x0, y - y0) < 4 * DOT for other, x0, y0 in told):
-            continue
-        wide = LETTER * len(label)
-        for up, right in itertools.product((4.0, -4.0 - LINE, -LINE / 2, 9.0), (5.0, -wide / 2, -5.0 - wide)):
-            box = (x + right, y + up, x + right + wide, y + up + LINE)
-            if _within(box, frame) and not any(_meet(box, other) for other in taken):
-                axis.annotate(label, (own_x, own_y), (right, up), textcoords="offset points", fontsize=7, color=SOFT)
-                taken.append(box)
-                told.append((label, x, y))
-                break
-
-
-def _along(line: Sequence[tuple[float, float]], apart: float = 3.0) -> list[tuple[float, float]]:
-    """Points on the straight parts of a line, so many points apart."""
-    found = []
-    for (x0, y0), (x1, y1) in itertools.pairwise(line):
-        count = max(1, int(math.hypot(x1 - x0, y1 - y0) / apart))
-        found += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(count)]
-    return found
-
-
-def _meet(one: Box, two: Box) -> bool:
-    return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
-
-
-def _within(box: Box, frame: Box) -> bool:
-    return frame[0] <= box[0] and frame[1] <= box[1] and box[2] <= frame[2] and box[3] <= frame[3]
+    points = [point for _, each in labelled for point in zip(each.xs, each.ys, strict=True)]
+    for label in placed(lines, [each.labels for _, each in labelled], frame, SIZES, chart.kind == "lines"):
+        ink = SOFT if label.series is None else labelled[label.series][0]
+        place = (label.right, label.up)
+        axis.annotate(label.text, points[label.of], place, textcoords="offset points", fontsize=7, color=ink)
 
 
 def draw_heatmap(file: Path, chart: Heatmap, note: str = "") -> None:
@@ -207,8 +181,8 @@ def draw_heatmap(file: Path, chart: Heatmap, note: str = "") -> None:
                 text += f"\n{chart.words[i][k]}"
             ink = "white" if abs(share) > 0.75 * far else INK
             axis.text(k, i, text, ha="center", va="center", fontsize=7.5, color=ink)
-    axis.set_title(f"{chart.title} (+ is better)", color=INK, fontsize=10, loc="left", pad=8)
-    _below(figure, " ".join(filter(None, (f"{common.capitalize()}." if common else "", f"[{note}]" if note else ""))))
+    axis.set_title(chart.title, color=INK, fontsize=10, loc="left", pad=8)
+    _below(figure, " ".join(filter(None, (chart.note, SAID.get(common, ""), f"[{note}]" if note else ""))))
     figure.savefig(file, dpi=130, metadata={"Software": None})
     plt.close(figure)
 

@@ -31,17 +31,38 @@ class Drafts:
     tokens: int = 0  # their tokens
     accepted: tuple[int, ...] = ()  # by place: drafts whose first, second, … token stood
     emitted: int | None = None  # tokens of all outputs; None: it does not say
+    drafted: tuple[int, ...] = ()  # by place: drafts that had a first, second, … token; empty: it does not say
 
     def since(self, before: Drafts) -> Drafts | None:
         """What was counted after `before`; None where the count began anew, as that of an engine that died."""
-        places = itertools.zip_longest(self.accepted, before.accepted, fillvalue=0)
-        accepted = tuple(now - then for now, then in places)
+        accepted, drafted = (
+            tuple(now - then for now, then in itertools.zip_longest(mine, theirs, fillvalue=0))
+            for mine, theirs in ((self.accepted, before.accepted), (self.drafted, before.drafted))
+        )
         spans, tokens = self.spans - before.spans, self.tokens - before.tokens
-        return Drafts(spans, tokens, accepted) if min(spans, tokens, *accepted) >= 0 else None
+        whole = min(spans, tokens, *accepted, *drafted) >= 0
+        return Drafts(spans, tokens, accepted, drafted=drafted) if whole else None
+
+    def plus(self, spans: int, drafted: Sequence[int], accepted: Sequence[int]) -> Drafts:
+        """With so many more drafts, whose places are counted."""
+        both = (
+            tuple(one + two for one, two in itertools.zip_longest(mine, more, fillvalue=0))
+            for mine, more in ((self.accepted, accepted), (self.drafted, drafted))
+        )
+        stood, had = both
+        return Drafts(self.spans + spans, self.tokens + sum(drafted), stood, drafted=had)
 
     def packed(self) -> dict[str, Any]:
         """As plain data."""
-        return {"spans": self.spans, "tokens": self.tokens, "accepted": list(self.accepted)}
+        own = {"spans": self.spans, "tokens": self.tokens, "accepted": list(self.accepted)}
+        return own | ({"drafted": list(self.drafted)} if self.drafted else {})
+
+    @classmethod
+    def unpacked(cls, data: dict[str, Any] | None) -> Drafts | None:
+        """What `packed` made."""
+        if data is None:
+            return None
+        return cls(data["spans"], data["tokens"], tuple(data["accepted"]), drafted=tuple(data.get("drafted", ())))
 
 
 class Answer(Protocol):

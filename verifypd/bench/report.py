@@ -8,8 +8,10 @@ from typing import Any
 
 from verifypd.bench import charts, modes, page, part_charts
 from verifypd.bench.campaign import Folder, write_whole
+from verifypd.bench.kept import small
 from verifypd.bench.meter import DRIVERS, SETTLES
-from verifypd.bench.results import as_csv, as_markdown, results, small
+from verifypd.bench.order import by_load
+from verifypd.bench.results import as_csv, as_markdown, results
 from verifypd.errors import ConfigError
 
 CURVES = 8  # scenarios that have pictures of their own; the page has those of all
@@ -58,7 +60,8 @@ def read_kept(file: Path) -> dict[str, Any]:
             if own["parts"] and own["figures"]["seconds"] < SETTLES * len(own["seeds"]):
                 for kind in ("means", "peaks"):
                     own["parts"][kind] = {k: v for k, v in own["parts"][kind].items() if k not in DRIVERS}
-    return {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
+    whole: dict[str, Any] = {"note": "", "grid": {}, "headline": "tok_s", "protocol": None} | found
+    return whole | {"scenarios": by_load(whole["scenarios"], whole["grid"])}
 
 
 def _files(path: Path, found: dict[str, Any], pictures: bool) -> None:
@@ -73,14 +76,8 @@ def _files(path: Path, found: dict[str, Any], pictures: bool) -> None:
 
 
 def write_small(path: Path, file: Path) -> None:
-    """The results of a folder without their curves, as a file to be kept."""
-    found = small(results(Folder(path)))
-    scenarios = found.pop("scenarios")
-    lines = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in scenarios.items()
-    )
-    head = json.dumps(found, indent=1, ensure_ascii=False).removesuffix("\n}")
-    write_whole(file, f'{head},\n "scenarios": {{\n{lines}\n }}\n}}\n')
+    """The results of a folder, their curves thinned, as a file to be kept."""
+    write_whole(file, small(results(Folder(path))))
 
 
 def _pictures(path: Path, found: dict[str, Any]) -> None:

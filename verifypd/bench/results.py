@@ -14,6 +14,7 @@ from typing import Any
 from verifypd.bench.campaign import AGAIN, Cell, Folder
 from verifypd.bench.figures import Outcome, Pool, Targets, figures
 from verifypd.bench.meter import pooled
+from verifypd.bench.order import by_load
 from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, UNKNOWN, compare, curve, histogram, own_noise
 
 TIMES = ("ttft", "tpot", "e2e", "gap")
@@ -22,6 +23,8 @@ NAMES = {
     "ttft_ms_p50": "p50 TTFT", "ttft_ms_p95": "p95 TTFT", "tpot_ms_p50": "p50 TPOT", "tpot_ms_p95": "p95 TPOT",
     "gap_ms_p50": "p50 gap", "gap_ms_p99": "p99 gap",
 }  # fmt: skip
+MEAN = "e2e_ms_mean"
+BESIDE = ("pd", "baseline")  # arms that mean latencies are compared with, besides the reference
 BY_SEED = ("tok_s", "goodput", "e2e_ms_mean", "e2e_ms_p95", "ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99", "unfinished")
 
 
@@ -50,7 +53,7 @@ def results(folder: Folder, reference: str | None = None) -> dict[str, Any]:
         "grid": head.get("grid", {}),
         "trees": trees,
         "won_and_lost": count(scenarios),
-        "scenarios": {name: found for name, found in scenarios.items() if found["arms"]},
+        "scenarios": by_load({name: found for name, found in scenarios.items() if found["arms"]}, head.get("grid", {})),
     }
 
 
@@ -72,11 +75,15 @@ def _scenario(cells: Sequence[Cell], control: str | None, reference: str, target
         for arm in by_arm
         if arm not in (reference, again) and reference in by_arm
     }
-    beside = {arm: over(arm, "pd", noise) for arm in by_arm if arm != "pd" and "pd" in by_arm and reference != "pd"}
+    beside = {}
+    for other in BESIDE:
+        arms = [arm for arm in by_arm if arm != other and other in by_arm and other != reference]
+        made = {arm: over(arm, other, noise) for arm in arms}
+        beside[f"over_{other}"] = {arm: {MEAN: own[MEAN].packed()} for arm, own in made.items() if MEAN in own}
     return {
         "arms": {arm: _arm(list(own.values()), targets) for arm, own in by_arm.items()},
         "compared": compared,
-        "over_pd": {arm: {"e2e_ms_mean": own["e2e_ms_mean"].packed()} for arm, own in beside.items() if own},
+        **beside,
         "itself": {name: each.packed() for name, each in itself.items()},
     }
 
@@ -109,18 +116,26 @@ def _short(value: Any) -> Any:
 
 
 def _drafts(cells: Sequence[Cell]) -> dict[str, Any] | None:
-    """Shares of drafts whose first, second, … token stood; None where nothing was drafted, or the arm does not say."""
+    """How drafts fared; None where nothing was drafted, or the arm does not say.
+
+    `by_place`: of the drafts that had a first, second, … token, the share in which it stood. "drafted" says how many
+    those are; without it the arm did not say, and the shares are of all drafts.
+    """
     drafts = [cell.drafts for cell in cells if cell.drafts is not None]
     spans, tokens = sum(each.spans for each in drafts), sum(each.tokens for each in drafts)
     if not spans or not tokens:
         return None
     longest = max(len(each.accepted) for each in drafts)
     accepted = [sum(each.accepted[i] for each in drafts if i < len(each.accepted)) for i in range(longest)]
+    drafted = [sum(each.drafted[i] for each in drafts if i < len(each.drafted)) for i in range(longest)]
+    told = all(each.drafted or not each.spans for each in drafts)
+    had_place = drafted if told else [spans] * longest
     return {
         "spans": spans,
         "acceptance_rate": _short(sum(accepted) / tokens),
         "mean_accepted_length": _short(1 + sum(accepted) / spans),
-        "by_place": [_short(each / spans) for each in accepted],
+        "by_place": [_short(stood / had) for stood, had in zip(accepted, had_place, strict=True) if had],
+        **({"drafted": drafted} if told else {}),
     }
 
 
@@ -144,28 +159,6 @@ def _parts(cells: Sequence[Cell]) -> dict[str, Any] | None:
         for name in ("totals", "means", "peaks", "shares")
     }
     return {**numbers, "busy": _short(found["busy"]), "timeline": line}
-
-
-def small(found: dict[str, Any]) -> dict[str, Any]:
-    """The results without their curves: what is kept beside the code."""
-    left_out = ("curves", "histograms", "by_seed")
-    scenarios = {}
-    for name, each in found["scenarios"].items():
-        arms = {arm: {k: v for k, v in own.items() if k not in left_out} for arm, own in each["arms"].items()}
-        for own in arms.values():
-            if own["parts"] is not None:
-                own["parts"] = {k: v for k, v in own["parts"].items() if k != "timeline"}
-        scenarios[name] = each | {"arms": arms}
-    return dict(_rounded(found | {"scenarios": scenarios}))
-
-
-def _rounded(value: Any) -> Any:
-    """Plain data with numbers of four digits."""
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
@@ -250,9 +243,13 @@ def latency_row(arm: str, own: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _left(parts: dict[str, Any] | None) -> str:
-    """`0 of 203`: plans that left a draft for a later verify."""
+    """`20 of 203 (10 %)`: plans that left a draft for a later verify."""
     totals = parts["totals"] if parts else {}
-    return f"{totals['plans_left_n']:.0f} of {totals['plans_n']:.0f}" if totals.get("plans_n") else "–"
+    if not totals.get("plans_n"):
+        return "–"
+    share = 100 * totals["plans_left_n"] / totals["plans_n"]
+    told = f" ({share:.{0 if share >= 10 else 1}f} %)" if share else ""
+    return f"{totals['plans_left_n']:.0f} of {totals['plans_n']:.0f}{told}"
 
 
 def published(found: dict[str, Any], scenario: str) -> list[tuple[str, str]]:

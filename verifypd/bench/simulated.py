@@ -115,6 +115,7 @@ class _Counted(Simulation):
         found = super().timing(plan)
         for name in ("prefill", "draft", "verify"):
             self.seconds[f"{name}_s"] += getattr(found, f"{name}_seconds")
+        self.seconds["chunks_s"] += found.chunk_seconds
         return found
 
 
@@ -134,8 +135,8 @@ class Simulated:
         self._settings: dict[str, Any] = {}
         self._drafts = Drafts()
         self._counts = dict.fromkeys(
-            ("prefill_s", "draft_s", "verify_s", "step_s", "plans_n", "plans_left_n", "draft_loops_n", "passes_n",
-             "verdicts_n", "continued_n", "drafted_n"), 0.0,
+            ("prefill_s", "draft_s", "verify_s", "chunks_s", "step_s", "plans_n", "plans_left_n", "draft_loops_n",
+             "passes_n", "verdicts_n", "continued_n", "drafted_n"), 0.0,
         )  # fmt: skip
 
     @property
@@ -211,10 +212,8 @@ class Simulated:
         return architecture, made
 
     def _count(self, seen: Observation) -> None:
-        places = [int(place < seen.accepted) for place in range(seen.drafted)]
-        both = itertools.zip_longest(self._drafts.accepted, places, fillvalue=0)
-        before = self._drafts
-        self._drafts = Drafts(before.spans + 1, before.tokens + seen.drafted, tuple(a + b for a, b in both))
+        stood = [int(place < seen.accepted) for place in range(seen.drafted)]
+        self._drafts = self._drafts.plus(1, [1] * seen.drafted, stood)
 
     def _step(self, _simulation: Simulation, _snapshot: Snapshot, plan: Plan) -> None:
         self._counts["plans_n"] += not plan.empty

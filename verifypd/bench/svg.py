@@ -8,10 +8,12 @@ from collections.abc import Callable
 from html import escape
 
 from verifypd.bench.charts import Chart, Heatmap, Series, log_ticks, ticks
+from verifypd.bench.labels import Sizes, placed
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 44
 COLOURS = 8  # classes s0 … s7 of the page
+SIZES = Sizes(letter=5.2, line=11.0, dot=3.5)  # pixels
 
 
 def draw(chart: Chart) -> str:
@@ -135,26 +137,39 @@ def _lines(chart: Chart) -> str:
         return LEFT + across * (value - low) / (high - low)
 
     inside = []
-    told: list[tuple[float, float]] = []  # where labels stand
     for i, series in enumerate(chart.series):
         shade = _shade(i, series)
         points = [(x_of(place[x]), y_of(y)) for x, y in zip(series.xs, series.ys, strict=True)]
         if chart.kind == "steps":
             points = [(x, y) for (x0, y), (x1, _) in zip(points, points[1:], strict=False) for x in (x0, x1)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        inside.append(f'<polyline class="line {shade}" points="{path}"><title>{escape(series.name)}</title></polyline>')
-        if len(series.xs) <= 16 and chart.kind == "lines":
+        if chart.kind != "points":
+            name = f"<title>{escape(series.name)}</title>"
+            inside.append(f'<polyline class="line {shade}" points="{path}">{name}</polyline>')
+        if len(series.xs) <= 16 and chart.kind != "steps":
             for k, (x, y) in enumerate(points):
                 label = series.labels[k] if series.labels else number(series.xs[k])
                 title = f"{series.name}, {label}: {number(series.xs[k])}, {number(series.ys[k])}"
-                dot = f'<circle class="{shade}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+                dot = f'<circle class="{shade}" cx="{x:.1f}" cy="{y:.1f}" r="{SIZES.dot}">'
                 inside.append(f"{dot}<title>{escape(title)}</title></circle>")
-                if series.labels and not any(abs(x - x0) < 30 and abs(y - y0) < 11 for x0, y0 in told):
-                    told.append((x, y))
-                    side = "point end" if x > WIDTH - 90 else "point"
-                    words = escape(series.labels[k])
-                    inside.append(f'<text class="{side}" x="{x + 6:.1f}" y="{y - 7:.1f}">{words}</text>')
+    inside += _labels(chart, [[(x_of(place[x]), y_of(y)) for x, y in zip(each.xs, each.ys, strict=True)]
+                              for each in chart.series if each.labels])  # fmt: skip
     return _frame(chart, inside, y_marks, [(x_of(at), text) for at, text in marks])
+
+
+def _labels(chart: Chart, lines: list[list[tuple[float, float]]]) -> list[str]:
+    """Of all points that have one, in the colour of their line where they are of one. lines: of points, in pixels."""
+    labelled = [(i, each) for i, each in enumerate(chart.series) if each.labels]
+    flipped = [[(x, -y) for x, y in line] for line in lines]
+    frame = (LEFT, BOTTOM - HEIGHT, WIDTH - RIGHT, -TOP)
+    points = [point for line in lines for point in line]
+    made = []
+    for label in placed(flipped, [each.labels for _, each in labelled], frame, SIZES, chart.kind == "lines"):
+        x, y = points[label.of]
+        shade = "" if label.series is None else f" {_shade(*labelled[label.series])}"
+        place = f'x="{x + label.right:.1f}" y="{y - label.up - 2:.1f}"'
+        made.append(f'<text class="point{shade}" {place}>{escape(label.text)}</text>')
+    return made
 
 
 def heatmap(chart: Heatmap, note: str = "") -> str:
@@ -174,7 +189,8 @@ def heatmap(chart: Heatmap, note: str = "") -> str:
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
     table = f"<table class='map'>{''.join(lines)}</table>"
-    below = f"<p class='note'>[{escape(note)}]</p>" if note else ""
+    told = " ".join(filter(None, (chart.note, f"[{note}]" if note else "")))
+    below = f"<p class='note'>{escape(told)}</p>" if told else ""
     return f"<figure><figcaption>{escape(chart.title)}</figcaption>{table}{below}</figure>"
 
 

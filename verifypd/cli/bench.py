@@ -50,6 +50,7 @@ def register(command: Command) -> None:
     )
     serve.add_argument("urls", nargs="+", metavar="[NAME=]URL", help="for example http://127.0.0.1:8000")
     _add_http_flags(serve)
+    serve.add_argument("--note", metavar="TEXT", help="what every table and picture says of these servers")
     add_target_flags(serve)
     _add_traffic_flags(serve)
     add_run_flags(serve)
@@ -80,7 +81,7 @@ def register(command: Command) -> None:
                         help="what --out was, of `bench all` too, or what --small wrote")  # fmt: skip
     report.add_argument("--out", type=Path, metavar="DIR", help="of a FILE: the folder of its report")
     report.add_argument("--reference", metavar="ARM", help="compare the others with this arm (default: the run's)")
-    report.add_argument("--small", type=Path, metavar="FILE", help="write the results without curves there too")
+    report.add_argument("--small", type=Path, metavar="FILE", help="write the results there too, their curves thinned")
     report.add_argument("--no-png", action="store_true", help="no PNGs beside the page, which needs none")
 
 
@@ -133,7 +134,8 @@ def _no_command(_args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """`verifypd bench serve`."""
-    return run_campaign(args, _endpoints(args), _scenarios(args))
+    about = {"note": args.note} if args.note else None  # a run that goes on without it keeps its own
+    return run_campaign(args, _endpoints(args), _scenarios(args), about=about)
 
 
 def run_inside(args: argparse.Namespace) -> int:

@@ -48,6 +48,12 @@ class StepTiming:
         return self.draft_seconds + self.verify_seconds + self.prefill_seconds
 
     @property
+    def chunk_seconds(self) -> float:
+        """Of `verify_seconds`, the share of the chunks that rode in the pass: that of its rows."""
+        rode = self.verify_rows and not self.prefill_seconds
+        return self.verify_seconds * self.chunk_rows / self.verify_rows if rode else 0.0
+
+    @property
     def seconds(self) -> float:
         """What the step took: measured where it was, else the sum of its lanes."""
         return self.step_seconds or self.device_seconds

@@ -409,6 +409,7 @@ class Engine:
             for lane, timer in timed.timers.items():
                 self.stats.lanes[lane].seconds += timer.seconds()
             timing = timed.timing()
+            self.stats.chunk_seconds += timing.chunk_seconds
             if not timed.beside:  # what others took of the device meanwhile is no cost of this plan
                 self.architecture.observe_step(timing)
             self.recent.append(PastStep(timed, timing))

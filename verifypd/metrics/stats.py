@@ -80,6 +80,7 @@ class EngineStats:
     plans: int = 0  # steps that ran something
     plans_left: int = 0  # of those, steps that left a draft for a later verify
     step_seconds: float = 0.0  # s of all steps on the host, waiting for the device included
+    chunk_seconds: float = 0.0  # s of the verify lane's that its prompt chunks took, by their share of the rows
     passes: int = 0  # verifier passes
     rows: int = 0  # tokens through the verifier
     prompt_tokens: int = 0  # of those, prompt tokens
