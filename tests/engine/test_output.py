@@ -37,6 +37,20 @@ def test_text_in_pieces(pair: tuple[Path, Path], params: dict[str, Any], size: i
         assert not stopped and output.text == expected
 
 
+def test_nothing_is_text_behind_a_stop_string(pair: tuple[Path, Path]) -> None:
+    """Not even the beginning of a character that came with it, whoever looks again."""
+    tokenizer = Tokenizer.from_folder(pair[0])
+    ids = tokenizer.encode("Tü", add_special_tokens=False)
+    begun = tokenizer.encode("日", add_special_tokens=False)[0]
+    params = SamplingParams(max_tokens=9, stop=["ü\ufffd"], include_stop_str_in_output=True)
+    request = Request("r", [5, 6], params, seed=0, max_length=500)
+    request.tokens.extend([*ids, begun, begun])
+    output = TextOutput(request, tokenizer)
+    assert output.update() and output.text == "Tü\ufffd"
+    request.state, request.finish_reason = State.FINISHED, "stop"
+    assert not output.update() and output.text == "Tü\ufffd"
+
+
 @pytest.mark.parametrize("stops", [["aab"], ["b", "abaab"], ["aaaa", "ba"], ["c" * 1000, "ab" * 200]])
 def test_what_may_become_a_stop_string_is_held_back(stops: list[str]) -> None:
     """As much as the longest beginning of any of them that the text ends with."""

@@ -62,8 +62,8 @@ class TextOutput:
         return True
 
     def _cut(self) -> None:
-        """Drop what speculation produced past the stop string."""
-        request = self.request
+        """Drop what speculation produced past the stop string. Nothing is text that comes behind it."""
+        request, self._stream = self.request, None
         del request.tokens[request.prompt_len + self._read :]
         if request.logprobs is not None:
             del request.logprobs[self._read :]
