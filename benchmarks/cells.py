@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from verifypd.bench.order import by_load
 from verifypd.bench.results import number
 from verifypd.bench.statistics import NONE
 
@@ -19,8 +20,9 @@ TAIL_FIGURES = ("ttft_ms_p95", "tpot_ms_p95", "gap_ms_p99")
 
 
 def read(name: str) -> dict[str, Any]:
-    """A result."""
-    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+    """A result; scenarios of a bench by their loads."""
+    found = dict(json.loads((RESULTS / f"{name}.json").read_text()))
+    return found | {"scenarios": by_load(found["scenarios"], found["grid"])} if "grid" in found else found
 
 
 def scenarios(name: str) -> dict[int, dict[str, Any]]:

@@ -83,7 +83,7 @@ def deploy(*names: str) -> Callable[[], str]:
         header = ["mean E2E", *arms, *(["lowest"] if several else [])]
         words = "↓ faster, ↑ slower at 95 %; lowest: all that no arm certainly beats (level: every arm)"
         words = words if several else "One seed: no verdicts"
-        return rows(header, lines) + f"\n{words}. {said}.\n" + source(*names)
+        return rows(header, lines) + f"\n{words}. {said}.{_left(scenarios)}\n" + source(*names)
 
     return table
 
@@ -96,7 +96,30 @@ def _alike(own: dict[str, Any], arm: str) -> str:
 def _legend(lines: list[list[str]]) -> str:
     """What the mark says, where a table has it."""
     marked = any("°" in cell for line in lines for cell in line)
-    return ". ° No draft waited for a later verify pass: PDV planned as PD does" if marked else ""
+    return (
+        ". ° PDV planned as PD does: under a tenth of its plans left a draft for a later verify pass" if marked else ""
+    )
+
+
+def _left(scenarios: dict[str, Any]) -> str:
+    """Of each PDV that pipelined, the share of its plans that left drafts for a later verify pass, by load."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for scenario, own in scenarios.items():
+        for arm in own["arms"]:
+            share = modes.left_share(own["arms"][arm]) if arm.startswith("pdv") else None
+            if share is not None:
+                shares.setdefault(arm, {}).setdefault(scenario.split(",")[0], []).append(share)
+    said = [
+        f"`{arm}` {', '.join(f'{load} {_percents(each)}' for load, each in loads.items())}"
+        for arm, loads in shares.items()
+        if max(max(each) for each in loads.values()) >= modes.LEAST_LEFT
+    ]
+    return f" Plans that left a draft for a later verify pass: {'; '.join(said)}." if said else ""
+
+
+def _percents(shares: list[float]) -> str:
+    low, high = f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def _note(found: dict[str, Any]) -> str:
