@@ -148,9 +148,10 @@ def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any
 
 
 def test_a_pdv_that_planned_as_pd_is_marked_wherever_it_stands(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    legend = "° No draft waited for a later verify pass"
+    legend = "° PDV planned as PD does"
     for name in ("deploy-h200-mixed", "deploy-mixed", "deploy-h200"):
         assert "°" in tables.TABLES[name]().partition(legend)[0] and legend in tables.TABLES[name]()
+    assert "later verify pass: `pdv pipelined` B n=1 0 %, B n=5 9" in tables.TABLES["deploy-h200"]()
     monkeypatch.setattr(tables.lanes.modes, "pipelined", lambda *_: True)
     assert "°" not in tables.lanes.deploy_tails()
 
