@@ -52,6 +52,16 @@ def test_models(client, server):
     assert server.metrics()['verifypd:http_requests_total{path="/v1/models/{id}",status="404"}'] >= 1
 
 
+def test_a_slash_at_the_end_changes_nothing(server):
+    """A redirect would lead to the Host that the client named."""
+    assert server.get("/v1/models/")[1] == server.get("/v1/models")[1]
+    body = {"prompt": IDS, "max_tokens": 4, "temperature": 0}
+    plain, slashed = (server.post(path, body) for path in ("/v1/completions", "/v1/completions/"))
+    assert plain[0] == slashed[0] == 200 and plain[1]["choices"] == slashed[1]["choices"]
+    with urllib.request.urlopen(f"{server.address}/dashboard/") as page:
+        assert page.url == f"{server.address}/dashboard", "its links are relative"
+
+
 def test_tokens(server, offline):
     tokenizer = offline.get_tokenizer()
     _, body, _ = server.post("/tokenize", {"model": "tiny", "prompt": PROMPT, "return_token_strs": True})
