@@ -10,7 +10,7 @@ from typing import Any
 
 from verifypd.bench.order import by_load
 from verifypd.bench.results import number
-from verifypd.bench.statistics import NONE
+from verifypd.bench.statistics import FASTER, NONE, SLOWER
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TEXTS = HERE / "results", HERE / "texts"
@@ -71,7 +71,7 @@ def quotients(found: dict[int, dict[str, Any]]) -> str:
 
 def certain(each: dict[str, Any]) -> bool:
     """Whether a comparison's interval leaves 1 out."""
-    return bool(each["verdict"] != NONE)
+    return each["verdict"] in (FASTER, SLOWER)
 
 
 def where_certain(found: dict[int, dict[str, Any]]) -> str:

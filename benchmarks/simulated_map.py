@@ -310,7 +310,9 @@ def main() -> None:
         if args.arms and {run["seed"] for run in kept} != set(grid[2]):
             parser.error("--arms keeps the runs of an earlier map, and that one has other seeds: run all of it")
         result |= run_map(*grid, names, workers=args.workers)
-        result["runs"] += kept if args.arms else []
+        if args.arms:
+            result["runs"] += kept
+            result["kept"] = {"commit": result["commit"], "arms": sorted({run["arm"] for run in kept})}
         result["minutes"] = (time.perf_counter() - began) / 60
         result |= made
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from verifypd.bench.statistics import FASTER, SLOWER
 CLOSED = "bench-serve-h200-closed-384"
 PLAIN, MIXED = "bench-serve-h200-plain-closed", "bench-serve-h200-mixed"
 PLAIN_MIXED = "bench-serve-h200-plain"
-BESIDE = {  # every result beside vLLM: its traffic, and what its loads count
+BESIDE = {  # results beside vLLM that pages show: their traffic, and what its loads count
     CLOSED: ("a closed loop", "clients (384 tokens in)"),
     "bench-serve-h200-closed": ("a closed loop", "clients (128 tokens in)"),
     PLAIN: ("a closed loop without drafts", "clients"),
@@ -208,7 +208,7 @@ def _pooled(name: str, figure: str) -> str:
 
 
 def _lost() -> list[str]:
-    """Figures of ours that are certainly worse than vLLM's, in every result beside it."""
+    """Figures of ours that are certainly worse than vLLM's, in the results that the pages show."""
     return [
         f"the {PAUSES.get(figure, NAMES[figure])} of {kind} at {level} {unit}, {' × '.join(judged(each).split()[:2])}"
         for name, (kind, unit) in BESIDE.items()

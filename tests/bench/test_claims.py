@@ -51,7 +51,7 @@ def test_utilisation_leaves_out_loads_in_which_pdv_planned_as_pd() -> None:
     two = {name: arm(busy=0.1) for name in one}
     mode = claims.utilisation([("D", found({"C=5": one, "C=3": two, "C=10": two}))])
     assert mode.seen == SEEN
-    assert mode.figures == "D: 50 / 67 / 90 %; not counted: 2 in which PDV planned as PD"
+    assert mode.figures == "D: 50 / 67 / 90 %; not counted: 2 in which PDV hardly pipelined"
     mode = claims.utilisation([("D", found({"C=3": two}))])
     assert mode.seen == OPEN and "PDV pipelined in none of 1 loads" in mode.figures
     for short in one.values():
@@ -109,10 +109,10 @@ def test_tails_of_a_pdv_that_planned_as_pd_say_nothing() -> None:
     mode = claims.decode_tails(own)
     assert mode.seen == NOT_SEEN and "8/s: TPOT" not in mode.figures.replace("16/s", "")
     assert mode.figures.startswith("simulated, over plain: E 16/s: TPOT p95 1.60 (slower)")
-    assert mode.figures.endswith("not counted: 1 in which PDV planned as PD")
+    assert mode.figures.endswith("not counted: 1 in which PDV hardly pipelined")
     own["scenarios"].pop("E 16/s")
     mode = claims.decode_tails(own)
-    assert mode.seen == OPEN and mode.figures == "PDV pipelined in none of 1 loads: it planned as PD does"
+    assert mode.seen == OPEN and mode.figures == "PDV hardly pipelined in 1 of 1 loads"
 
 
 def test_polling_is_held_against_being_notified() -> None:

@@ -170,9 +170,9 @@ def test_the_pdv_that_pipelined_stands_for_it() -> None:
 def test_a_plan_now_and_then_that_leaves_a_draft_is_no_pipeline() -> None:
     """Of 40 plans it takes four."""
     few, enough = (found("C=64", 0.8, "faster") for _ in range(2))
-    few["scenarios"]["s"]["arms"]["pdv"], enough["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, left=3), arm(80.0, left=4)
+    few["scenarios"]["s"]["arms"]["pdv"], enough["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, left=1), arm(80.0, left=2)
     shares = [modes.left_share(own["scenarios"]["s"]["arms"]["pdv"]) for own in (few, enough)]
-    assert shares == [0.075, 0.1] and modes.left_share({"parts": None}) is None
+    assert shares == [0.025, 0.05] and modes.left_share({"parts": None}) is None
     assert not modes.pipelined(few["scenarios"]["s"], "pdv") and modes.pipelined(enough["scenarios"]["s"], "pdv")
     assert advice.rule_counts([few])["readme"] == {advice.ALIKE: 1}
     assert results._left(arm(1.0, left=3)["parts"]) == "3 of 40 (7.5 %)"

@@ -148,7 +148,7 @@ def test_the_originals_metric_turns_equal_systems_into_3000_per_cent(tables: Any
 
 
 def test_a_pdv_that_planned_as_pd_is_marked_wherever_it_stands(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    legend = "° PDV planned as PD does"
+    legend = "° PDV hardly pipelined"
     for name in ("deploy-h200-mixed", "deploy-mixed", "deploy-h200"):
         assert "°" in tables.TABLES[name]().partition(legend)[0] and legend in tables.TABLES[name]()
     assert "later verify pass: `pdv pipelined` B n=1 0 %, B n=5 9" in tables.TABLES["deploy-h200"]()

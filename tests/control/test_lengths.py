@@ -41,7 +41,7 @@ def price(drafting: list[Drafting], lengths: dict[int, int], before: Load, cost:
     rows = Work(rows=sum(lengths.values()))
     verify = cost.pass_seconds(before.decode + before.riding + rows) - cost.pass_seconds(before.riding)
     tokens = before.requests + sum(sum(each.curve[: lengths.get(each.slot, 0)]) for each in drafting)
-    return (draft + verify + cost.overhead) / tokens
+    return (draft + verify + (0.0 if before.riding.rows else cost.overhead)) / tokens
 
 
 def best_uniform(drafting: list[Drafting], before: Load, cost: CostModel) -> float:
@@ -113,6 +113,15 @@ def test_a_better_drafter_drafts_longer() -> None:
         chosen(everyone(8, alpha), load(8), CostModel(Coefficients())).longest for alpha in (0.1, 0.5, 0.8, 0.95)
     ]
     assert longest == sorted(longest) and longest[0] < longest[-1]
+
+
+def test_beside_prompts_what_a_step_takes_anyway_decides_nothing() -> None:
+    """Host work of a step is paid by the prompts; alone it is spread over the tokens that drafts bring."""
+    costs, slow = Coefficients(draft_step=0.9e-3), CostModel(Coefficients(draft_step=0.9e-3))
+    slow.overhead = 20e-3
+    beside = load(4, riding=Work(512, 512, 512, 512 * 512))
+    assert chosen(everyone(4, 0.8), beside, slow) == chosen(everyone(4, 0.8), beside, CostModel(costs))
+    assert chosen(everyone(4, 0.8), load(4), slow).longest > chosen(everyone(4, 0.8), load(4), CostModel(costs)).longest
 
 
 # -- look-ups ----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def test_models(client, server):
 
 def test_a_slash_at_the_end_changes_nothing(server):
     """A redirect would lead to the Host that the client named."""
-    assert server.get("/v1/models/")[1] == server.get("/v1/models")[1]
+    for path in ("/v1/models", "/tokenizer_info"):
+        assert server.get(path + "/")[1] == server.get(path)[1]
     body = {"prompt": IDS, "max_tokens": 4, "temperature": 0}
     plain, slashed = (server.post(path, body) for path in ("/v1/completions", "/v1/completions/"))
     assert plain[0] == slashed[0] == 200 and plain[1]["choices"] == slashed[1]["choices"]

@@ -42,7 +42,7 @@ def timings(record: dict[str, Any]) -> list[StepTiming]:
 
 
 class AsRecorded(ThroughputController):
-    """Drafts beside prompts as without them."""
+    """Drafts beside prompts as without them: nearly what the recorded engine wrote, which weighed their rows, too."""
 
     def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
         return super().draft_lengths(views, snapshot, NOTHING)

@@ -83,6 +83,7 @@ def test_tokens_come_faster_with_a_tighter_target() -> None:
     """Where steps may be long; within 30 ms prompts have little to give."""
     values = [figures(slo_tpot=target, slo_gap=60.0)["tpot_p95"] for target in (60.0, 15.0, 4.0)]
     assert falls(values, by=0.10), values
+    assert figures(slo_tpot=4.0)["tpot_p95"] < 0.95 * figures()["tpot_p95"]
 
 
 @pytest.mark.slow

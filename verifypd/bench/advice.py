@@ -18,7 +18,7 @@ from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
-ALIKE = "PDV planned as PD"  # no draft waited for a later verify
+ALIKE = "PDV hardly pipelined"  # `modes.LEAST_LEFT`
 LEVEL = "level"  # no arm is certainly lower than another
 
 

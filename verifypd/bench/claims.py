@@ -75,7 +75,7 @@ def _told(figures: str, alike: int) -> str:
     """Figures of the loads in which PDV pipelined, and in how many it planned as PD."""
     if not figures:
         return never_pipelined(alike) if alike else "no result has it"
-    return f"{figures}; not counted: {alike} in which PDV planned as PD" if alike else figures
+    return f"{figures}; not counted: {alike} in which PDV hardly pipelined" if alike else figures
 
 
 def _percents(shares: Sequence[float]) -> str:
@@ -219,7 +219,7 @@ def batch_sizes(found: dict[str, Any]) -> Mode:
     words = [each.verdict for each in others if each.like]
     said = f"E, simulated: a limit below {most} is faster in {words.count(FASTER)} of {len(words)} comparisons"
     if unlike := len(others) - len(words):
-        said += f"; not counted: {unlike} in which one of the two pipelined and the other planned as PD"
+        said += f"; not counted: {unlike} in which one of the two pipelined and the other hardly did"
     word = _if_judged(words, _word(FASTER in words)) if words else OPEN
     return Mode("dynamic batch sizes", "smaller batches at lower loads", word, said)
 
@@ -276,7 +276,7 @@ def _over(own: dict[str, Any], figure: str) -> dict[str, float]:
 
 
 def _directions(own: dict[str, Any], said: dict[str, float], here: dict[str, float]) -> tuple[str, str]:
-    """Whether PDV's p95 moves the published way, over Baseline's and over PD's; untold where PDV planned as PD."""
+    """Whether PDV's p95 moves the published way, over Baseline's and over PD's; untold where PDV hardly pipelined."""
     three = here.get("pdv pipelined")
     if three is None or "PDV" not in said or not pipelined(own, "pdv pipelined"):
         return UNTOLD, UNTOLD

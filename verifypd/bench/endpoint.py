@@ -85,7 +85,7 @@ class Endpoint:
         if self.model is None:
             if not any(names):
                 raise ConfigError(f"{self.address} serves no model; give --model")
-            self.model = names[0]
+            self.model = next(filter(None, names))
         said = await self._version() or ", ".join(dict.fromkeys(filter(None, (*owners[:1], self._client.software))))
         more = {"server": said, "launch": self.launch}
         return {"model": relative(self.model)} | {name: text for name, text in more.items() if text}

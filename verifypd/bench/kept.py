@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 LARGEST = 200_000  # bytes of a file; what would make it larger goes, in the order of `PARTS`
-EACH = 4  # every so manieth point of a curve stays, of 101
+EACH = 4  # every fourth point of a curve stays, of 101
 BINS = 2  # of a histogram become one
 SAMPLES = 40  # of a timeline stay
-EXACT = "by_seed"  # with all its digits: intervals are computed from these
+EXACT = "by_seed"  # to six digits: intervals are computed from these
 PARTS = ("timeline", "histograms", "curves", EXACT)  # the least of use first
 
 

@@ -2,7 +2,7 @@
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
 its rows add to the pass. Within the longest draft, a request drafts a position where its survival is worth the
-position's row. The longest draft with the fewest seconds a token is taken (`control/value.py`).
+position's row. The longest draft with the fewest seconds a token is taken.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Option(NamedTuple):
 def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[Option]:
     """What each longest draft comes to; the first drafts nothing."""
     alone, before = cost.pass_seconds(load.riding), load.decode + load.riding
-    plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone + cost.overhead)
+    if not load.riding.rows:
+        alone -= cost.overhead  # beside prompts the step is made anyway
+    plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
     price = plain.per_token
@@ -67,7 +69,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[O
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = cost.pass_seconds(before + Work(rows=sum(lengths.values()))) - alone
-            found.append(Option(longest, lengths, load.requests + gained, draft + verify + cost.overhead))
+            found.append(Option(longest, lengths, load.requests + gained, draft + verify))
             price = min(price, found[-1].per_token)
     return found
 

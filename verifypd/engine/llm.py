@@ -38,7 +38,7 @@ class LLM:
         self._seeds = random.Random(self.config.seed) if self.config.seed is not None else random.SystemRandom()
         self._count = 0  # requests made so far
         self._jobs: dict[int, _Job] = {}  # request order -> its job
-        self._ended = 0  # requests so far
+        self._ended = 0  # requests that have ended
         self._deadlines: list[tuple[float, int]] = []  # heap of (s of the engine's clock, request order)
         self._closed = False
 

@@ -120,8 +120,8 @@ class Gate:
             return
         arrival = time.monotonic()
         headers = dict(scope["headers"])
-        if scope["path"].startswith("/v1/"):
-            scope["path"] = scope["path"].rstrip("/")  # a redirect would lead to whatever Host the client named
+        if not scope["path"].startswith(DASHBOARD):  # its page has relative links
+            scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lead to whatever Host the client named
         state = scope.setdefault("state", {})
         state.update(request_id=_request_id(headers.get(b"x-request-id", b"")), key=0, arrival=arrival)
         status = 0
