@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from verifypd.cli import main
+if __name__ == "__main__":  # processes that it starts import this module too, and need no commands
+    from verifypd.cli import main
 
-if __name__ == "__main__":
     sys.exit(main())

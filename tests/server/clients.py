@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.server.serving import Server
@@ -27,6 +28,23 @@ def request_bytes(path: str, body: dict[str, Any], key: str = "none") -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Type: application/json"]
     head = "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""])
     return head.encode() + data
+
+
+def greedy_and_drawn(server: Server, **headers: str) -> tuple[list[int], list[list[int]]]:
+    """Tokens of a greedy completion, and of three whose bodies say nothing of sampling."""
+    asked = {"prompt": [5, 9, 200], "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    bodies: list[dict[str, Any]] = [{**asked, "temperature": 0}, asked, asked, asked]
+    greedy, *drawn = [server.post("/v1/completions", body, **headers)[1]["choices"][0]["token_ids"] for body in bodies]
+    return greedy, drawn
+
+
+def check_counters(server: Server, foreign: Path, **headers: str) -> None:
+    """It counts what it is asked, and nothing where other programs count."""
+    name = 'verifypd:calls_total{outcome="ok"}'
+    before = server.idle().get(name, 0.0)
+    assert server.post("/v1/completions", {"prompt": [5, 6], "max_tokens": 2}, **headers)[0] == 200
+    assert server.metrics()[name] == before + 1
+    assert len(list(foreign.iterdir())) == 2 and not list(foreign.glob("*/*"))
 
 
 def vanish(made: socket.socket) -> None:

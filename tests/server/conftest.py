@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tests.server.frail import CONNECTIONS, LONG, PROMPTS
 from tests.server.serving import TINY, Server
 from verifypd import LLM
 from verifypd.tokenizer import Tokenizer
+
+FOREIGN = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 
 TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools> call: <tool_call>{"name": …}</tool_call>{% endif -%}
 {%- for message in messages -%}
@@ -89,14 +92,49 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def frail(folders: tuple[Path, Path], faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What other programs share their counters in: an empty folder for each name that the variable may have."""
+    folder = tmp_path_factory.mktemp("foreign")
+    for name in FOREIGN:
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def beside(foreign: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Servers of this module find these folders in their environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in FOREIGN:
+            patch.setenv(name, str(foreign / name))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def asking(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verifier that asks for one token out of one: without a word from the client its texts are the greedy ones."""
+    folder = tmp_path_factory.mktemp("asking") / "model"
+    shutil.copytree(folders[0], folder)
+    file = folder / "generation_config.json"
+    told = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**told, "top_k": 1}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def frail(
+    folders: tuple[Path, Path],
+    asking: Path,
+    faults: Path,
+    beside: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
     """A server whose engine can be broken."""
-    os.environ[faulty.VARIABLE] = str(faults)
+    beside.setenv(faulty.VARIABLE, str(faults))
     flags: dict[str, Any] = {"engine-factory": "tests.server.faulty:build", "step-timeout": 3, "send-timeout": 2}
     log = tmp_path_factory.mktemp("log") / "frail.log"
     limits = {"header-timeout": 2, "max-body": "100KB", "max-connections": CONNECTIONS, "drain-timeout": 90}
-    limits["keep-alive-timeout"] = 8
-    with Server(folders[0], str(folders[1]), log, **limits, **flags) as running:
+    limits |= {"keep-alive-timeout": 8, "generation-config": "none"}
+    with Server(asking, str(folders[1]), log, **limits, **flags) as running:
         yield running
 
 

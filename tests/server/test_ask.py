@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.serving import Server
 from verifypd.server.ask import Limits, completion, sampling
 from verifypd.server.calls import CallError
 from verifypd.server.responses import ResponsesBody, chat_body, repeated
 from verifypd.server.schema import CompletionBody
-
-pytestmark = pytest.mark.xdist_group("server-faults")
 
 PLAIN = Limits(max_model_len=100, vocab=384, max_output_tokens=None, max_choices=4, max_scores=1 << 20)
 MODEL = replace(PLAIN, defaults={"temperature": 0.6, "top_p": 0.95, "top_k": 20})
@@ -54,22 +48,3 @@ def test_a_response_repeats_what_was_understood() -> None:
     told = repeated(body, MODEL)
     assert (told["temperature"], told["top_p"]) == (0.6, 0.5)
     assert repeated(ResponsesBody(input="a"), PLAIN)["temperature"] == 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [{}, {"generation-config": "none"}])
-def test_the_models_sampling_is_that_of_its_server(
-    folders: tuple[Path, Path], tmp_path: Path, flags: dict[str, str]
-) -> None:
-    """A model that asks for one token out of one: without a word from the client its text is the greedy one."""
-    folder = tmp_path / "model"
-    shutil.copytree(folders[0], folder)
-    file = folder / "generation_config.json"
-    told = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**told, "top_k": 1}))
-    with Server(folder, "ngram", tmp_path / "log", **flags) as server:
-        asked: dict[str, Any] = {"prompt": [5, 9, 200], "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
-        greedy = server.post("/v1/completions", {**asked, "temperature": 0})[1]["choices"][0]["token_ids"]
-        drawn = [server.post("/v1/completions", asked)[1]["choices"][0]["token_ids"] for _ in range(3)]
-    assert all(each == greedy for each in drawn) == (not flags)
-    assert ("top_k=1" in (tmp_path / "log").read_text()) == (not flags)

@@ -8,13 +8,14 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server import faulty
-from tests.server.clients import Stream, connect, read_all, request_bytes, together
+from tests.server.clients import Stream, check_counters, connect, greedy_and_drawn, read_all, request_bytes, together
 from tests.server.frail import LONG, PROMPTS, all_at_once, body
 from tests.server.serving import Server, children, launch
 
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.xdist_group("server-faults")
 
 def restarts(server: Server) -> float:
     return server.metrics()["verifypd:engine_restarts_total"]
+
+
+def test_counters_of_one_worker_are_the_servers_own(frail: Server, foreign: Path) -> None:
+    check_counters(frail, foreign)
+
+
+def test_a_server_can_leave_the_models_sampling_aside(frail: Server) -> None:
+    """The model asks for one token out of one, the server was started with `--generation-config none`."""
+    greedy, drawn = greedy_and_drawn(frail)
+    assert any(each != greedy for each in drawn) and "top_k" not in frail.log.read_text()
 
 
 @pytest.mark.parametrize("how", ["kill", "stall"])
@@ -160,38 +171,45 @@ def test_a_signal_under_load(
     assert f"draining signal={signal_.name} seconds=40" in server.stop()
 
 
-def test_nohup_is_heeded(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does it: programs inherit what is ignored
+@pytest.fixture(scope="module")
+def hung_up(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that is started as `nohup` does it, and ends because of SIGTERM and nothing else."""
+    log = tmp_path_factory.mktemp("log") / "hung_up.log"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # programs inherit what is ignored
     try:
-        server = start(folders, tmp_path)
+        server = Server(folders[0], str(folders[1]), log)
     finally:
         signal.signal(signal.SIGHUP, before)
-    os.kill(server.process.pid, signal.SIGHUP)
-    assert server.complete(PROMPTS[0], max_tokens=2)["usage"]["completion_tokens"] == 2
-    assert server.ready() and "draining signal=SIGTERM" in server.stop()
+    with server:
+        yield server
+    assert "draining signal=SIGTERM" in log.read_text()
+
+
+def test_nohup_is_heeded(hung_up: Server) -> None:
+    os.kill(hung_up.process.pid, signal.SIGHUP)
+    assert hung_up.complete(PROMPTS[0], max_tokens=2)["usage"]["completion_tokens"] == 2
+    assert hung_up.ready()
 
 
 @pytest.mark.slow
-def test_bodies_that_are_read_when_the_server_is_told_to_end(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bodies_that_are_read_when_the_server_is_told_to_end(hung_up: Server) -> None:
     """One that is read in time has its answer; others are told that the server ends, in the shape of any error."""
     soon = {"prompt": "hello world " * 40_000, "truncate_prompt_tokens": 5, "max_tokens": 4, "ignore_eos": True}
     never = {"prompt": "a " * 3_900_000}
     asked = [request_bytes("/v1/completions", soon), request_bytes("/tokenize", never)]
     asked.append(request_bytes("/v1/completions", soon)[:-5])  # it never arrives whole
     with contextlib.ExitStack() as stack:
-        server = Server(folders[0], str(folders[1]), tmp_path / "server.log", **{"drain-timeout": 10})
-        stack.enter_context(server)
-        made = [stack.enter_context(connect(server)) for _ in asked]
+        made = [stack.enter_context(connect(hung_up)) for _ in asked]
         for each, data in zip(made, asked, strict=True):
             each.sendall(data)
         time.sleep(0.5)
-        server.terminate()
+        hung_up.terminate()
         answers = [read_all(each).partition(b"\r\n\r\n") for each in made]
-        assert server.wait(30) == 0
+        assert hung_up.wait(30) == 0
     assert [head.split()[1] for head, _, _ in answers] == [b"200", b"503", b"503"]
     assert json.loads(answers[0][2])["usage"]["completion_tokens"] == 4
     assert all(json.loads(body)["error"]["code"] == "draining" for _, _, body in answers[1:])
-    assert "Traceback" not in server.log.read_text()
+    assert "Traceback" not in hung_up.log.read_text()
 
 
 @pytest.mark.parametrize("moment", ["begun", "loading"])

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.clients import Stream, together
+from tests.server.clients import Stream, check_counters, greedy_and_drawn, together
 from tests.server.serving import Server, launch
 from verifypd.server.admission import Admission, LeaveRate, Load
 from verifypd.server.gate import Keys
@@ -29,14 +29,16 @@ LONG: dict[str, Any] = {"prompt": IDS, "max_tokens": 240, "temperature": 0, "ign
 
 
 @pytest.fixture(scope="module")
-def small(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two slots, a queue of three, two keys."""
+def small(
+    folders: tuple[Path, Path], asking: Path, beside: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Two slots, a queue of three, two keys, two workers."""
     flags: dict[str, Any] = {"api-key": ["first-key", "second-key"], "batch-size": 2, "queue-factor": 1.0}
     limits = {"max-queue": 3, "max-streams-per-key": 4, "max-output-tokens": 380, "max-choices": 4}
     more = {"cors-origin": ["https://app.example"], "log-format": "json", "log-prompts": True, "api-workers": 2}
     more["drain-timeout"] = 0.5
     log = tmp_path_factory.mktemp("log") / "small.log"
-    with Server(folders[0], str(folders[1]), log, **flags, **limits, **more) as running:
+    with Server(asking, str(folders[1]), log, **flags, **limits, **more) as running:
         yield running
 
 
@@ -56,6 +58,13 @@ def test_keys(small: Server) -> None:
         with openai.OpenAI(base_url=small.base, api_key=key) as client:
             assert client.completions.create(model="tiny", prompt=IDS, max_tokens=2).choices
     assert "first-key" not in small.log.read_text()
+
+
+def test_who_has_no_key_is_told_how_to_give_one(small: Server) -> None:
+    for given in ({}, auth("wrong")):
+        status, answer, headers = small.post("/v1/completions", {"prompt": "x" * 5_000_000}, **given)
+        assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        assert headers["www-authenticate"] == "Bearer"
 
 
 def test_keys_compare_with_every_key() -> None:
@@ -165,12 +174,24 @@ def test_both_workers_serve_and_count_together(small: Server) -> None:
     assert after[gaps] >= before.get(gaps, 0.0) + 8 * 3, "16 tokens, at most four in a step"
 
 
+def test_counters_of_two_workers_are_the_servers_own(small: Server, foreign: Path) -> None:
+    check_counters(small, foreign, **auth("first-key"))
+
+
+def test_the_models_sampling_is_that_of_its_server(small: Server) -> None:
+    """The model asks for one token out of one."""
+    greedy, drawn = greedy_and_drawn(small, **auth("first-key"))
+    assert drawn == [greedy] * 3 and '"top_k": 1' in small.log.read_text()
+
+
 def test_loopback_unless_told_otherwise(small: Server) -> None:
     assert small.address.startswith("http://127.0.0.1:")
 
 
 def test_a_drain_that_takes_too_long(small: Server) -> None:
-    """Whoever still runs is told so; the server ends all the same."""
+    """Whoever still runs is told so; the server ends all the same. After small and large bodies nothing is leaked."""
+    for prompt in ("x", "x" * 50_000):
+        small.post("/v1/completions", {"prompt": prompt}, **auth("first-key"))
     ask = {**LONG, "max_tokens": 380}
     running = [Stream(small, ask, key=("first-key", "second-key")[i % 2]).start() for i in range(5)]
     for stream in running[:2]:
@@ -184,6 +205,8 @@ def test_a_drain_that_takes_too_long(small: Server) -> None:
             assert stream.error is not None and stream.error["code"] == "draining"
             cut += 1
     assert cut
+    log = small.stop()
+    assert "leaked" not in log and "Warning" not in log, log[-2000:]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")

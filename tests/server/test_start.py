@@ -17,9 +17,10 @@ from typing import Any, NoReturn, cast
 import pytest
 import zmq
 
-from tests.server.serving import ROOT, Server, children, launch
+from tests.server.serving import ROOT, children, launch
 from verifypd.config import EngineConfig
 from verifypd.errors import ConfigError, EngineError
+from verifypd.server import worker
 from verifypd.server.config import ServerConfig
 from verifypd.server.engine_process import make_engine
 from verifypd.server.lifeline import BAD_SETTINGS
@@ -72,22 +73,6 @@ def test_sockets_have_room_below_a_long_name(tmp_path: Path, monkeypatch: pytest
             shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
-def test_counters_are_the_servers_own(
-    name: str, workers: int, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder of another program, or of the server before, is in the environment: its counters are not ours."""
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    monkeypatch.setenv(name, str(shared))
-    flags = {"engine-factory": "verifypd.testing.instant:build", "api-workers": workers}
-    with Server(folders[0], "none", tmp_path / "log", **flags) as server:
-        server.complete([5, 6], max_tokens=2)
-        assert server.metrics()['verifypd:calls_total{outcome="ok"}'] == 1
-    assert not list(shared.iterdir())
-
-
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 def test_a_host_that_is_not_here(host: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on .*choose another --host$"):
@@ -117,6 +102,21 @@ def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
     assert "serves" not in found.stdout
 
 
+def broken(folders: tuple[Path, Path], tmp_path: Path, name: str, text: str) -> Path:
+    """The verifier with another text in one of its files."""
+    folder = tmp_path / "model"
+    shutil.copytree(folders[0], folder)
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_a_tokenizer_that_cannot_be_read(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = broken(folders, tmp_path, "tokenizer.json", "{")
+    found = serve("--model", str(folder), "--draft", "ngram", "--port", "0")
+    assert found.returncode == 2 and "cannot be read" in found.stderr and str(folder) in found.stderr
+    assert "Traceback" not in found.stderr and "restarts" not in found.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
@@ -125,15 +125,27 @@ def test_settings_the_engine_refuses(folders: tuple[Path, Path]) -> None:
         ("generation_config.json", '{"top_p": 7}', "start with --generation-config none"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_read(
-    folders: tuple[Path, Path], tmp_path: Path, name: str, text: str, why: str
+def test_a_worker_gives_up_where_files_will_never_do(
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    text: str,
+    why: str,
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(folders[0], folder)
-    (folder / name).write_text(text)
-    found = serve("--model", str(folder), "--draft", "ngram", "--port", "0")
-    assert found.returncode == 2 and why in found.stderr and str(folder) in found.stderr
-    assert "Traceback" not in found.stderr and "restarts" not in found.stderr
+    """One line, and the status that tells the supervisor not to start it again."""
+    folder = broken(folders, tmp_path, name, text)
+    for each in ("die_with", "obey_parent", "set_up_logs"):  # they are about a process of its own
+        monkeypatch.setattr(worker, each, lambda *_: None)
+    monkeypatch.setattr(worker, "Worker", lambda *_: SimpleNamespace(start=None, stop=None))  # its sockets
+    with socket.socket() as listener, pytest.raises(SystemExit) as ended:
+        worker.run_worker(
+            0, EngineConfig(), ServerConfig(), Addresses(str(tmp_path)), listener, str(folder), os.getpid()
+        )
+    assert ended.value.code == BAD_SETTINGS
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert why in line and str(folder) in line and "\n" not in line
 
 
 def test_a_certificate_that_is_none(folders: tuple[Path, Path], tmp_path: Path) -> None:
