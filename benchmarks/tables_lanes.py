@@ -168,7 +168,7 @@ def deploy_claims() -> str:
         said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
         other = poor[own[0].name]
         alike = [
-            (letter, mode) for (letter, _), mode in zip(told, own, strict=True) if "hardly pipelined" in mode.figures
+            (letter, mode) for (letter, _), mode in zip(told, own, strict=True) if "pipelined in none" in mode.figures
         ]
         rest = alike or [("A", own[0]) if other.seen == modes.OPEN else ("B, α = 0.3", other)]
         for letter, mode in said or rest[:1]:

@@ -112,7 +112,7 @@ def test_tails_of_a_pdv_that_planned_as_pd_say_nothing() -> None:
     assert mode.figures.endswith("not counted: 1 in which PDV hardly pipelined")
     own["scenarios"].pop("E 16/s")
     mode = claims.decode_tails(own)
-    assert mode.seen == OPEN and mode.figures == "PDV hardly pipelined in 1 of 1 loads"
+    assert mode.seen == OPEN and mode.figures == "PDV pipelined in none of 1 loads"
 
 
 def test_polling_is_held_against_being_notified() -> None:

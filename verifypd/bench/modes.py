@@ -85,9 +85,7 @@ def three_lanes(own: dict[str, Any]) -> str | None:
 
 def never_pipelined(loads: int) -> str:
     """Why runs of PDV say nothing of it."""
-    return (
-        f"PDV pipelined in none of {loads} loads: under a twentieth of its plans left a draft for a later verify pass"
-    )
+    return f"PDV pipelined in none of {loads} loads"
 
 
 def why(arm: str, own: Account, other: str, theirs: Account) -> str:
