@@ -65,6 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "deploy-sweep": lanes.deploy(lanes.SWEEP),
     "deploy-mixed": lanes.deploy(lanes.MIXED),
     "deploy-three-way": lanes.deploy(lanes.THREE),
+    "deploy-models": lanes.deploy(lanes.MODELS, lanes.EVERY),
     "deploy-h200": lanes.deploy(lanes.THREE_H200, lanes.EVERY_H200),
     "deploy-h200-sweep": lanes.deploy(lanes.SWEEP_H200, "bench-sweep-7b-h200"),
     "deploy-h200-models": lanes.deploy("bench-models-h200", "bench-models-qwen2-gemma-h200"),

@@ -12,6 +12,7 @@ from verifypd.bench.figures import Outcome, Record, cut, figures
 
 SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
 THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
+FEW, MODELS, EVERY = "simulated-low-h200", "simulated-models-h200", "simulated-comprehensive-h200"
 RULED = (SWEEP, THREE)
 MIXED_H200, SWEEP_H200 = "bench-mixed-h200", "bench-sweep-h200"
 THREE_H200, EVERY_H200 = "bench-three-way-h200", "bench-comprehensive-h200"
@@ -162,7 +163,7 @@ def deploy_claims() -> str:
     """Its other statements, each with figures and a word."""
     sweep, batches = read(SWEEP), read(BATCHES)
     lines = []
-    told = [("A", modes.named_modes(sweep)), ("B", modes.named_modes(read(THREE)))]
+    told = [(name, modes.named_modes(read(of))) for name, of in (("A", SWEEP), ("B", THREE), ("B, n = 2 to 4", FEW))]
     poor = {mode.name: mode for mode in modes.named_modes(read(POOR))}
     for own in zip(*(each for _, each in told), strict=True):
         said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
@@ -193,7 +194,7 @@ def deploy_claims() -> str:
         )
         lines.append([f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {load.level}", shown, _lowest(load)])
     said = "\n° PDV hardly pipelined; batches that pipelined are not compared with those that did not.\n"
-    return rows(["its claim", "here", "verdict"], lines) + said + source(SWEEP, THREE, POOR, BATCHES)
+    return rows(["its claim", "here", "verdict"], lines) + said + source(SWEEP, THREE, FEW, POOR, BATCHES)
 
 
 def _lowest(load: advice.BatchLoad) -> str:
