@@ -244,9 +244,8 @@ class PDV(PD):
         batch = queue[: min(snapshot.verify_batch, snapshot.batch_size)]
         beside = self._beside(decode_work(batch), batch, drafts, snapshot, apart=True)
         chunks = self.read(snapshot, beside, Room(snapshot.batch_size, prompt_tokens(snapshot)))
-        if not self._verify_due(batch, snapshot, idle=not (writing or chunks)):
-            batch = []
-        spans = tuple(decode_span(view, 0, None) for view in batch)
+        due = self._verify_due(batch, snapshot, idle=not (writing or chunks))
+        spans = tuple(decode_span(view, 0, None) for view in batch if due)
         return Plan(draft=draft_batch(drafts, snapshot), verify=verify_batch(spans), prefill=verify_batch(chunks))
 
     @staticmethod

@@ -134,13 +134,12 @@ class CostModel:
         drafts = [Sample((1.0, n, n * t.draft_context, t.draft_rows), t.draft_seconds) for n, t in loops]
         values: dict[str, float] = {}
         if passes:
-            prior = self.coefficients
             names = ("base", "row", "steep", "context", "chunk_context", "mixed")
             trials = []
             run = [self._run_rows(work) for work, _ in passes]
             for knee in sorted(set(run)):  # the turn lies at some pass that was measured
                 rows = [_pass_sample(*each, max(0.0, n - knee)) for each, n in zip(passes, run, strict=True)]
-                fitted = nonnegative(rows, [getattr(prior, name) for name in names])
+                fitted = nonnegative(rows, [getattr(self.coefficients, name) for name in names])
                 trials.append((fitted.loss, knee, fitted.values))
             _, knee, found = min(trials)
             values = dict(zip(names, found, strict=True)) | {"knee": knee}

@@ -160,8 +160,7 @@ class ThroughputController(Controller):
         self._lookups.pop(request_id, None)
 
     def why(self) -> dict[str, Any]:
-        """The step for which drafts were last weighed; longest draft, tokens and ms of the choice and of its runner-up,
-        if there was one."""
+        """The step for which drafts were last weighed; longest draft, tokens and ms of the choice, and of the next."""
         if self.chosen is None or self.runner_up is None:
             return {}
         said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed}
