@@ -47,7 +47,8 @@ def cell(values: list[float]) -> str:
 
 def map_glance() -> str:
     """How `auto` stands in the simulated map."""
-    found = points(read("simulated-map")["runs"])
+    made = read("simulated-map")
+    found = points(made["runs"])
     lowest = min(found, key=lambda row: row["auto_goodput_ratio"])
     plain = [1.0 - row["auto_goodput_plain_ratio"] for row in found]
     better = sum(each > LEVEL for each in plain)
@@ -60,4 +61,5 @@ def map_glance() -> str:
         "better": f"{better} of them, by {100 * max(plain):.1f} % at most" if better else "none of them",
         "first": f"{max(row['auto_ttft_p95_plain_ratio'] for row in found):.2f}",
     }
-    return text("map-glance", **figures) + source("simulated-map")
+    kept = f" All arms but `auto`: {made['kept']['commit'][:7]}.\n" if "kept" in made else ""
+    return text("map-glance", **figures) + source("simulated-map").rstrip("\n") + (kept or "\n")
