@@ -53,10 +53,9 @@ class Option(NamedTuple):
 
 def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[Option]:
     """What each longest draft comes to; the first drafts nothing."""
+    host = 0.0 if load.riding.rows else cost.overhead  # beside prompts the step is made anyway
     alone, before = cost.pass_seconds(load.riding), load.decode + load.riding
-    if not load.riding.rows:
-        alone -= cost.overhead  # beside prompts the step is made anyway
-    plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone)
+    plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone + host)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
     price = plain.per_token
@@ -69,7 +68,7 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[O
                 continue
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = cost.pass_seconds(before + Work(rows=sum(lengths.values()))) - alone
-            found.append(Option(longest, lengths, load.requests + gained, draft + verify))
+            found.append(Option(longest, lengths, load.requests + gained, draft + verify + host))
             price = min(price, found[-1].per_token)
     return found
 
