@@ -10,9 +10,9 @@ from tests.control.views import VIEW, snapshot, view
 from verifypd.control import controller as module
 from verifypd.control import throughput
 from verifypd.control.controller import FixedController, ThresholdController
-from verifypd.control.cost import Work
 from verifypd.control.factory import make_controller
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Reading
 from verifypd.control.snapshot import RequestView
 from verifypd.errors import ConfigError
 from verifypd.simulate.tables import h200
@@ -36,7 +36,7 @@ from verifypd.simulate.tables import h200
 def test_every_controller_respects_limit_drafter_and_room(name: str, changes: dict[str, int], length: int) -> None:
     controller = make_controller(name, 4, h200())
     views = [view(0, **changes), view(1)]
-    lengths = controller.draft_lengths(views, snapshot(views), Work())
+    lengths = controller.draft_lengths(views, snapshot(views), Reading())
     assert lengths.get(0, 0) <= length
     if name != "throughput":
         assert lengths.get(0, 0) == length
@@ -45,7 +45,7 @@ def test_every_controller_respects_limit_drafter_and_room(name: str, changes: di
 
 def test_fixed_is_fixed() -> None:
     controller = FixedController(3)
-    assert controller.draft_lengths([view(7)], snapshot([view(7)]), Work()) == {7: 3}
+    assert controller.draft_lengths([view(7)], snapshot([view(7)]), Reading()) == {7: 3}
     assert controller.temperature(view(7)) == 1.0
 
 
@@ -69,7 +69,7 @@ def steps(controller: ThresholdController, seconds: float, count: int = 100, wai
 
 def queue(controller: ThresholdController, depth: int) -> None:
     views = [view(i, pending=2) for i in range(depth)]
-    controller.draft_lengths([], snapshot(views), Work())
+    controller.draft_lengths([], snapshot(views), Reading())
 
 
 def test_threshold_starts_at_four_and_moves_every_ten_observations() -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from operator import attrgetter
 
 import pytest
 
 from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, first_two, options
+from verifypd.control.lengths import Drafting, Load, Option, best_two, options
 
 FREE = {"draft_step": 0.0, "draft_context": 0.0, "draft_row": 0.0}
-
-PRICE = attrgetter("per_token")
 
 
 def curve(alpha: float, depth: int) -> list[float]:
@@ -28,7 +25,7 @@ def load(count: int, context: int = 512, riding: Work = NOTHING) -> Load:
 
 
 def chosen(drafting: list[Drafting], before: Load, cost: CostModel) -> Option:
-    return first_two(options(drafting, before, cost), PRICE)[0]
+    return best_two(options(drafting, before, cost))[0]
 
 
 def price(drafting: list[Drafting], lengths: dict[int, int], before: Load, cost: CostModel) -> float:
@@ -196,14 +193,31 @@ def test_beside_a_small_chunk_drafts_do_not_vanish() -> None:
     assert alone.longest > 0 and beside.longest > 0
 
 
+@pytest.mark.parametrize("chunk", [64, 512])
+def test_where_a_token_may_take_more_the_draft_brings_most_for_that(chunk: int) -> None:
+    """Against every length that is one for all: none brings more, at what a token may take."""
+    cost, drafting = CostModel(Coefficients(draft_step=1.2e-3, mixed=1e-3)), everyone(12, 0.8)
+    before = load(12, riding=Work(chunk, chunk, chunk, chunk * chunk))
+    longest = []
+    for worth in (0.0, 0.2e-3, 0.3e-3, 0.5e-3, 1e-2):
+        option, _ = best_two(options(drafting, before, cost, worth), worth)
+        least = max(worth, option.per_token) * (1.0 + 1e-9)
+        for length in range(9):
+            tokens = sum(1.0 + sum(each.curve[:length]) for each in drafting)
+            seconds = tokens * price(drafting, dict.fromkeys(range(12), length) if length else {}, before, cost)
+            assert option.seconds - least * option.tokens <= seconds - least * tokens + 1e-9
+        longest.append(option.longest)
+    assert longest == sorted(longest) and longest[0] < longest[-1] == 8
+
+
 # -- the runner-up -----------------------------------------------------------------------------------------------------
 
 
 def test_the_runner_up_is_the_next_best() -> None:
     found = options(everyone(8, 0.8), load(8), CostModel(Coefficients()))
-    best, second = first_two(found, PRICE)
-    ranked = sorted(option.per_token for option in found)
-    assert (best.per_token, second.per_token) == (ranked[0], ranked[1])
-    assert best.per_token < found[0].per_token
+    best, second = best_two(found)
+    assert best == min(found, key=lambda option: option.per_token) != found[0]
+    others = [option for option in found if option is not best]
+    assert second == min(others, key=lambda option: option.seconds - best.per_token * option.tokens)
     [only] = options([], load(3), CostModel(Coefficients()))
-    assert first_two([only], PRICE) == (only, only)
+    assert best_two([only]) == (only, only)

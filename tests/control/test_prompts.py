@@ -438,9 +438,9 @@ class Listening(FixedController):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.told: list[Work] = []
+        self.told: list[Reading] = []
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
         self.told.append(riding)
         return {}
 
@@ -457,7 +457,7 @@ def test_the_plan_and_its_forecast_take_the_same_chunk(lengths: tuple[int, ...],
     )
     assert plan.verify is not None and plan.prefill is None
     spans = tuple(span for span in plan.verify.spans if span.start is not None)
-    assert controller.told == [Reading(spans).work] and controller.told[0].rows >= 200
+    assert [told.spans for told in controller.told] == [spans] and controller.told[0].work.rows >= 200
     assert any(span.emits for span in spans) == (factor > 1.0)
 
 
@@ -480,14 +480,14 @@ def test_drafts_are_those_that_the_chunk_that_is_read_asks_for(costs: Coefficien
         waiting = [prompt(200 + i, noise.randrange(10, 5000), slo_ttft=200.0) for i in range(noise.randrange(1, 7))]
         views = [view(i, slo_tpot=15.0, emitted=noise.randrange(100)) for i in range(noise.choice([1, 4, 16, 32, 64]))]
         state = snapshot([*views, *waiting], prefill_chunk=2048, batch_size=128)
-        forecast = policy.riding(views, state, Room(128 - len(views), 2048))
+        forecast = policy.riding(views, state, Room(128 - len(views), 2048)).work
         twin = deepcopy(controller)
         plan = policy.plan(state)
         assert plan.verify is not None
-        riding = Reading(tuple(span for span in plan.verify.spans if span.start is not None)).work
+        riding = policy.reading
         written = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
         same.append(written == twin.draft_lengths(views, state, riding))
-        parts.append(riding.rows / forecast.rows)
+        parts.append(riding.work.rows / forecast.rows)
     assert sum(same) >= 95, sum(same)
     assert 0.8 < median(parts) < 1.25 and min(parts) > 0.5 and max(parts) < 8.0, (min(parts), median(parts), max(parts))
 

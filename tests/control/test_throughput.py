@@ -3,23 +3,34 @@ stands."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from tests.control.views import snapshot, view
 from tests.control.world import World, true_rate
+from verifypd.batch import VerifySpan
 from verifypd.control.controller import FixedController
-from verifypd.control.cost import DRAFT, NOTHING, Coefficients, CostModel, Work
+from verifypd.control.cost import DRAFT, Coefficients, CostModel
 from verifypd.control.mode import Mode
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Chunk, Reading
 from verifypd.control.snapshot import RequestView
 from verifypd.control.throughput import ThroughputController
 from verifypd.control.tuning import PROBE_SHARE, REVIEW_EVERY
 from verifypd.simulate.tables import h200
 
+ALONE = Reading()
 
-def lengths(controller: ThroughputController, views: list[RequestView], riding: Work = NOTHING) -> dict[int, int]:
+
+def beside(tokens: int, second: float = math.inf) -> Reading:
+    """A prompt of so many tokens rides. second: what one of the step is worth, in seconds of decoding."""
+    span = VerifySpan(99, tokens, 0, 0, emits=True, context=tokens)
+    return Reading((span,), None if second == math.inf else Chunk(tokens, 0.01, 0.01 * (second - 1.0)))
+
+
+def lengths(controller: ThroughputController, views: list[RequestView], riding: Reading = ALONE) -> dict[int, int]:
     return controller.draft_lengths(views, snapshot(views, mean_output=256.0), riding)
 
 
@@ -88,7 +99,7 @@ def test_texts_that_differ_are_drafted_as_each_is_worth() -> None:
 
 def test_beside_prompts_drafts_save_what_rows_cost_there() -> None:
     """A pass that prompts pay for gives everyone a token for next to nothing: slow drafts save less than they take."""
-    controller, riding = ThroughputController(h200(), 4), Work(512, 512, 512, 512 * 512)
+    controller, riding = ThroughputController(h200(), 4), beside(512)
     World(16, lambda step, i: 0.8).run(controller, 60)
     views, measured = [view(i) for i in range(16)], controller.cost.coefficients
     controller.cost.coefficients = replace(measured, draft_step=1.6e-3)
@@ -102,13 +113,27 @@ def test_beside_prompts_drafts_save_what_rows_cost_there() -> None:
     assert lengths(controller, views, riding), "long contexts are dear in any pass"
 
 
+def test_beside_prompts_that_are_worth_little_drafts_save_what_rows_cost_without_them() -> None:
+    """What targets say a second of the step is worth decides; and only who decodes gains from drafts, all wait."""
+    controller = ThroughputController(h200(), 4)
+    World(16, lambda step, i: 0.8).run(controller, 60)
+    views = [view(i) for i in range(16)]
+    controller.cost.coefficients = replace(controller.cost.coefficients, draft_step=1.6e-3)
+    assert lengths(controller, views)
+    written = [sum(lengths(controller, views, beside(512, second)).values()) for second in (1.0, 2.0, 4.0, 30.0)]
+    assert written == sorted(written, reverse=True) and written[0] > 0 == written[-1], written
+    waiting = [view(100 + i, prefill_left=500) for i in range(48)]
+    state = snapshot([*views, *waiting], mean_output=256.0)
+    assert not controller.draft_lengths(views, state, beside(512, 1.0)), "a quarter of the slots decodes"
+
+
 def test_rows_that_are_dear_beside_prompts_are_not_drafted_and_the_step_after_drafts_as_before() -> None:
     controller = ThroughputController(h200(), 4)
     World(16, lambda step, i: 0.6).run(controller, 60)
     views = [view(i) for i in range(16)]
     before = lengths(controller, views)
     controller.cost.coefficients = replace(controller.cost.coefficients, steep=2e-3)
-    assert not lengths(controller, views, Work(2048, 2048, 2048, 2048 * 2048)) and controller.drafting
+    assert not lengths(controller, views, beside(2048)) and controller.drafting
     assert lengths(controller, views) == before
 
 
@@ -232,7 +257,7 @@ def test_a_debt_keeps_prompts_waiting_that_hold_a_slot() -> None:
         prompts = [view(20 + i, prefill_left=2000) for i in range(waiting)]
         found = [view(0, draft_lag=1100, max_length=530), *rest]
         state = snapshot([*found, *prompts], mean_output=256.0)
-        drafted[waiting] = controller.draft_lengths(found, state, NOTHING)
+        drafted[waiting] = controller.draft_lengths(found, state, ALONE)
     assert {waiting: 0 in found for waiting, found in drafted.items()} == {0: True, 1: True, 8: False}
     assert all(len(found) >= 15 for found in drafted.values()), "who has no debt drafts as before"
 
@@ -241,7 +266,7 @@ def test_a_drafter_without_a_cache_has_no_debt() -> None:
     controller = ThroughputController(h200())
     World(16, lambda step, i: 0.6).run(controller, 100)
     views = [view(0, draft_lag=20_000, max_length=530), *(view(i) for i in range(1, 16))]
-    assert 0 in controller.draft_lengths(views, snapshot(views, drafter_has_cache=False), NOTHING)
+    assert 0 in controller.draft_lengths(views, snapshot(views, drafter_has_cache=False), ALONE)
 
 
 def test_what_a_head_reads_again_is_no_debt() -> None:
@@ -249,8 +274,8 @@ def test_what_a_head_reads_again_is_no_debt() -> None:
     controller = ThroughputController(CostModel(Coefficients(draft_row=1e-4)), 4)
     World(4, lambda step, i: 0.8).run(controller, 60)
     views = [view(i, draft_lag=5, max_length=520) for i in range(4)]
-    routine = controller.draft_lengths(views, snapshot(views, routine_lag=5), NOTHING)
-    debt = controller.draft_lengths(views, snapshot(views, routine_lag=2), NOTHING)
+    routine = controller.draft_lengths(views, snapshot(views, routine_lag=5), ALONE)
+    debt = controller.draft_lengths(views, snapshot(views, routine_lag=2), ALONE)
     assert len(routine) == 4 and len(debt) <= len(routine)
 
 
@@ -272,7 +297,7 @@ def test_while_nothing_is_drafted_look_ups_are_overheard() -> None:
     copies = 0
     for turn in range(1, 200):
         views = [view(i, proposer="ngram", lookups=(9 * turn, 10 * turn)) for i in range(8)]
-        copies = len(controller.draft_lengths(views, snapshot(views, copier="ngram"), NOTHING))
+        copies = len(controller.draft_lengths(views, snapshot(views, copier="ngram"), ALONE))
         timing = StepTiming(verify_requests=8, verify_rows=8, verify_seconds=6e-3, step_seconds=6e-3)
         controller.observe_step(timing)
         if controller.drafting:
@@ -290,9 +315,9 @@ def test_it_says_what_it_chose_and_over_what() -> None:
     why, state = controller.why(), controller.state()
     assert why["mode"] == state["mode"] == Mode.DRAFTING.value
     assert why["ms"] / why["tokens"] <= why["next_ms"] / why["next_tokens"] and why["longest"] != why["next_longest"]
-    lengths(controller, [view(i) for i in range(16)], Work(512, 512, 512, 512 * 512))
-    beside = controller.why()
-    assert beside["ms"] / beside["tokens"] <= beside["next_ms"] / beside["next_tokens"] < why["ms"] / why["tokens"]
+    lengths(controller, [view(i) for i in range(16)], beside(512))
+    more = controller.why()
+    assert more["ms"] / more["tokens"] <= more["next_ms"] / more["next_tokens"] < why["ms"] / why["tokens"]
     assert state["draft_length"] == why["longest"] > 0 and float(state["gain"]) > 1.2
     assert float(state["acceptance"]) == pytest.approx(0.8, abs=0.06)
     World(16, lambda step, i: 0.02).run(controller, 100)
@@ -305,7 +330,7 @@ def test_it_says_for_which_step_it_weighed_drafts() -> None:
     World(16, lambda step, i: 0.02).run(controller, 100)
     for step in range(1000, 1000 + 2 * REVIEW_EVERY):
         if controller.may_draft:
-            controller.draft_lengths(views, snapshot(views, step=step, mean_output=256.0), NOTHING)
+            controller.draft_lengths(views, snapshot(views, step=step, mean_output=256.0), ALONE)
             asked.append(step + 1)  # the snapshot counts the steps before it
         controller.observe_step(StepTiming(verify_requests=16, verify_rows=16, verify_seconds=1e-6))
         weighed.append(controller.why()["weighed"])

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from tests.control.views import snapshot, view
 from verifypd.control.controller import Controller
-from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Reading
 from verifypd.simulate.tables import H200
 
 
@@ -41,7 +41,7 @@ class World:
         tokens, start, means = 0, self.time, []
         for _ in range(steps):
             views = [view(i, draft_lag=self.lag[i], emitted=self.emitted[i]) for i in range(self.requests)]
-            lengths = controller.draft_lengths(views, snapshot(views, batch_size=self.batch_size), Work())
+            lengths = controller.draft_lengths(views, snapshot(views, batch_size=self.batch_size), Reading())
             controller.observe_step(self.measure(lengths))
             tokens += sum(self.judge(controller, i, lengths.get(i, 0)) for i in range(self.requests))
             means.append(sum(lengths.values()) / self.requests)

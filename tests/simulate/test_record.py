@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from verifypd.bench.workload import mixed
-from verifypd.control.cost import NOTHING, Coefficients, CostModel, Work
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.factory import make_architecture
 from verifypd.control.observe import StepTiming
+from verifypd.control.prompts import Reading
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.throughput import ThroughputController
 from verifypd.simulate.engine import Simulation
@@ -44,8 +45,8 @@ def timings(record: dict[str, Any]) -> list[StepTiming]:
 class AsRecorded(ThroughputController):
     """Drafts beside prompts as without them: nearly what the recorded engine wrote, which weighed their rows, too."""
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
-        return super().draft_lengths(views, snapshot, NOTHING)
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
+        return super().draft_lengths(views, snapshot, Reading())
 
 
 def fitted(record: dict[str, Any]) -> CostModel:

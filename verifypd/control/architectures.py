@@ -9,7 +9,7 @@ from typing import Any
 
 from verifypd.batch import DraftBatch, DraftSpan, VerifyBatch, VerifySpan
 from verifypd.control.controller import Controller, FixedController, decode_work
-from verifypd.control.cost import NOTHING, CostModel, Work
+from verifypd.control.cost import CostModel, Work
 from verifypd.control.lanes import prompt_tokens
 from verifypd.control.observe import Observation, StepTiming
 from verifypd.control.prompts import Beside, Reading, Room, next_chunks
@@ -81,25 +81,25 @@ class Architecture:
 
         room: for the prompts that ride in this pass; None: they get a pass of their own.
         """
-        riding = self.riding(views, snapshot, room) if room is not None and self.controller.may_draft else NOTHING
+        riding = self.riding(views, snapshot, room) if room is not None and self.controller.may_draft else Reading()
         drafts = self.draft(views, snapshot, riding)
         lengths, own = {span.slot: span.drafts for span in drafts}, snapshot.drafter
         spans = tuple([decode_span(view, lengths.get(view.slot, 0), view.proposer or own) for view in views])
         decode = decode_work(views) + Work(rows=sum(lengths.values()))
         return draft_batch(drafts, snapshot), spans, self._beside(decode, views, drafts, snapshot, apart=room is None)
 
-    def riding(self, views: Sequence[RequestView], snapshot: Snapshot, room: Room) -> Work:
+    def riding(self, views: Sequence[RequestView], snapshot: Snapshot, room: Room) -> Reading:
         """The prompt chunks that would join these requests' pass if nothing were drafted. With drafts the step may read
         more or less; the drafts that the forecast leads to are hardly ever others for it."""
         beside = self._beside(decode_work(views), views, (), snapshot, apart=False)
-        return next_chunks(snapshot, self.cost, beside, room).work
+        return next_chunks(snapshot, self.cost, beside, room)
 
     def read(self, snapshot: Snapshot, beside: Beside, room: Room) -> tuple[VerifySpan, ...]:
         """The prompt chunks of the step."""
         self.reading = next_chunks(snapshot, self.cost, beside, room)
         return self.reading.spans
 
-    def draft(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> list[DraftSpan]:
+    def draft(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> list[DraftSpan]:
         """Who drafts how much. A drafter that lags behind catches up first, within the chunk budget.
 
         What it lacks after every verdict is not counted against that budget.
@@ -236,7 +236,7 @@ class PDV(PD):
             return super().plan(snapshot)
         ready = decoding(snapshot)
         fresh = [view for view in ready if not view.pending][: snapshot.batch_size]
-        drafts = self.draft(fresh, snapshot, NOTHING)
+        drafts = self.draft(fresh, snapshot, Reading())
         writing = {span.slot for span in drafts if span.drafts}
         # who drafts nothing needs no draft to be verified: its one token queues with the drafts
         queue = [v for v in ready if v.pending] + [v for v in fresh if v.slot not in writing]

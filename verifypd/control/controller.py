@@ -13,6 +13,7 @@ from typing import Any
 
 from verifypd.control.cost import Work
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Reading
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TAU_STEP
 
@@ -32,7 +33,7 @@ class Controller:
         """Whether it drafts at present, and does not only try now and then whether it should."""
         return self.may_draft
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
         """slot → tokens to draft, no more than each is `allowed`, for requests that would draft and verify together.
 
         riding: the prompt chunks that their pass would carry.
@@ -83,7 +84,7 @@ class FixedController(Controller):
         """Unless it never drafts."""
         return self.length > 0
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
         """The same for all, as far as each allows."""
         return {view.slot: length for view in views if (length := allowed(view, self.length))}
 
@@ -110,7 +111,7 @@ class ThresholdController(FixedController):
         self._steps: deque[float] = deque(maxlen=self.WINDOW)  # s, queue wait included
         self._verified: list[Observation] = []  # since the last move
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
         """The same for all, as far as each allows."""
         self.queue = sum(1 for view in snapshot.requests if view.pending)
         return super().draft_lengths(views, snapshot, riding)

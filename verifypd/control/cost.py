@@ -112,10 +112,8 @@ class CostModel:
 
     def _run_rows(self, work: Work) -> float:
         """Rows that the device runs, void ones too."""
-        if not self.padded:
-            return work.rows
-        rows = math.ceil(work.rows)
-        return chunk_bucket(rows) if work.chunk_rows else row_bucket(rows)
+        bucket = chunk_bucket if work.chunk_rows else row_bucket
+        return bucket(math.ceil(work.rows)) if self.padded else work.rows
 
     def _loop(self, steps: int, rows: float, context: float) -> float:
         if steps <= 0 and rows <= 0:

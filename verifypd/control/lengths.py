@@ -2,19 +2,19 @@
 
 A step's decode work brings Σ (1 + survivals drafted) tokens and adds some seconds to the step: its draft loop, and what
 its rows add to the pass. Within the longest draft, a request drafts a position where its survival is worth the
-position's row. The longest draft with the fewest seconds a token is taken.
+position's row. The longest draft with the fewest seconds a token is taken, or the one that brings most where a token is
+worth more seconds than those.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from verifypd.control.cost import NOTHING, CostModel, Work
 
-Choice = TypeVar("Choice")
 NEXT_TO_NOTHING = math.ulp(1.0)  # s: where a fit finds rows for nothing, a token still has a price
 
 
@@ -51,14 +51,14 @@ class Option(NamedTuple):
         return max(self.seconds, NEXT_TO_NOTHING) / self.tokens
 
 
-def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[Option]:
-    """What each longest draft comes to; the first drafts nothing."""
+def options(drafting: Sequence[Drafting], load: Load, cost: CostModel, worth: float = 0.0) -> list[Option]:
+    """What each longest draft comes to; the first drafts nothing. worth: s a token may take at least."""
     host = 0.0 if load.riding.rows else cost.overhead  # beside prompts the step is made anyway
     alone, before = cost.pass_seconds(load.riding), load.decode + load.riding
     plain = Option(0, {}, float(load.requests), cost.pass_seconds(before) - alone + host)
     found = [plain]
     deepest = max((len(each.curve) for each in drafting), default=0)
-    price = plain.per_token
+    price = max(worth, plain.per_token)
     for longest in range(0 if any(each.looked_up for each in drafting) else 1, deepest + 1):
         # where drafts reach beyond the knee, rows are charged as those before it or as those behind it
         ends = before.rows, before.rows + len(drafting) * max(1, longest)
@@ -69,8 +69,15 @@ def options(drafting: Sequence[Drafting], load: Load, cost: CostModel) -> list[O
             draft = cost.draft_seconds(longest, lag, context) if context else 0.0
             verify = cost.pass_seconds(before + Work(rows=sum(lengths.values()))) - alone
             found.append(Option(longest, lengths, load.requests + gained, draft + verify + host))
-            price = min(price, found[-1].per_token)
+            price = max(worth, min(price, found[-1].per_token))
     return found
+
+
+def best_two(found: Sequence[Option], worth: float = 0.0) -> tuple[Option, Option]:
+    """What to draft, and the runner-up; the same twice where there is only one. worth: s a token may take at least."""
+    price = max(worth, min([option.per_token for option in found]))
+    ranked = sorted(found, key=lambda option: option.seconds - price * option.tokens)
+    return ranked[0], ranked[min(1, len(ranked) - 1)]
 
 
 def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[dict[int, int], float, float, float]:
@@ -90,9 +97,3 @@ def _lengths(drafting: Sequence[Drafting], longest: int, least: float) -> tuple[
                 context += tokens
                 lag += behind
     return lengths, gained, context, lag
-
-
-def first_two(found: Sequence[Choice], key: Callable[[Choice], float]) -> tuple[Choice, Choice]:
-    """The one with the lowest key, and the runner-up; the same twice where there is only one."""
-    ranked = sorted(found, key=key)
-    return ranked[0], ranked[min(1, len(ranked) - 1)]

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple, TypeVar
 
 from verifypd.batch import VerifySpan
 from verifypd.buckets import CHUNKS
 from verifypd.control.cost import NOTHING, CostModel, Work
-from verifypd.control.lengths import first_two
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.tuning import OVERDUE, PROMPT_SHARE
 from verifypd.control.value import MS, value, weight
@@ -111,6 +110,11 @@ class Reading:
         rows, square = sum([span.rows for span in self.spans]), sum([span.rows * span.context for span in self.spans])
         return Work(rows, sum([span.context for span in self.spans]), rows, square)
 
+    @property
+    def second(self) -> float:
+        """What a second of the step is worth, in seconds of decoding without prompts."""
+        return 1.0 + max(0.0, self.chosen.value / self.chosen.seconds) if self.chosen else inf
+
 
 def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:
     """The prompt chunks of a step."""
@@ -120,8 +124,8 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room)
     room = room._replace(requests=max(1, min(room.requests, snapshot.most_chunks)))
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
         return Reading(tuple(_spans(waiting, room.tokens, room)))
-    best, second = first_two(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.value)
-    return Reading(tuple(_spans(waiting, best.tokens, room)), best, None if second is best else second)
+    ranked = sorted(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.value)
+    return Reading(tuple(_spans(waiting, ranked[0].tokens, room)), *ranked[:2])
 
 
 def candidates(

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from verifypd.control.acceptance import Acceptance, Kind, kind_of
+from verifypd.control.acceptance import Acceptance, kind_of
 from verifypd.control.controller import Controller, allowed, decode_work
-from verifypd.control.cost import CostModel, Work
-from verifypd.control.lengths import Drafting, Load, Option, first_two, options
+from verifypd.control.cost import CostModel
+from verifypd.control.lengths import Drafting, Load, Option, best_two, options
 from verifypd.control.mode import Mode, ProbeBudget, next_mode
 from verifypd.control.observe import Observation, StepTiming
+from verifypd.control.prompts import Reading
 from verifypd.control.snapshot import RequestView, Snapshot
 from verifypd.control.temperature import TemperatureSearch
 from verifypd.control.tuning import REVIEW_EVERY
@@ -36,7 +37,6 @@ class ThroughputController(Controller):
         self.search = TemperatureSearch() if search_temperature else None
         self.mode = Mode.DRAFTING
         self.budget = ProbeBudget()
-        self.gain = 1.0  # predicted: tokens a second over those of plain decoding
         self.chosen: Option | None = None  # of the last step that was weighed
         self.runner_up: Option | None = None
         self._probe_price = 0.0  # s, when the choice was last weighed
@@ -59,7 +59,7 @@ class ThroughputController(Controller):
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Work) -> dict[int, int]:
+    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
         """slot → tokens to draft for each request, beside the prompt chunks that ride in the pass."""
         self._overhear(views, snapshot)
         able = [(view, most) for view in views if (most := allowed(view, self.max_draft))]
@@ -69,19 +69,18 @@ class ThroughputController(Controller):
         share = sum([1.0 for view in snapshot.requests if not view.prefill_left]) / len(snapshot.requests)
         joining = [each for view, most in able if (each := self._drafting(view, most, snapshot, share))]
         load = Load(len(views), decode_work(views))
-        found = options(joining, load, self.cost)
-        plain, drafts = found[0], found[1:]
-        best, second = first_two(drafts or [plain], key=lambda option: option.per_token)
+        plain, *drafts = options(joining, load, self.cost)
+        best, second = best_two(drafts or [plain])
         self.runner_up = plain if second is best else second
         self.gain = plain.per_token / best.per_token
         self._probe_price, probed = self._probe([view for view, _ in able], snapshot)
-        affordable = self.budget.affords(self._probe_price)
-        self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, affordable)
+        self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, self.budget.affords(self._probe_price))
         if self.mode is Mode.DRAFTING:
             self._alone = best
-            if riding.rows:
-                beside = options(joining, replace(load, riding=riding), self.cost)
-                best, self.runner_up = first_two(beside, key=lambda option: option.per_token)
+            if riding.spans:
+                worth = share * best.per_token / riding.second
+                found = options(joining, replace(load, riding=riding.work), self.cost, worth)
+                best, self.runner_up = best_two(found, worth)
             self.chosen = best
             return best.lengths
         self._alone, self.chosen, self.runner_up = plain, plain, best
@@ -93,7 +92,8 @@ class ThroughputController(Controller):
     def _drafting(self, view: RequestView, most: int, snapshot: Snapshot, share: float) -> Drafting | None:
         """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves.
         share: of slots that decode. Only those save, all wait for the drafter; and beside prompts tokens cost less."""
-        curve, lag = self.acceptance.curve(view.request_id, self._kind(view, snapshot.drafter)), 0.0
+        kind = kind_of(view.greedy, view.coupled, view.temperature, view.proposer or snapshot.drafter)
+        curve, lag = self.acceptance.curve(view.request_id, kind), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:
             debt, left = max(0, view.draft_lag - snapshot.routine_lag), view.expected_left(snapshot.mean_output)
             lag = max(1, min(view.draft_lag, snapshot.routine_lag)) + debt / left
@@ -118,9 +118,6 @@ class ThroughputController(Controller):
                 break
             chosen[slot], price = 1, more
         return price, chosen
-
-    def _kind(self, view: RequestView, drafter: str | None) -> Kind:
-        return kind_of(view.greedy, view.coupled, view.temperature, view.proposer or drafter)
 
     def temperature(self, view: RequestView) -> float:
         """1, unless the search is on and has found or is trying something else for this kind of request."""

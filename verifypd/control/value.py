@@ -1,7 +1,8 @@
 """The objective: a step does what brings most for its seconds.
 
-Drafts are as long as makes the fewest seconds a token, of the seconds that decoding adds to the step: rows that ride
-free beside prompts leave drafts little to save. Prompts get as many tokens as have the greatest
+Drafts are as long as makes the fewest seconds a token, of the seconds that decoding adds to the step. Rows ride free
+beside prompts, so drafts save little there; but a token may take as long as without prompts, times the share of slots
+that decode, over what a second of the step is worth, 1 + value / seconds. Prompts get the tokens that have the greatest
 
     value = (Σ waiting w · part of its prompt read) / rate  −  seconds
     w     = 1 / slo_ttft while a request waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once late
