@@ -24,9 +24,11 @@ BESIDE = {  # results beside vLLM that pages show: their traffic, and what its l
     "bench-serve-h200-closed": ("a closed loop", "clients (128 tokens in)"),
     PLAIN: ("a closed loop without drafts", "clients"),
     "bench-serve-h200-tiny1b": ("a closed loop with a draft model", "clients"),
+    "bench-serve-h200-tiny1b-mixed": ("mixed traffic with a draft model", "requests/s"),
     MIXED: ("mixed traffic", "requests/s"),
     PLAIN_MIXED: ("mixed traffic without drafts", "requests/s"),
     "bench-serve-h200-32": ("mixed traffic", "requests/s"),
+    "bench-serve-h200-32-86b7a45": ("mixed traffic", "requests/s and many long prompts"),
 }
 PAUSES = {"gap_ms_p50": "median pause", "gap_ms_p99": "p99 of pauses"}
 AUTO, STEPS, DRAFT, FP8 = "h200-auto", "h200-head-steps", "h200-draft-steps", "fp8-h200"

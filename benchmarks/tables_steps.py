@@ -11,7 +11,7 @@ from cells import HERE, TAIL_FIGURES, TAIL_RATIOS, TAILS, interval, read, rows, 
 
 from verifypd.control.cost import Coefficients, CostModel, Work
 
-TARGETS, PLANNERS = "h200-targets-16", ("h200-planner-813d00b", "h200-planner")
+TARGETS, BOUND, PLANNERS = "h200-targets-16", "h200-targets-bound", ("h200-planner-813d00b", "h200-planner")
 DRIFT, WORK = "pass-drift-h200", ("verify_rows", "verify_context", "chunk_rows", "chunk_context")
 DISTILLED = "verifypd/models/data/smollm2-draft/distil.json"
 TOYS = ("toy-schedule", "toy-schedule-traffic")  # costs as measured at the start, and as steps took in traffic
@@ -49,6 +49,19 @@ def targets() -> str:
         ratios = [interval(over[figure]) for figure in TAIL_FIGURES] if over else [""] * 3
         lines.append([f"`--slo-{cell['arm'].replace('=', ' ')}`", *tails(cell["figures"]), *ratios])
     return rows(["target, ms", *TAILS, *TAIL_RATIOS], lines) + source(TARGETS)
+
+
+def targets_bound() -> str:
+    """Targets beside one that binds: of first tokens, then of time per token. Ratios are over the loosest of each."""
+    lines, loosest = [], dict[str, dict[str, float]]()
+    for cell in read(BOUND)["cells"]:
+        asked = {"gap": "30"} | dict(part.split("=") for part in cell["arm"].split(","))
+        figures = cell["figures"]
+        first = loosest.setdefault(asked["gap"], figures)
+        over = ["" if first is figures else f"{figures[n] / first[n]:.2f}" for n in ("ttft_ms_p95", "tpot_ms_p95")]
+        lines.append([*(asked[name] for name in ("gap", "ttft", "tpot")), *tails(figures), *over])
+    header = ["`--slo-gap`", "`--slo-ttft`", "`--slo-tpot`", *TAILS, "× TTFT p95", "× TPOT p95"]
+    return rows(header, lines) + source(BOUND)
 
 
 def gaps(name: str) -> Callable[[], str]:

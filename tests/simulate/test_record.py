@@ -1,7 +1,7 @@
 """The simulator against reality: runs recorded on a GPU, and the same arrivals simulated with the costs they show.
 
-Recorded steps are planned and padded as 7212482 did, simulated ones as today, but for drafts beside prompts: a
-difference may be the simulator's or the policy's.
+Recorded steps are planned and padded as 86b7a45 did, simulated ones as today: a difference may be the simulator's or
+the policy's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,8 @@ import pytest
 
 from verifypd.bench.workload import mixed
 from verifypd.control.cost import Coefficients, CostModel
-from verifypd.control.factory import make_architecture
+from verifypd.control.factory import make_architecture, make_controller
 from verifypd.control.observe import StepTiming
-from verifypd.control.prompts import Reading
-from verifypd.control.snapshot import RequestView, Snapshot
-from verifypd.control.throughput import ThroughputController
 from verifypd.simulate.engine import Simulation
 from verifypd.simulate.traffic import replay
 from verifypd.simulate.world import TrueCosts, gpu_settings
@@ -40,13 +36,6 @@ def timings(record: dict[str, Any]) -> list[StepTiming]:
         StepTiming(**{name: value * 1e-6 if name.endswith("_seconds") else value for name, value in step.items()})
         for step in steps
     ]
-
-
-class AsRecorded(ThroughputController):
-    """Drafts beside prompts as without them: nearly what the recorded engine wrote, which weighed their rows, too."""
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
-        return super().draft_lengths(views, snapshot, Reading())
 
 
 def fitted(record: dict[str, Any]) -> CostModel:
@@ -70,11 +59,11 @@ def simulated(record: dict[str, Any], answered: list[int], seeds: int = 3) -> di
     ratios = [each.device_seconds / model.step_seconds(each) for each in timings(record)]
     truth = TrueCosts(model.coefficients, noise=statistics.stdev(math.log(ratio) for ratio in ratios))
     arrivals = [(a.at, a.prompt_tokens, a.output_tokens) for a in workload(record)]
-    settings = gpu_settings(batch_size=record["batch_size"], max_draft=4, head=True, slo_ttft=500.0)
+    settings = gpu_settings(batch_size=record["batch_size"], max_draft=4, head=True)
     found = []
     for seed in range(seeds):
         believed = CostModel(Coefficients(**record["costs_at_start"]))
-        policy = make_architecture("auto", AsRecorded(believed, 4), believed)
+        policy = make_architecture("auto", make_controller("throughput", 4, believed), believed)
         run = Simulation(policy, replay(arrivals, record["alpha"], seed=seed), truth, settings, seed=seed)
         run.ended, run.ended_tokens = len(answered), sum(answered)
         found.append(run.run().summary())
@@ -90,12 +79,9 @@ def workload(record: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 def test_recorded_runs_simulated_come_to_the_same_latencies() -> None:
-    """Within a tenth, as the mean of both runs: p50 and p95 of first tokens, time per token and gaps. The second run
-    holds alone. Of the first, gap p95 alone does not: it lies where one gap in a hundred moves it by 3 ms."""
+    """Within a tenth, each run by itself: p50 and p95 of first tokens, time per token and gaps."""
     first, second = RECORDS
     before = simulated(first, WARM_UP)
     after = simulated(second, WARM_UP + [a.output_tokens for a in workload(first)])
-    assert after == pytest.approx(dict.fromkeys(after, 1.0), rel=CLOSE)
-    both = {name: (before[name] + after[name]) / 2 for name in before}
-    assert both == pytest.approx(dict.fromkeys(both, 1.0), rel=CLOSE)
-    assert {name: ratio for name, ratio in before.items() if abs(ratio - 1.0) > CLOSE}.keys() <= {"gap_ms_p95"}
+    for found in (before, after):
+        assert found == pytest.approx(dict.fromkeys(found, 1.0), rel=CLOSE)
