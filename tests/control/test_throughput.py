@@ -122,6 +122,10 @@ def test_beside_prompts_that_are_worth_little_drafts_save_what_rows_cost_without
     assert lengths(controller, views)
     written = [sum(lengths(controller, views, beside(512, second)).values()) for second in (1.0, 2.0, 4.0, 30.0)]
     assert written == sorted(written, reverse=True) and written[0] > 0 == written[-1], written
+    why = controller.why()
+    assert 0.0 < why["worth_ms"] < why["next_ms"] / why["next_tokens"]
+    lengths(controller, views)
+    assert controller.why()["worth_ms"] == 0.0
     waiting = [view(100 + i, prefill_left=500) for i in range(48)]
     state = snapshot([*views, *waiting], mean_output=256.0)
     assert not controller.draft_lengths(views, state, beside(512, 1.0)), "a quarter of the slots decodes"

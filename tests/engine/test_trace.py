@@ -153,6 +153,11 @@ def test_one_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     prompts = "prompts: 32 tokens, a step of 12.3 ms, value +0.41 ms"
     assert f"{prompts}; next best: 16 tokens, a step of 9.9 ms, value -0.25 ms" in said
     assert "took, ms: decode 1.5, verify 11.0" in said
+    lines[0]["why"] = why | {"worth_ms": 0.2, "ms": 1.2}
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = trace.explain_step(tmp_path, 1)
+    assert "0.176 ms a token; next best: none, 2.0 tokens for 0.50 ms: 0.250 ms a token" in said
+    assert "beside these prompts targets let a token take 0.200 ms" in said
     lines[0]["why"] = {"mode": "plain", "weighed": 0, "longest": 0, "tokens": 2.0, "ms": 0.5}
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = trace.explain_step(tmp_path, 1)

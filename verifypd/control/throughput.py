@@ -41,6 +41,7 @@ class ThroughputController(Controller):
         self.runner_up: Option | None = None
         self._probe_price = 0.0  # s, when the choice was last weighed
         self._alone: Option | None = None  # what was best, or would have been, without prompts beside it
+        self._worth = 0.0  # s that a token might take beside the prompts of that step at least; 0: no prompts
         self._unweighed = 0  # steps since the choice was last weighed
         self._weighed = 0  # step for which it was
         self._lookups: dict[int, tuple[int, int]] = {}  # request → look-ups that would have stood, of all, as last seen
@@ -77,13 +78,13 @@ class ThroughputController(Controller):
         self.mode = next_mode(self.mode, self.gain, self.acceptance.doubt, self.budget.affords(self._probe_price))
         if self.mode is Mode.DRAFTING:
             self._alone = best
+            self._worth = share * best.per_token / riding.second if riding.spans else 0.0
             if riding.spans:
-                worth = share * best.per_token / riding.second
-                found = options(joining, replace(load, riding=riding.work), self.cost, worth)
-                best, self.runner_up = best_two(found, worth)
+                found = options(joining, replace(load, riding=riding.work), self.cost, self._worth)
+                best, self.runner_up = best_two(found, self._worth)
             self.chosen = best
             return best.lengths
-        self._alone, self.chosen, self.runner_up = plain, plain, best
+        self._alone, self.chosen, self.runner_up, self._worth = plain, plain, best, 0.0
         if self.mode is Mode.PLAIN:
             return {}
         self.budget.pay(self._probe_price)
@@ -160,7 +161,7 @@ class ThroughputController(Controller):
         """The step for which drafts were last weighed; longest draft, tokens and ms of the choice, and of the next."""
         if self.chosen is None or self.runner_up is None:
             return {}
-        said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed}
+        said: dict[str, Any] = {"mode": self.mode.value, "weighed": self._weighed, "worth_ms": 1e3 * self._worth}
         for prefix, each in {"next_": self.runner_up, "": self.chosen}.items():
             if not prefix or each is not self.chosen:
                 ms = 1e3 * each.seconds
@@ -169,11 +170,10 @@ class ThroughputController(Controller):
 
     def state(self) -> dict[str, float | str]:
         """What it predicts, and how far its predictions have been off; of the step it chose, tokens and ms."""
-        chosen = self.chosen
-        step = {} if chosen is None else {"step_tokens": chosen.tokens, "step_ms": 1e3 * chosen.seconds}
+        step = {"step_tokens": chosen.tokens, "step_ms": 1e3 * chosen.seconds} if (chosen := self.chosen) else {}
         return step | {
             "mode": self.mode.value,
-            "draft_length": chosen.longest if chosen is not None and self.drafting else 0,
+            "draft_length": chosen.longest if chosen and self.drafting else 0,
             "gain": self.gain,
             "margin": self.acceptance.doubt,
             "acceptance": self.acceptance.mean(),

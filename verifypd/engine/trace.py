@@ -277,6 +277,8 @@ def _step_lines(line: dict[str, Any]) -> Iterator[str]:
         probe = "a token each, to learn; best: " if drafts and why["mode"] == "probing" else ""
         second = f"next best: {_weighed(why, 'next_')}" if "next_longest" in why else "nothing else was possible"
         yield f"drafts ({why['mode']}{when}): {probe}{_weighed(why)}; {second}"
+        if (worth := why.get("worth_ms", 0.0)) * why["tokens"] > why["ms"]:
+            yield f"beside these prompts targets let a token take {worth:.3f} ms"
     if "value_ms" in why:
         second = f"next best: {_read(why, 'next_')}" if "next_value_ms" in why else "nothing else was possible"
         yield f"prompts: {_read(why)}; {second}"
