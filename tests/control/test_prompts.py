@@ -18,7 +18,7 @@ from tests.control.views import snapshot, view
 from verifypd.batch import VerifySpan
 from verifypd.buckets import CHUNKS as PASS
 from verifypd.buckets import chunk_bucket
-from verifypd.control.architectures import Architecture, Unified
+from verifypd.control.architectures import PDV, Architecture, Unified
 from verifypd.control.controller import FixedController
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
@@ -431,6 +431,18 @@ def test_prompts_have_chunks_in_one_pass_as_far_as_there_is_room() -> None:
     assert list(rows(read(waiting, room=3).spans)) == [0, 1, 2]
     assert list(rows(read(waiting, room=0).spans)) == [0], "a full batch still lets one progress"
     assert list(rows(read(waiting, most_chunks=2).spans)) == [0, 1]
+
+
+def test_where_drafts_are_written_and_nobody_decodes_prompts_have_no_value_in_seconds() -> None:
+    """As many tokens as the bound lets a step have; `explain` says nothing of seconds that nobody would have taken."""
+    policy = PDV(FixedController(1), CostModel(GPU))
+    chosen = policy.read(
+        snapshot([prompt(1, 100), prompt(2, 4000)]), Beside(draft_seconds=1e-3, drafting=True), Room(4, 2048)
+    )
+    found = policy.reading
+    assert chosen and found.chosen is not None and found.chosen.value == math.inf == found.second
+    assert found.runner_up is not None and found.chosen.tokens > found.runner_up.tokens
+    assert "value_ms" not in policy.why()
 
 
 class Listening(FixedController):

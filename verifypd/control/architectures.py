@@ -63,7 +63,7 @@ class Architecture:
         """Drafts as its controller weighed them, and prompt tokens: what the step takes, their value, and the next."""
         said = self.controller.why()
         for prefix, each in {"": self.reading.chosen, "next_": self.reading.runner_up}.items():
-            if each is not None:
+            if each is not None and each.value < math.inf:
                 said |= {f"{prefix}prompt_tokens": each.tokens, f"{prefix}step_ms": 1e3 * each.seconds}
                 said |= {f"{prefix}value_ms": 1e3 * each.value}
         return said

@@ -98,7 +98,7 @@ def in_order(snapshot: Snapshot) -> list[RequestView]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The prompt chunks of a step, and what they were chosen over; nothing is chosen while nobody decodes."""
+    """The prompt chunks of a step, and what they were chosen over; nothing is weighed while nobody decodes."""
 
     spans: tuple[VerifySpan, ...] = ()
     chosen: Chunk | None = None
@@ -112,8 +112,8 @@ class Reading:
 
     @property
     def second(self) -> float:
-        """What a second of the step is worth, in seconds of decoding without prompts."""
-        return 1.0 + max(0.0, self.chosen.value / self.chosen.seconds) if self.chosen else inf
+        """What a second of the step is worth, in seconds of it without prompts; inf where nothing was weighed."""
+        return 1.0 + self.chosen.value / self.chosen.seconds if self.chosen else inf
 
 
 def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:
@@ -124,7 +124,7 @@ def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room)
     room = room._replace(requests=max(1, min(room.requests, snapshot.most_chunks)))
     if snapshot.offline or not cost.fitted or not (beside.decode.rows or beside.drafting):
         return Reading(tuple(_spans(waiting, room.tokens, room)))
-    ranked = sorted(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: -chunk.value)
+    ranked = sorted(candidates(waiting, snapshot, cost, beside, room), key=lambda chunk: (-chunk.value, -chunk.tokens))
     return Reading(tuple(_spans(waiting, ranked[0].tokens, room)), *ranked[:2])
 
 
@@ -139,7 +139,7 @@ def candidates(
         work, read = _read(waiting, tokens, count)
         seconds = _seconds(work, beside, cost)
         rate = beside.worth and beside.worth / alone  # 0: nobody decodes, and seconds cost nothing
-        return Chunk(tokens, seconds, value(seconds - alone, read, rate) if rate else read)
+        return Chunk(tokens, seconds, value(seconds - alone, read, rate) if rate else inf)
 
     def largest(limit: float) -> int:
         """Most tokens with which the step keeps within the limit (s)."""

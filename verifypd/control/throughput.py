@@ -92,7 +92,7 @@ class ThroughputController(Controller):
 
     def _drafting(self, view: RequestView, most: int, snapshot: Snapshot, share: float) -> Drafting | None:
         """Its draft of `most` tokens; None where bringing its drafter's cache up to date takes twice what it saves.
-        share: of slots that decode. Only those save, all wait for the drafter; and beside prompts tokens cost less."""
+        share: of requests with a slot that decode. Only they save, all wait for the drafter; tokens cost less there."""
         kind = kind_of(view.greedy, view.coupled, view.temperature, view.proposer or snapshot.drafter)
         curve, lag = self.acceptance.curve(view.request_id, kind), 0.0
         if snapshot.drafter_has_cache and view.proposer is None:

@@ -1,14 +1,14 @@
 """The objective: a step does what brings most for its seconds.
 
 Drafts are as long as makes the fewest seconds a token, of the seconds that decoding adds to the step. Rows ride free
-beside prompts, so drafts save little there; but a token may take as long as without prompts, times the share of slots
-that decode, over what a second of the step is worth, 1 + value / seconds. Prompts get the tokens that have the greatest
+beside prompts, so drafts save little there; but a token may take what it takes without prompts, times the share of the
+requests with a slot that decode, over 1 + value / seconds, a second's worth. Prompts get the tokens with the greatest
 
     value = (Σ waiting w · part of its prompt read) / rate  −  seconds
     w     = 1 / slo_ttft while a request waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once late
 
-in seconds: those that decoding would take to be worth as much, less those by which the prompts lengthen the step. In a
-step without prompts, `rate` is Σ decoding w · part of its tokens written, a second.
+in seconds: those that decoding would take to be worth as much, less those by which the prompts lengthen the step. A
+second of the step without them is worth `rate`: Σ decoding w · part of its tokens written, as many as steps bring now.
 """
 
 from __future__ import annotations
