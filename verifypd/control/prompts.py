@@ -112,8 +112,8 @@ class Reading:
 
     @property
     def second(self) -> float:
-        """What a second of the step is worth, in seconds of it without prompts; inf where nothing was weighed."""
-        return 1.0 + self.chosen.value / self.chosen.seconds if self.chosen else inf
+        """What a second of the step is worth, in seconds of it without prompts: 1 at least; inf if nothing was weighed."""
+        return 1.0 + max(0.0, self.chosen.value / self.chosen.seconds) if self.chosen else inf
 
 
 def next_chunks(snapshot: Snapshot, cost: CostModel, beside: Beside, room: Room) -> Reading:

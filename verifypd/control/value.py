@@ -2,7 +2,7 @@
 
 Drafts are as long as makes the fewest seconds a token, of the seconds that decoding adds to the step. Rows ride free
 beside prompts, so drafts save little there; but a token may take what it takes without prompts, times the share of the
-requests with a slot that decode, over 1 + value / seconds, a second's worth. Prompts get the tokens with the greatest
+requests with a slot that decode, over max(1, 1 + value / seconds): a second's worth. Prompts get what has the greatest
 
     value = (Σ waiting w · part of its prompt read) / rate  −  seconds
     w     = 1 / slo_ttft while a request waits, 1 / (slo_tpot · tokens expected) while it decodes, twice that once late
