@@ -112,7 +112,7 @@ class Reading:
 
     @property
     def second(self) -> float:
-        """What a second of the step is worth, in seconds of it without prompts: 1 at least; inf if nothing was weighed."""
+        """What a second of the step is worth, in seconds of it without prompts: 1 or more; inf: nothing was weighed."""
         return 1.0 + max(0.0, self.chosen.value / self.chosen.seconds) if self.chosen else inf
 
 
