@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from cells import RESULTS, read, rows
 
@@ -31,11 +32,16 @@ def results() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         found = read(path.stem)
         device = found.get("gpu") or "CPU"
-        where = f"{device.removeprefix('NVIDIA ')}, {found['commit'][:7]}"
+        where = f"{device.removeprefix('NVIDIA ')}, {found['commit'][:7]}{unfinished(found)}"
         shown = ", ".join(f"[{page.stem}](../{page.relative_to(ROOT)})" for page in citing(path.name))
         command = re.sub(r"https?://[\w.:]+", "URL", without_launches(found["command"])).replace("|", "\\|")
         lines.append([f"[`{path.stem}`](results/{path.name})", where, shown, f"`{command}`"])
     return rows(["result", "ran on, commit", "shown in", "command"], lines)
+
+
+def unfinished(found: dict[str, Any]) -> str:
+    """Of a bench that ended early: how much of it ran."""
+    return "" if found.get("complete", True) else ", **{run} of {planned} runs**".format(**found["cells"])
 
 
 def without_launches(command: str) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, ratios, read, rows, source, tails
 
-from verifypd.bench import advice, modes
+from verifypd.bench import advice, claims, modes
 from verifypd.bench.figures import Outcome, Record, cut, figures
 
 SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
 THREE, POOR = "simulated-three-way-h200", "simulated-poor-drafts-h200"
-FEW, MODELS, EVERY = "simulated-low-h200", "simulated-models-h200", "simulated-comprehensive-h200"
-RULED = (SWEEP, THREE)
+FEW, MEDIUM = "simulated-low-h200", "simulated-medium-h200"
+MODELS, EVERY = "simulated-models-h200", "simulated-comprehensive-h200"
+RULED = (SWEEP, THREE, FEW, MEDIUM)
+NAMED = {"A": SWEEP, "B": THREE, "B, n = 2 to 4": FEW, "B, TinyLlama drafts for itself, n = 6 to 16": MEDIUM}
 MIXED_H200, SWEEP_H200 = "bench-mixed-h200", "bench-sweep-h200"
 THREE_H200, EVERY_H200 = "bench-three-way-h200", "bench-comprehensive-h200"
 
@@ -77,7 +79,7 @@ def deploy(*names: str) -> Callable[[], str]:
                 each = own["arms"].get(arm)
                 word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
                 mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
-                cells.append(_ms(each["figures"]["e2e_ms_mean"]) + mark + _alike(own, arm) if each else "–")
+                cells.append(claims.seconds(each["figures"]["e2e_ms_mean"]) + mark + _alike(own, arm) if each else "–")
             lines.append([scenario, *cells, *([advice.lowest_text(of[scenario], own)] if several else [])])
         said = "; ".join(dict.fromkeys(f"{_note(found)}; against {found['reference']}" for found in founds))
         said += _legend(lines)
@@ -150,7 +152,7 @@ def deploy_rules() -> str:
     lines = []
     for variant, counts in advice.rule_counts(founds).items():
         right, wrong = counts[advice.RIGHT], counts[advice.WRONG]
-        word = "holds" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
+        word = "oftener right than wrong" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
         told = right + wrong + counts[advice.EITHER]
         word = f"{word if right + wrong else 'not tested'}: {told} judged of {counts.total()}"
         figures = [str(counts[each]) for each in (advice.RIGHT, advice.WRONG, advice.EITHER, advice.ALIKE)]
@@ -163,7 +165,7 @@ def deploy_claims() -> str:
     """Its other statements, each with figures and a word."""
     sweep, batches = read(SWEEP), read(BATCHES)
     lines = []
-    told = [(name, modes.named_modes(read(of))) for name, of in (("A", SWEEP), ("B", THREE), ("B, n = 2 to 4", FEW))]
+    told = [(name, modes.named_modes(read(of))) for name, of in NAMED.items()]
     poor = {mode.name: mode for mode in modes.named_modes(read(POOR))}
     for own in zip(*(each for _, each in told), strict=True):
         said = [(letter, mode) for (letter, _), mode in zip(told, own, strict=True) if mode.seen != modes.OPEN]
@@ -175,35 +177,17 @@ def deploy_claims() -> str:
         for letter, mode in said or rest[:1]:
             figures = mode.figures.partition(" (mean E2E")[0]
             lines.append([f"{mode.name}: {mode.claim}", f"{letter}: {figures}", mode.seen])
-    for _, size, levels in advice.gains(sweep):
-        low, high = (f"{pick(each['ratio'] for _, each in levels):.2f}" for pick in (min, max))
-        faster = sum(each["verdict"] == "slower" for _, each in levels)
-        lines.append(
-            [f"best at 3–7 × the draft's size: here {size:.0f} ×", f"plain takes {low}–{high} of PD's time",
-             f"PD is faster in {faster} of {len(levels)} loads"]
-        )  # fmt: skip
+    ratio = claims.best_ratio(sweep)
+    lines.append([ratio.claim, f"A: {ratio.figures}", ratio.seen])
     costs = ", ".join(f"{share:.2f} at {count}" for count, share in advice.verification_cost())
     claim = "four times the verification for nearly one request's cost"
     most = max(count for count, share in advice.verification_cost() if share < 1.25)
     lines.append([claim, f"five tokens a request over one: {costs} requests", f"holds up to about {most} requests"])
-    for load in advice.batch_loads(batches):
-        shown = ", ".join(
-            f"{each.size}: {_ms(each.mean)}{'' if each.pipelined else '°'}"
-            f"{f' ({each.verdict})' if each.like and each.verdict else ''}"
-            for each in load.limits
-        )
-        lines.append([f"batch 16 at 16–32, 32 at C ≥ 32, 64 at C ≥ 64: at {load.level}", shown, _lowest(load)])
-    said = "\n° PDV hardly pipelined; batches that pipelined are not compared with those that did not.\n"
-    return rows(["its claim", "here", "verdict"], lines) + said + source(SWEEP, THREE, FEW, POOR, BATCHES)
-
-
-def _lowest(load: advice.BatchLoad) -> str:
-    """Which batch of those that can be compared is lowest, and which cannot."""
-    like = [each for each in load.limits if each.like]
-    best = f"{' and '.join(load.lowest)} are level" if len(load.lowest) > 1 else f"{load.lowest[0]} is lowest"
-    others = f"{', '.join(load.unlike)} not compared" if load.unlike else ""
-    return "; ".join(filter(None, (best if len(like) > 1 else "", others)))
-
-
-def _ms(value: float) -> str:
-    return f"{value / 1e3:.2f} s" if value >= 1e4 else f"{value:.0f} ms"
+    sizes = [claims.batches(load) for load in advice.batch_loads(batches)]
+    lines += [[each.claim, f"E: {each.figures}", each.seen] for each in sizes]
+    legend = (
+        "\n° PDV hardly pipelined. The word in brackets is over the largest batch of the same kind. A batch at which it"
+        " pipelined is not compared with one at which it ran as PD, for there the architecture differs too. E has no C:"
+        " its loads are requests/s.\n"
+    )
+    return rows(["its claim", "here", "verdict"], lines) + legend + source(SWEEP, THREE, FEW, MEDIUM, POOR, BATCHES)

@@ -21,7 +21,8 @@ def arm(p95: float = 1.0, busy: float | None = None, peak: float = 0.0, left: in
              "peaks": {"memory": peak}}  # fmt: skip
     figures = {"e2e_ms_p95": p95, "tok_s": rate, "e2e_ms_mean": p95, "ttft_ms_mean": 0.0, "output_tokens": 10,
                "seconds": 1.0}  # fmt: skip
-    return {"figures": figures, "parts": parts, "drafts": {"acceptance_rate": 0.41}, "seeds": [1]}
+    by_seed = {seed: {"e2e_ms_mean": p95 * spread} for seed, spread in (("0", 0.99), ("1", 1.0), ("2", 1.01))}
+    return {"figures": figures, "parts": parts, "drafts": {"acceptance_rate": 0.41}, "seeds": [1], "by_seed": by_seed}
 
 
 def found(levels: dict[str, dict[str, Any]], letter: str = "B", **more: Any) -> dict[str, Any]:
@@ -140,22 +141,94 @@ def test_batches_should_follow_the_load_where_a_smaller_one_is_faster() -> None:
     arms = {"pdv batch 64": arm(2.0), "pdv batch 8": arm(1.0)}
     own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
     own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "faster")}}
-    assert claims.batch_sizes(own).seen == SEEN and "below 64 is faster in 1 of 1" in claims.batch_sizes(own).figures
+    assert (
+        claims.batch_sizes(own).seen == SEEN and "faster than the largest in 1 of 1" in claims.batch_sizes(own).figures
+    )
     own["scenarios"]["E 8/s"]["compared"] = {"pdv batch 8": {"e2e_ms_mean": said(0.9, "one seed")}}
     assert claims.batch_sizes(own).seen == UNJUDGED
 
 
+def batched(arms: dict[str, Any], verdict: str = "no difference") -> dict[str, Any]:
+    """A load of arms with batches; verdict: on those that were compared with the reference, a batch of 64."""
+    own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
+    each = {"e2e_ms_mean": said(1.0, verdict)}
+    own["scenarios"]["E 8/s"]["compared"] = {name: each for name in arms if name != "pdv batch 64"}
+    return own
+
+
 def test_a_batch_that_pipelined_is_not_compared_with_one_that_did_not() -> None:
     arms = {"pdv batch 64": arm(10.0), "pdv batch 8": arm(1.0, left=5), "pdv batch 32": arm(10.0)}
-    own = found({"8/s": arms}, "E", reference="pdv batch 64", arms=dict.fromkeys(arms))
-    words = {"pdv batch 8": said(0.1, "faster"), "pdv batch 32": said(1.0, "no difference")}
-    own["scenarios"]["E 8/s"]["compared"] = {name: {"e2e_ms_mean": each} for name, each in words.items()}
-    mode = claims.batch_sizes(own)
-    assert mode.seen == NOT_SEEN and "faster in 0 of 1 comparisons; not counted: 1 in which" in mode.figures
-    [load] = advice.batch_loads(own)
-    assert load.lowest == ("64", "32") and load.unlike == ["8"]
+    mode = claims.batch_sizes(batched(arms))
+    assert mode.seen == NOT_SEEN and mode.figures.endswith("in 0 of 1 comparisons")
+    [load] = advice.batch_loads(batched(arms, "faster"))
+    assert [(kind.pipelined, [each.size for each in kind.limits]) for kind in load.kinds] == [
+        (False, ["64", "32"]),
+        (True, ["8"]),
+    ]
+    assert load.verdicts == ["faster"] and claims.batches(load).seen == SEEN, "32 over 64, as it was compared"
     arms.pop("pdv batch 32")
-    assert claims.batch_sizes(own | {"arms": dict.fromkeys(arms)}).seen == OPEN
+    [load] = advice.batch_loads(batched(arms, "faster"))
+    assert claims.batch_sizes(batched(arms)).seen == claims.batches(load).seen == OPEN
+
+
+@pytest.mark.parametrize(("smaller", "verdict", "word"), [
+    (30.0, "slower", NOT_SEEN), (10.01, "no difference", NOT_SEEN), (5.0, "faster", SEEN),
+])  # fmt: skip
+def test_batches_that_pipelined_are_compared_with_each_other(smaller: float, verdict: str, word: str) -> None:
+    """By seeds: when they ran they were compared with the reference, which did not pipeline."""
+    arms = {"pdv batch 64": arm(1.0), "pdv batch 8": arm(smaller, left=5), "pdv batch 32": arm(10.0, left=5)}
+    [load] = advice.batch_loads(batched(arms, "slower"))
+    mode = claims.batches(load)
+    assert mode.seen == claims.batch_sizes(batched(arms)).seen == word
+    assert mode.figures == f"64: 1 ms°; 32: 10 ms, 8: {smaller:.0f} ms ({verdict})" and mode.claim.endswith("at 8/s")
+
+
+def test_batches_of_one_seed_are_not_judged() -> None:
+    arms = {"pdv batch 32": arm(9.0, left=5), "pdv batch 8": arm(1.0, left=5)}
+    for each in arms.values():
+        each["by_seed"] = {"0": each["by_seed"]["0"]}
+    [load] = advice.batch_loads(batched(arms))
+    assert load.verdicts == ["one seed"] and claims.batches(load).seen == UNJUDGED
+
+
+def test_as_much_as_an_arm_differs_from_itself_batches_may_differ_by_chance() -> None:
+    arms = {"pdv batch 32": arm(10.0, left=5), "pdv batch 8": arm(12.0, left=5)}
+    own = batched(arms)
+    assert advice.batch_loads(own)[0].verdicts == ["slower"]
+    own["scenarios"]["E 8/s"]["itself"] = {"e2e_ms_mean": said(0.8, "faster")}
+    assert advice.batch_loads(own)[0].verdicts == ["no difference"]
+
+
+def drafted(gains: dict[str, tuple[float, ...]], verdict: str = "slower") -> dict[str, Any]:
+    """A sweep: by verifier of TinyLlama's drafts, plain over PD at some loads, give or take a tenth."""
+    own = found({}, "A", reference="pd")
+    for name, ratios in gains.items():
+        for level, ratio in enumerate(ratios, 1):
+            scenario = f"A C={level}, {name}"
+            own["grid"][scenario] = [f"tinyllama-1.1b:{name} (simulated)", f"C={level}"]
+            each = said(ratio, verdict) | {"low": 0.9 * ratio, "high": 1.1 * ratio}
+            own["scenarios"][scenario] = {"arms": {}, "compared": {"plain": {"e2e_ms_mean": each}}, "over_pd": {}}
+    return own
+
+
+@pytest.mark.parametrize(("large", "word", "text"), [
+    ((2.0, 2.0, 2.0), NOT_SEEN, "in 0 of 3 loads, elsewhere in 3"),
+    ((1.0, 1.0, 1.45), SEEN, "in 2 of 3 loads, elsewhere in 0"),  # the third is within chance
+    ((1.4, 1.4, 1.4), NOT_SEEN, "in 0 of 3 loads, elsewhere in 0"),
+])  # fmt: skip
+def test_a_size_ratio_is_best_where_drafting_gains_most(large: tuple[float, ...], word: str, text: str) -> None:
+    """Not where it gains: a verifier of 6 times its draft is judged beside others of 1 and of 31 times."""
+    gains = {"llama-2-7b": (1.5, 1.5, 1.5), "codellama-34b": large, "tinyllama-1.1b": (1.0, 1.0, 1.0)}
+    mode = claims.best_ratio(drafted(gains))
+    assert mode.seen == word and mode.figures.endswith(text) and mode.claim.startswith("best at 3–7 ×")
+    assert f"1.50–1.50 at 6 ×, {min(large):.2f}–{max(large):.2f} at 31 ×, 1.00–1.00 at 1 ×" in mode.figures
+
+
+def test_a_size_ratio_is_not_judged_by_one_seed_nor_without_another_beside_it() -> None:
+    both = {"llama-2-7b": (1.5,), "codellama-34b": (2.0,)}
+    assert claims.best_ratio(drafted(both, "one seed")).seen == UNJUDGED
+    for name in both:
+        assert claims.best_ratio(drafted({name: both[name]})).seen == OPEN
 
 
 @pytest.mark.parametrize("left", [0, 5])

@@ -167,3 +167,25 @@ def test_the_index_names_every_result_and_only_what_can_be_run(tables: Any) -> N
     assert all(f"(results/{path.name})" in listed for path in tables.index.RESULTS.glob("*.json"))
     assert "127.0.0.1" not in listed
     assert "[`h200.py`](h200.py)" in tables.index.scripts() and "cells.py" not in tables.index.scripts()
+
+
+def test_the_index_says_of_a_result_that_is_not_complete_how_much_of_it_ran(tables: Any) -> None:
+    lines = {line.partition("`]")[0].removeprefix("| [`"): line for line in tables.index.results().splitlines()}
+    partial = {
+        path.stem for path in tables.index.RESULTS.glob("*.json") if not tables.index.read(path.stem).get("complete", 1)
+    }
+    assert "bench-models-h200" in partial and ", **16 of 30 runs** |" in lines["bench-models-h200"]
+    assert {name for name, line in lines.items() if " runs** |" in line} == partial
+
+
+def verdicts(table: str, claim: str) -> list[str]:
+    """The last cells of the rows of a claim."""
+    return [line.strip("| ").split(" | ")[-1] for line in table.splitlines() if line.startswith(f"| {claim}")]
+
+
+def test_every_claim_of_the_advice_has_a_verdict_on_itself(tables: Any) -> None:
+    table = tables.TABLES["deploy-claims"]()
+    assert verdicts(table, "best at 3–7 ×") == ["not seen"] and "at 3–7 × in 0 of 7 loads, elsewhere in 6" in table
+    assert verdicts(table, "medium concurrency, balanced models") == ["seen"]
+    assert verdicts(table, "smaller batches at lower loads") == ["not seen"] * 2
+    assert "not measured" not in table and "not compared |" not in table

@@ -5,15 +5,19 @@ Knows results and names of models; nothing of engines.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from verifypd.bench.campaign import AGAIN
 from verifypd.bench.modes import UNJUDGED, pipelined, three_lanes
 from verifypd.bench.pairs import sizes
 from verifypd.bench.results import judged
-from verifypd.bench.statistics import FASTER, SLOWER
+from verifypd.bench.statistics import FASTER, SLOWER, judge
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.simulate.tables import H200
 
@@ -111,9 +115,15 @@ class Limit:
 
     size: str
     mean: float  # E2E, ms
-    verdict: str  # over the reference
+    verdict: str  # over the largest of its kind; nothing for that one
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Batches that differ in their size alone: PDV pipelined at all of them, or hardly at any. The largest first."""
+
     pipelined: bool
-    like: bool  # it pipelined where the reference did: the batch is all they differ in
+    limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +131,43 @@ class BatchLoad:
     """One load, with every batch."""
 
     level: str
-    limits: tuple[Limit, ...]  # the reference among them
-    lowest: tuple[str, ...]  # of those like the reference: the lowest, and what none beats
+    kinds: tuple[Kind, ...]
 
     @property
-    def unlike(self) -> list[str]:
-        """Sizes that cannot be compared."""
-        return [each.size for each in self.limits if not each.like]
+    def verdicts(self) -> list[str]:
+        """On every batch that has a larger one of its kind."""
+        return [each.verdict for kind in self.kinds for each in kind.limits[1:]]
 
 
 def batch_loads(found: dict[str, Any]) -> list[BatchLoad]:
     """Mean E2E of each batch at each load. A batch that pipelined is not compared with one that planned as PD."""
     rows = []
     for scenario, own in found["scenarios"].items():
-        reference = pipelined(own, found["reference"])
-        arms = {name: own["arms"][name] for name in found["arms"] if name in own["arms"]}
-        limits = []
-        for name, each in arms.items():
-            word = own["compared"].get(name, {}).get("e2e_ms_mean", {}).get("verdict", "")
-            left = pipelined(own, name)
-            limits.append(Limit(_size(name), each["figures"]["e2e_ms_mean"], word, left, left == reference))
-        same = {name: each for name, each in arms.items() if pipelined(own, name) == reference}
-        best = tuple(_size(name) for name in lowest(found, {**own, "arms": same}))
-        rows.append(BatchLoad(found["grid"].get(scenario, ("", scenario))[1], tuple(limits), best))
+        arms = sorted((name for name in found["arms"] if name in own["arms"]), key=lambda name: -int(_size(name)))
+        kinds: dict[bool, list[str]] = {}
+        for name in arms:
+            kinds.setdefault(pipelined(own, name), []).append(name)
+        made = tuple(Kind(left, _limits(found, own, names)) for left, names in kinds.items())
+        rows.append(BatchLoad(found["grid"].get(scenario, ("", scenario))[1], made))
     return rows
+
+
+def _limits(found: dict[str, Any], own: dict[str, Any], names: Sequence[str]) -> tuple[Limit, ...]:
+    """Of one kind, the largest first."""
+    words = ["", *(_verdict(found, own, name, names[0]) for name in names[1:])]
+    means = (own["arms"][name]["figures"]["e2e_ms_mean"] for name in names)
+    return tuple(Limit(_size(name), *each) for name, *each in zip(names, means, words, strict=True))
+
+
+def _verdict(found: dict[str, Any], own: dict[str, Any], arm: str, other: str) -> str:
+    """On an arm's mean E2E over another's: the one that was made, else by what both took with each seed."""
+    if other == found["reference"]:
+        return str(own["compared"][arm]["e2e_ms_mean"]["verdict"])
+    one, two = (own["arms"][name]["by_seed"] for name in (arm, other))
+    logs = [math.log(one[seed]["e2e_ms_mean"] / two[seed]["e2e_ms_mean"]) for seed in sorted(one.keys() & two.keys())]
+    again = own.get("itself", {}).get("e2e_ms_mean")
+    noise = abs(math.log(again["ratio"])) if again else 0.0
+    return judge("e2e_ms_mean", np.array([[each, each] for each in logs]), noise).verdict
 
 
 def _size(arm: str) -> str:

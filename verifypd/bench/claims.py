@@ -6,7 +6,7 @@ Its selection rules are in `advice`, its success and failure modes in `modes`. K
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from verifypd.bench.meter import SETTLES
 from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, never_pipelined, pipelined, three_lanes
 from verifypd.bench.part_charts import CLAIMED
 from verifypd.bench.protocols import PROTOCOLS
-from verifypd.bench.results import number
+from verifypd.bench.results import judged, number
 from verifypd.bench.statistics import FASTER, SLOWER, UNKNOWN
 
 Results = Sequence[tuple[str, dict[str, Any]]]  # a protocol's letter, and a result of it
@@ -23,6 +23,7 @@ SYSTEMS = {"Baseline": "baseline", "PD": "pd", "PDV": "pdv pipelined"}
 NEAR = 0.10  # a share of utilisation this close to the claimed one counts as it
 YES, NO, UNTOLD = "yes", "no", "–"  # one seed has directions, no intervals
 MORE_MEMORY = (0.02, 0.05)
+BEST_RATIO = (3.0, 7.0)  # a verifier's size over its draft's
 SWEEPS = {"tokens/s": ((5.19, 8.98), (5.62, 8.53), (5.18, 8.62)), "latency": ((18.1, 14.6), (17.9, 16.0), (17.4, 14.2))}
 
 
@@ -214,14 +215,69 @@ def queue_depth(found: dict[str, Any]) -> Mode:
 
 def batch_sizes(found: dict[str, Any]) -> Mode:
     """Whether a batch smaller than the largest is faster at some load; only where both pipelined, or neither."""
-    most = found["reference"].split()[-1]
-    others = [each for load in advice.batch_loads(found) for each in load.limits if each.size != most]
-    words = [each.verdict for each in others if each.like]
-    said = f"E, simulated: a limit below {most} is faster in {words.count(FASTER)} of {len(words)} comparisons"
-    if unlike := len(others) - len(words):
-        said += f"; not counted: {unlike} in which one of the two pipelined and the other hardly did"
-    word = _if_judged(words, _word(FASTER in words)) if words else OPEN
-    return Mode("dynamic batch sizes", "smaller batches at lower loads", word, said)
+    words = [word for load in advice.batch_loads(found) for word in load.verdicts]
+    said = (
+        "E, simulated: among limits at which PDV pipelined, and among those at which it hardly did, a smaller one is"
+        f" faster than the largest in {words.count(FASTER)} of {len(words)} comparisons"
+    )
+    return Mode("dynamic batch sizes", "smaller batches at lower loads", _any_faster(words), said)
+
+
+def _any_faster(words: Sequence[str]) -> str:
+    return _if_judged(words, _word(FASTER in words)) if words else OPEN
+
+
+def batches(load: advice.BatchLoad) -> Mode:
+    """The same of one load, with every batch; ° marks those at which PDV hardly pipelined."""
+    kinds = []
+    for kind in load.kinds:
+        mark = "" if kind.pipelined else "°"
+        words = (f" ({each.verdict})" if each.verdict else "" for each in kind.limits)
+        limits = (f"{each.size}: {seconds(each.mean)}{mark}" for each in kind.limits)
+        kinds.append(", ".join(map("".join, zip(limits, words, strict=True))))
+    claim = f"smaller batches at lower loads (16 at C = 16–32, 32 at C ≥ 32, 64 at C ≥ 64): at {load.level}"
+    return Mode("batch sizes", claim, _any_faster(load.verdicts), "; ".join(kinds))
+
+
+def seconds(ms: float) -> str:
+    """A time; from ten seconds on in these."""
+    return f"{ms / 1e3:.2f} s" if ms >= 1e4 else f"{ms:.0f} ms"
+
+
+def best_ratio(found: dict[str, Any]) -> Mode:
+    """Where drafting pays most, by what plain takes over PD: at a verifier of 3 to 7 times its draft, or elsewhere."""
+    low, high = BEST_RATIO
+    pairs = [(size, dict(levels)) for _, size, levels in advice.gains(found)]
+    words = []
+    for level in dict.fromkeys(level for _, levels in pairs for level in levels):
+        inside, outside = (
+            [levels[level] for size, levels in pairs if (low <= size <= high) is within and level in levels]
+            for within in (True, False)
+        )
+        if inside and outside:
+            words.append(_most(inside, outside))
+    said = "plain over PD: " + ", ".join(f"{_range(levels.values())} at {size:.0f} ×" for size, levels in pairs)
+    told = [word for word in words if word != UNKNOWN]
+    if told:
+        yes, no = told.count(YES), told.count(NO)
+        said += f"; PD certainly gains most at {low:g}–{high:g} × in {yes} of {len(told)} loads, elsewhere in {no}"
+    word = _if_judged(words, _word(2 * told.count(YES) > len(told))) if words else OPEN
+    return Mode("size ratio", f"best at {low:g}–{high:g} × the draft's size", word, said)
+
+
+def _most(inside: Sequence[dict[str, Any]], outside: Sequence[dict[str, Any]]) -> str:
+    """Whether the largest gain of a load is inside; untold where intervals meet."""
+    if not all(judged(each) for each in (*inside, *outside)):
+        return UNKNOWN
+    for ones, others, word in ((inside, outside, YES), (outside, inside, NO)):
+        if max(each["low"] for each in ones) > max(each["high"] for each in others):
+            return word
+    return UNTOLD
+
+
+def _range(compared: Iterable[dict[str, Any]]) -> str:
+    ratios = [each["ratio"] for each in compared]
+    return f"{min(ratios):.2f}–{max(ratios):.2f}"
 
 
 # -- B, C and D --------------------------------------------------------------------------------------------------------
