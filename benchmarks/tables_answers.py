@@ -11,7 +11,7 @@ from typing import Any
 from cells import judged, listed, over_vllm, quotients, read, scenarios, source, text, where_certain, which_certain
 from tables_lanes import EVERY_H200, MIXED_H200, RULED, SWEEP, THREE_H200
 
-from verifypd.bench import advice, modes
+from verifypd.bench import advice, pipelining
 from verifypd.bench.campaign import AGAIN
 from verifypd.bench.results import NAMES
 from verifypd.bench.statistics import FASTER, SLOWER
@@ -264,7 +264,7 @@ def _same_size() -> list[Scenario]:
 def _pipelining() -> list[Scenario]:
     """Loads of B and D in which PDV pipelined."""
     found = [own for name in (THREE_H200, EVERY_H200) for own in read(name)["scenarios"].values()]
-    return [own for own in found if modes.pipelined(own, "pdv pipelined")]
+    return [own for own in found if pipelining.pipelined(own, "pdv pipelined")]
 
 
 def _cpu() -> list[Scenario]:

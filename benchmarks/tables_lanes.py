@@ -7,7 +7,7 @@ from typing import Any
 
 from cells import TAIL_FIGURES, TAIL_RATIOS, TAILS, ratios, read, rows, source, tails
 
-from verifypd.bench import advice, claims, modes
+from verifypd.bench import advice, claims, modes, pipelining
 from verifypd.bench.figures import Outcome, Record, cut, figures
 
 SWEEP, MIXED, BATCHES = "simulated-sweep-h200", "simulated-mixed-h200", "simulated-batches-h200"
@@ -79,7 +79,8 @@ def deploy(*names: str) -> Callable[[], str]:
                 each = own["arms"].get(arm)
                 word = own["compared"].get(arm, {}).get("e2e_ms_mean", {}).get("verdict", "")
                 mark = {"faster": " ↓", "slower": " ↑"}.get(word, "")
-                cells.append(claims.seconds(each["figures"]["e2e_ms_mean"]) + mark + _alike(own, arm) if each else "–")
+                text = claims.seconds(each["figures"]["e2e_ms_mean"]) if each else ""
+                cells.append(text + mark + pipelining.mark(own, arm) if each else "–")
             lines.append([scenario, *cells, *([advice.lowest_text(of[scenario], own)] if several else [])])
         said = "; ".join(dict.fromkeys(f"{_note(found)}; against {found['reference']}" for found in founds))
         said += _legend(lines)
@@ -89,11 +90,6 @@ def deploy(*names: str) -> Callable[[], str]:
         return rows(header, lines) + f"\n{words}. {said}.{_left(scenarios)}\n" + source(*names)
 
     return table
-
-
-def _alike(own: dict[str, Any], arm: str) -> str:
-    """The mark of a PDV that planned as PD."""
-    return "°" if arm.startswith("pdv") and not modes.pipelined(own, arm) else ""
 
 
 def _legend(lines: list[list[str]]) -> str:
@@ -117,7 +113,7 @@ def _left(scenarios: dict[str, Any]) -> str:
     said = [
         f"`{arm}` {', '.join(f'{load} {_percents(each)}' for load, each in loads.items())}"
         for arm, loads in shares.items()
-        if max(max(each) for each in loads.values()) >= modes.LEAST_LEFT
+        if max(max(each) for each in loads.values()) >= pipelining.LEAST_LEFT
     ]
     return f" Plans that left a draft for a later verify pass: {'; '.join(said)}." if said else ""
 
@@ -140,7 +136,7 @@ def deploy_tails() -> str:
         rate = scenario.partition(",")[0].removeprefix("E ").removesuffix("/s")
         for arm, each in own["arms"].items():
             compared = ratios(own["compared"].get(arm), *TAIL_FIGURES)
-            lines.append([rate, f"`{arm}`{_alike(own, arm)}", *tails(each["figures"]), *compared])
+            lines.append([rate, f"`{arm}`{pipelining.mark(own, arm)}", *tails(each["figures"]), *compared])
     header = ["requests/s", "arm", *TAILS, *TAIL_RATIOS]
     said = f"{_note(found)}; over {found['reference']}{_legend(lines)}"
     return rows(header, lines) + f"\n{said}.\n" + source(MIXED_H200)
@@ -152,7 +148,8 @@ def deploy_rules() -> str:
     lines = []
     for variant, counts in advice.rule_counts(founds).items():
         right, wrong = counts[advice.RIGHT], counts[advice.WRONG]
-        word = "oftener right than wrong" if right > wrong else "as good as chance" if right == wrong else "oftener wrong than right"
+        more = ("right", "wrong") if right > wrong else ("wrong", "right")
+        word = "as good as chance" if right == wrong else "oftener {} than {}".format(*more)
         told = right + wrong + counts[advice.EITHER]
         word = f"{word if right + wrong else 'not tested'}: {told} judged of {counts.total()}"
         figures = [str(counts[each]) for each in (advice.RIGHT, advice.WRONG, advice.EITHER, advice.ALIKE)]

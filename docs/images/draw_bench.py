@@ -14,7 +14,7 @@ SHOWN = {
     "bench-three-way-h200": (
         "throughput_comparison", "latency_comparison", "improvement_heatmap", "gpu_utilization", "acceptance_rate",
     ),
-    "bench-serve-h200-closed": ("frontier",),
+    "bench-serve-h200-closed-384": ("frontier",),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from verifypd.bench import charts, page, part_charts, pictures, results, svg
+from verifypd.bench import charts, page, part_charts, pictures, pipelining, results, svg
 from verifypd.bench.charts import Chart, Series
 from verifypd.bench.play import Drafts
 
+ROOT = Path(__file__).resolve().parents[2]
 FIGURES = {"tok_s": 10.0, "tpot_ms_p95": 5.0}
 
 
@@ -115,14 +117,35 @@ def test_acceptance_is_of_the_drafts_that_had_the_place() -> None:
         each["arms"]["fast"]["drafts"] = told
     chart = part_charts.acceptance(data)
     assert chart is not None
-    assert chart.series[0].ys == pytest.approx((0.8, 0.5)) and "of drafts that had this place" in chart.note
+    assert chart.series[0].ys == pytest.approx((0.8, 0.5)) and chart.note == f"{part_charts.HAD}."
     assert chart.title == "Share of drafted tokens accepted, by place in the draft"
-    older = {"spans": 100, "by_place": [0.8, 0.05]}
+    older = {"spans": 100, "by_place": [0.8, 0.6, 0.4], "acceptance_rate": 0.6}  # three tokens each
     for each in data["scenarios"].values():
         each["arms"]["slow"]["drafts"] = older
     chart = part_charts.acceptance(data)  # type: ignore[assignment]
-    assert [each.ys for each in chart.series] == [pytest.approx((0.8, 0.05)), pytest.approx((0.8, 0.5))]
-    assert "slow: of all drafts; a shorter one counts" in chart.note
+    slow, fast = (each.ys for each in chart.series)
+    assert slow == pytest.approx((0.8, 0.6, 0.4)) and fast[:2] == pytest.approx((0.8, 0.5)) and math.isnan(fast[2])
+    assert chart.note.startswith(f"{part_charts.HAD}. Of all drafts where nothing says how long they were: slow. –:")
+    assert chart.note.endswith("under 20 of an arm's drafts had.")
+
+
+def test_a_place_that_drafts_may_have_lacked_has_no_share() -> None:
+    """Drafts of two tokens on average, three at most: of the third nothing can be said, nor of the second."""
+    data = found()
+    same, varied = ({"spans": 100, "by_place": by_place, "acceptance_rate": rate}
+                    for by_place, rate in (([0.7, 0.5, 0.3], 0.51), ([0.7, 0.48, 0.0], 0.59)))  # fmt: skip
+    for each in data["scenarios"].values():
+        each["arms"]["slow"]["drafts"], each["arms"]["fast"]["drafts"] = same, varied
+    chart = part_charts.acceptance(data)
+    assert chart is not None and chart.kind == "bars" and chart.groups == ("1", "2", "3")
+    slow, fast = (each.ys for each in chart.series)
+    assert slow == pytest.approx((0.7, 0.5, 0.3)) and fast[0] == pytest.approx(0.7) and all(map(math.isnan, fast[1:]))
+    assert chart.note == f"{part_charts.OF_ALL}; nothing says how long drafts were. {part_charts.LACKED}"
+    varied["by_place"] = [0.0, 0.0, 0.0]
+    varied["acceptance_rate"] = 0.0
+    assert part_charts.acceptance(data) is not None
+    same["by_place"] = varied["by_place"] = []
+    assert part_charts.acceptance(data) is None
 
 
 def test_shares_by_place_are_counted_over_all_seeds() -> None:
@@ -134,6 +157,103 @@ def test_shares_by_place_are_counted_over_all_seeds() -> None:
     assert made is not None and made["by_place"] == [0.6, 0.5] and made["drafted"] == [20, 2]
     made = results._drafts(cells(one, Drafts(10, 10, (4,))))  # type: ignore[arg-type]
     assert made is not None and made["by_place"] == [0.6, 0.05] and "drafted" not in made, "one run does not say"
+
+
+def piped() -> dict[str, Any]:
+    """At one request PDV left no draft for a later verify, at eight it did; faster both times."""
+    data = found()
+    data["arms"]["pdv"] = {}
+    for name, each in data["scenarios"].items():
+        totals = {"plans_n": 100.0, "plans_left_n": 4.0 if "C=1" in name else 90.0}
+        each["arms"]["pdv"] = {"figures": FIGURES, "drafts": None, "parts": {"totals": totals}}
+        each["compared"]["pdv"] = each["compared"]["fast"]
+    return data
+
+
+def test_pdv_that_hardly_pipelined_is_marked_in_the_heatmap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    heat = charts.improvement(piped(), "e2e_ms_mean")
+    assert heat is not None and heat.note.endswith(f"half the time. {pipelining.SAID}")
+    assert dict(zip(heat.rows, heat.marks, strict=True))["a:b\npdv"] == ("°", "") and heat.marks[0] == ("", "")
+    assert svg.heatmap(heat).count(" %°<small>") == 2
+    plain = charts.improvement(found(), "e2e_ms_mean")
+    assert plain is not None and "°" not in svg.heatmap(plain)
+    plt = pytest.importorskip("matplotlib.pyplot")
+    told: list[str] = []
+    monkeypatch.setattr(plt, "close", lambda figure: told.extend(t.get_text() for t in figure.axes[0].texts))
+    pictures.draw_heatmap(tmp_path / "heat.png", heat)
+    assert sum(text.split("\n")[0].endswith("%°") for text in told) == 2
+
+
+def test_bars_of_pdv_that_hardly_pipelined_are_marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = piped()
+    whole = Chart("x", "T", "", "s", (Series("fast", (0, 1), (1, 2)), Series("pdv", (0, 1, 2, 3), (1, 2, 3, 4))),
+                  "bars", tuple(data["scenarios"]), note="Said.")  # fmt: skip
+    one, _ = made = charts.by_pair(data, whole)
+    assert [series.marks for series in one.series] == [("", ""), ("°", "")] and one.note == f"Said. {pipelining.SAID}"
+    assert svg.draw(one).count(">°</text>") == 1
+    plt = pytest.importorskip("matplotlib.pyplot")
+    told: list[str] = []
+    monkeypatch.setattr(
+        plt, "close", lambda figure: told.extend(t.get_text() for axis in figure.axes for t in axis.texts)
+    )
+    pictures.draw_chart(tmp_path / "bars.png", made)
+    assert told == ["°", "°"]
+
+
+def test_scenarios_in_which_pdv_hardly_pipelined_are_not_won() -> None:
+    data = piped()
+    assert pipelining.count(data["scenarios"])["pdv"]["e2e_ms_mean"] == {
+        "faster": 2, "slower": 0, "no difference": 0, pipelining.HARDLY: 2,
+    }  # fmt: skip
+    chart = part_charts._won(data)
+    assert chart is not None and chart.note.startswith(pipelining.APART)
+    assert {each.name: each.ys for each in chart.series} == {
+        "faster": (4.0, 2.0), "slower": (0.0, 0.0), "no difference": (0.0, 0.0), f"{pipelining.HARDLY}°": (0.0, 2.0),
+    }  # fmt: skip
+    assert ("mean E2E", "4 / 0 / 0", "2 / 0 / 0 + 2°") in results.won_rows(data)
+    other = part_charts._won(found())
+    assert other is not None and len(other.series) == 3 and "°" not in other.note
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (8.0, 300.0, [10, 20, 50, 100, 200]),
+        (9.0, 14.0, [10, 12, 14]),
+        (430.0, 830.0, [500, 600, 700, 800]),
+        (1.4, 2.9, [1.5, 2, 2.5]),
+        (5.0, 20000.0, [10, 100, 1000, 10000]),
+    ],
+)
+def test_an_axis_of_powers_tells_where_in_its_range_a_value_is(low: float, high: float, marks: list[float]) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    assert charts.log_ticks(low, high) == pytest.approx(marks)
+    figure, axis = plt.subplots()
+    chart = Chart("cdf", "T", "ms", "share", (Series("a", (low / 0.9, high / 1.1), (0.0, 1.0)),), log_x=True)
+    pictures._curves(axis, chart)
+    figure.canvas.draw()
+    assert [each.get_text() for each in axis.get_xticklabels()] == [f"{each:,g}" for each in marks]
+    assert not axis.xaxis.get_minorticklocs().size
+    plt.close(figure)
+
+
+def test_latencies_far_apart_are_dots_on_an_axis_of_powers(tmp_path: Path) -> None:
+    data = found() | {"targets": {"ttft": 1.0, "tpot": 0.1}}
+
+    def latency(largest: float) -> Chart:
+        for i, each in enumerate(data["scenarios"].values()):
+            for own in each["arms"].values():
+                own["figures"] = {"mean": 100.0 if i else largest, "p95": 2e4}
+        return charts._bars(data, "latency_comparison", "T", "seconds", "mean", 1e-3, "p95")
+
+    wide, near = latency(5000.0), latency(900.0)
+    assert (wide.log_y, wide.y) == (True, "seconds, log scale") and "a dot is the mean" in wide.note
+    assert (near.log_y, near.y, near.note) == (False, "seconds", "")
+    assert not latency(math.nan).log_y and not latency(0.0).log_y
+    drawn = svg.draw(wide)
+    assert drawn.count("<circle") == 8 == drawn.count("<rect") and "nan" not in drawn and ">0.1<" in drawn
+    pytest.importorskip("matplotlib")
+    pictures.draw_chart(tmp_path / "x.png", [wide])
 
 
 def test_frontiers_are_one_a_pair() -> None:

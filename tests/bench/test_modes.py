@@ -10,6 +10,7 @@ import pytest
 
 from verifypd.bench import advice, modes, part_charts, results, svg
 from verifypd.bench.meter import Meter, Parts, pooled
+from verifypd.bench.pipelining import pipelined
 from verifypd.bench.tuned import POLICIES
 from verifypd.errors import ConfigError
 
@@ -173,7 +174,7 @@ def test_a_plan_now_and_then_that_leaves_a_draft_is_no_pipeline() -> None:
     few["scenarios"]["s"]["arms"]["pdv"], enough["scenarios"]["s"]["arms"]["pdv"] = arm(80.0, left=1), arm(80.0, left=2)
     shares = [modes.left_share(own["scenarios"]["s"]["arms"]["pdv"]) for own in (few, enough)]
     assert shares == [0.025, 0.05] and modes.left_share({"parts": None}) is None
-    assert not modes.pipelined(few["scenarios"]["s"], "pdv") and modes.pipelined(enough["scenarios"]["s"], "pdv")
+    assert [pipelined(own["scenarios"]["s"], "pdv") for own in (few, enough)] == [False, True]
     assert advice.rule_counts([few])["readme"] == {advice.ALIKE: 1}
     assert results._left(arm(1.0, left=3)["parts"]) == "3 of 40 (7.5 %)"
     assert results._left(arm(1.0)["parts"]) == "0 of 40" and results._left(None) == "–"

@@ -16,9 +16,10 @@ from tests.bench.scripts import load
 from verifypd import cli
 from verifypd.bench import charts, page, part_charts, pictures, svg
 from verifypd.bench.charts import Chart, Series
+from verifypd.bench.pipelining import APART, SAID
 from verifypd.bench.report import read_kept, write_kept
-from verifypd.bench.results import itself_line
-from verifypd.bench.statistics import UNKNOWN
+from verifypd.bench.results import as_markdown, itself_line
+from verifypd.bench.statistics import NONE, UNKNOWN
 from verifypd.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,49 @@ def test_pages_show_the_pictures_that_are_drawn() -> None:
     shown = set(re.findall(r"images/(bench-[\w.-]+\.png)", text))
     assert shown == {path.name for path in files} == {path.name for path in (ROOT / "docs/images").glob("bench-*.png")}
     assert {path.name: path.stat().st_size for path in files if path.stat().st_size > LARGEST} == {}
+
+
+def test_pictures_of_the_pages_say_what_was_random(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights and drafts of all results that are drawn were, and the frontier beside vLLM's says so."""
+    pytest.importorskip("matplotlib")
+    drawn = load("draw_bench", ROOT / "docs" / "images")
+    assert all("random weights" in read(name)["note"] for name in drawn.SHOWN)
+    [name] = [name for name, wanted in drawn.SHOWN.items() if "frontier" in wanted]
+    said: dict[str, str] = {}
+    draw = pictures.draw_chart
+    monkeypatch.setattr(pictures, "_below", lambda _figure, note: said.update(last=note))
+    monkeypatch.setattr(
+        pictures, "draw_chart", lambda file, *args: (draw(file, *args), said.update({file.stem: said["last"]}))
+    )
+    write_kept(RESULTS / f"{name}.json", tmp_path)
+    assert said["frontier"].endswith("[random weights (llama-2-7b), drafts accepted by chance (α = 0.8)]")
+
+
+def test_a_report_marks_pdv_that_hardly_pipelined(tmp_path: Path) -> None:
+    """In pages, summaries and counts: at one request both did what PD does, at fifty one of them did."""
+    found = write_kept(RESULTS / "bench-three-way-h200.json", tmp_path, pictures=False)
+    text, summary = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
+    for part in (text, summary):
+        assert SAID in part and APART in part and "pdv pipelined°" in part
+    assert summary.count("| pdv pipelined° |") == 3, "figures, latencies and ratios of one of four scenarios"
+    assert "| mean E2E | 0 / 3 / 1 | 3 / 0 / 1 | 0 / 0 / 0 + 4° | 0 / 3 / 0 + 1° | 4 / 0 / 0 |" in summary
+    for each in found["scenarios"].values():
+        each["arms"] = {arm: own for arm, own in each["arms"].items() if "pdv" not in arm}
+        each["compared"] = {arm: own for arm, own in each["compared"].items() if "pdv" not in arm}
+    found["arms"] = {arm: own for arm, own in found["arms"].items() if "pdv" not in arm}
+    for part in (page.page(found), as_markdown(found)):
+        assert SAID not in part and APART not in part
+
+
+def test_an_alarm_of_an_arm_beside_itself_is_no_must() -> None:
+    found = read("bench-serve-h200-tiny1b")
+    line = itself_line(found)
+    assert "38 of 40 comparisons of it with itself read “no difference”; these do not, so small" in line
+    assert "as they must" not in line
+    for one in found["scenarios"].values():
+        for each in one["itself"].values():
+            each["verdict"] = NONE
+    assert itself_line(found).endswith("40 of 40 comparisons of it with itself read “no difference”, as they must.")
 
 
 def test_names_along_an_axis_tell_scenarios_apart() -> None:

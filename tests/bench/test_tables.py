@@ -153,7 +153,7 @@ def test_a_pdv_that_planned_as_pd_is_marked_wherever_it_stands(tables: Any, monk
     for name in ("deploy-h200-mixed", "deploy-mixed", "deploy-h200"):
         assert "°" in tables.TABLES[name]().partition(legend)[0] and legend in tables.TABLES[name]()
     assert "later verify pass: `pdv pipelined` B n=1 0 %, B n=5 9" in tables.TABLES["deploy-h200"]()
-    monkeypatch.setattr(tables.lanes.modes, "pipelined", lambda *_: True)
+    monkeypatch.setattr(tables.lanes.pipelining, "pipelined", lambda *_: True)
     assert "°" not in tables.lanes.deploy_tails()
 
 

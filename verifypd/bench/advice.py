@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from verifypd.bench.campaign import AGAIN
-from verifypd.bench.modes import UNJUDGED, pipelined, three_lanes
+from verifypd.bench.modes import UNJUDGED, three_lanes
 from verifypd.bench.pairs import sizes
+from verifypd.bench.pipelining import HARDLY, pipelined
 from verifypd.bench.results import judged
 from verifypd.bench.statistics import FASTER, SLOWER, judge
 from verifypd.control.architectures import SELECT_VARIANTS, select_architecture
 from verifypd.simulate.tables import H200
 
 RIGHT, WRONG, EITHER = "right", "wrong", "no difference"
-ALIKE = "PDV hardly pipelined"  # `modes.LEAST_LEFT`
+ALIKE = HARDLY
 LEVEL = "level"  # no arm is certainly lower than another
 
 

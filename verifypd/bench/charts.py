@@ -10,6 +10,7 @@ from typing import Any
 
 from verifypd.bench.campaign import AGAIN
 from verifypd.bench.order import in_order
+from verifypd.bench.pipelining import SAID, mark
 from verifypd.bench.statistics import COMPARED, HIGHER_IS_BETTER
 
 TITLES = {
@@ -20,6 +21,7 @@ TITLES = {
 }
 NONE_GOOD = "No request met both targets."
 FEW = 5  # requests: with fewer, tokens/s of an open loop are those of chance
+FAR = 10.0  # times: bars of latencies so far apart are not legible from 0
 FALL = 0.9  # of the tokens/s of a load below: less does not tangle lines
 JOINED = "lines join them in the order of the loads."
 TANGLED = f"they are not joined: some had fewer than {FEW} requests, and their tokens/s are those of chance."
@@ -34,6 +36,7 @@ class Series:
     ys: tuple[float, ...]  # of bars: not a number where it is not known
     labels: tuple[str, ...] = ()  # of points
     highs: tuple[float, ...] = ()  # of bars: a second, fainter part up to here
+    marks: tuple[str, ...] = ()  # above bars
     colour: int | None = None  # of the page's, where it has a meaning of its own
 
 
@@ -64,6 +67,7 @@ class Heatmap:
     values: tuple[tuple[float | None, ...], ...]
     words: tuple[tuple[str, ...], ...]
     note: str = ""
+    marks: tuple[tuple[str, ...], ...] = ()  # behind values
 
 
 def arms_of(found: dict[str, Any]) -> list[str]:
@@ -103,7 +107,16 @@ def _bars(
         series.append(
             Series(arm, tuple(float(i) for i, _ in have), tuple(scale * f[figure] for _, f in have), (), highs)
         )
-    return Chart(name, title, "", unit, tuple(series), "bars", tuple(found["scenarios"]))
+    low = [y for each in series for y in each.ys if not math.isnan(y)]
+    wide = high is not None and min(low, default=0.0) > 0 and max(low) > FAR * min(low)
+    note = f"Log scale: a dot is the {_end(figure)}, its bar goes up to the {_end(high)}." if high and wide else ""
+    y = f"{unit}, log scale" if wide else unit
+    return Chart(name, title, "", y, tuple(series), "bars", tuple(found["scenarios"]), log_y=wide, note=note)
+
+
+def _end(figure: str) -> str:
+    """`p95` of `e2e_ms_p95`."""
+    return figure.rpartition("_")[2]
 
 
 def _frontiers(found: dict[str, Any]) -> list[Chart]:
@@ -133,7 +146,8 @@ def _frontier(found: dict[str, Any], pair: str, scenarios: Sequence[str]) -> Cha
     title = f"Latency and throughput\n{pair or ' '.join(scenarios[0].split()[:shared])}".rstrip()
     wide = min(every, default=0.0) > 0 and max(every) > 8 * min(every)
     kind = "points" if tangled else "lines"
-    return Chart("frontier", title, "tokens/s", "TPOT p95, ms", tuple(series), kind, log_y=wide, note=note)
+    y = "TPOT p95, ms, log scale" if wide else "TPOT p95, ms"
+    return Chart("frontier", title, "tokens/s", y, tuple(series), kind, log_y=wide, note=note)
 
 
 def _shared_words(names: Sequence[str]) -> int:
@@ -158,7 +172,7 @@ def distributions(found: dict[str, Any], scenario: str) -> list[Chart]:
                 shares = tuple(i / (len(values) - 1) for i in range(len(values)))
                 series.append(Series(arm, tuple(max(1e-3, 1e3 * value) for value in values), shares))
         if series:
-            charts.append(Chart(f"cdf-{time}", title, "ms", "share", tuple(series), log_x=True))
+            charts.append(Chart(f"cdf-{time}", title, "ms, log scale", "share", tuple(series), log_x=True))
     return charts
 
 
@@ -175,7 +189,9 @@ def histograms(found: dict[str, Any], scenario: str) -> list[Chart]:
                 total = sum(counts)
                 series.append(Series(arm, tuple(edges), tuple(each / total for each in [*counts, counts[-1]])))
         if series:
-            charts.append(Chart(f"histogram-{time}", title, "ms", "share", tuple(series), "steps", log_x=True))
+            charts.append(
+                Chart(f"histogram-{time}", title, "ms, log scale", "share", tuple(series), "steps", log_x=True)
+            )
     return charts
 
 
@@ -205,12 +221,19 @@ def improvement(found: dict[str, Any], metric: str = "tok_s") -> Heatmap | None:
         title, note = f"Throughput over {what}'s", f"Tokens/s: {own} over {what}'s; +100 % is twice as many."
     else:
         title, note = f"Speed over {what}, by mean E2E", f"Mean E2E: {what}'s over {own}; +100 % is half the time."
-    return Heatmap("improvement_heatmap", title, names, columns, values, words, note)
+    marks = tuple(
+        tuple(mark(found["scenarios"][grid[pair, c]], arm) if each is not None else ""
+              for c, each in zip(columns, line, strict=True))
+        for (arm, pair), line in zip(lines, cells, strict=True)
+    )  # fmt: skip
+    note = f"{note} {SAID}" if any(map(any, marks)) else note
+    return Heatmap("improvement_heatmap", title, names, columns, values, words, note, marks)
 
 
 def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
     """The chart; where it has scenarios of some pairs of models side by side, one for each pair. Names along x have
-    what tells them apart, the title or the axis what they share."""
+    what tells them apart, the title or the axis what they share. Bars of a PDV that hardly pipelined have a mark."""
+    chart = _marked(found, chart)
     own = {group: found["grid"][group] for group in chart.groups if group in found["grid"]}
     pairs = list(dict.fromkeys(pair for pair, _ in own.values()))
     if not pairs:
@@ -226,13 +249,26 @@ def by_pair(found: dict[str, Any], chart: Chart) -> list[Chart]:
     return made
 
 
+def _marked(found: dict[str, Any], chart: Chart) -> Chart:
+    """The chart with a mark above each bar of a PDV that hardly pipelined in the bar's scenario, and what it says."""
+    scenarios = found.get("scenarios", {})
+    owns = {float(i): scenarios[group] for i, group in enumerate(chart.groups) if group in scenarios}
+    series = tuple(
+        replace(each, marks=tuple(mark(owns[x], each.name) if x in owns else "" for x in each.xs))
+        for each in chart.series
+    )
+    if not any(any(each.marks) for each in series):
+        return chart
+    return replace(chart, series=series, note=f"{chart.note} {SAID}".lstrip())
+
+
 def _moved(series: Series, places: dict[float, float]) -> Series:
     """The bars that stand at some places, at others."""
     kept = [i for i, x in enumerate(series.xs) if x in places]
     highs = tuple(series.highs[i] for i in kept) if series.highs else ()
-    return replace(
-        series, xs=tuple(places[series.xs[i]] for i in kept), ys=tuple(series.ys[i] for i in kept), highs=highs
-    )
+    marks = tuple(series.marks[i] for i in kept) if series.marks else ()
+    xs, ys = tuple(places[series.xs[i]] for i in kept), tuple(series.ys[i] for i in kept)
+    return replace(series, xs=xs, ys=ys, highs=highs, marks=marks)
 
 
 def coloured(found: dict[str, Any], chart: Chart) -> Chart:
@@ -240,7 +276,7 @@ def coloured(found: dict[str, Any], chart: Chart) -> Chart:
     places = {arm: place for place, arm in enumerate(arms_of(found))}
     own = (replace(each, colour=places[each.name]) if each.name in places else each for each in chart.series)
     bare = chart.name == "goodput" and not any(y > 0 for each in chart.series for y in each.ys)
-    return replace(chart, series=tuple(own), note=NONE_GOOD if bare else chart.note)
+    return replace(chart, series=tuple(own), note=f"{NONE_GOOD} {chart.note}".rstrip() if bare else chart.note)
 
 
 def labelled(found: dict[str, Any], chart: Chart) -> Chart:
@@ -261,8 +297,13 @@ def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
 
 
 def log_ticks(low: float, high: float) -> Sequence[float]:
-    """1, 2, 5 times powers of ten within a range; powers alone where it is wide."""
+    """1, 2, 5 times powers of ten within a range; powers alone where it is wide, other round numbers where narrow."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    marks = (1, 2, 5) if len(powers) <= 3 else (1,)
-    found = [m * 10.0**p for p in powers for m in marks]
-    return [each for each in found if low * 0.999 <= each <= high * 1.001] or [low, high]
+    marks = (1, 2, 5) if high < 1000 * low else (1,)
+
+    def within(values: Sequence[float]) -> list[float]:
+        return [each for each in values if low * 0.999 <= each <= high * 1.001]
+
+    found = within([m * 10.0**p for p in powers for m in marks])
+    finer = (within(ticks(low, high, count)) for count in (4, 5, 8))
+    return next((each for each in (found, *finer) if len(each) > 2), [low, high])

@@ -12,8 +12,9 @@ from typing import Any
 
 from verifypd.bench import advice
 from verifypd.bench.meter import SETTLES
-from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, never_pipelined, pipelined, three_lanes
+from verifypd.bench.modes import NOT_SEEN, OPEN, SEEN, UNJUDGED, Mode, never_pipelined, three_lanes
 from verifypd.bench.part_charts import CLAIMED
+from verifypd.bench.pipelining import pipelined
 from verifypd.bench.protocols import PROTOCOLS
 from verifypd.bench.results import judged, number
 from verifypd.bench.statistics import FASTER, SLOWER, UNKNOWN

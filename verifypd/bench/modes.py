@@ -16,6 +16,7 @@ from typing import Any
 
 from verifypd.bench.campaign import Folder, write_whole
 from verifypd.bench.pairs import sizes
+from verifypd.bench.pipelining import pipelined
 from verifypd.bench.protocols import PDV
 from verifypd.bench.results import judged, markdown_table, ratio, results
 from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
@@ -23,7 +24,6 @@ from verifypd.errors import ConfigError
 
 Row = tuple[str, dict[str, Any]]  # a scenario, and two arms' mean latencies compared
 BALANCED, IMBALANCED = 2.0, 3.0  # size of a verifier over its draft's
-LEAST_LEFT = 0.05  # of the plans of an arm that pipelines: below, what differs from PD is a step here and there
 KINDS = ("passes", "draft", "host")  # prompts ride in passes under some architectures
 SEEN, NOT_SEEN, OPEN, UNJUDGED = "seen", "not seen", "not measured", "not judged"
 
@@ -68,13 +68,6 @@ def left_share(own: dict[str, Any]) -> float | None:
     """Of an arm's plans in one scenario, the share that left a draft for a later verify; None where it does not say."""
     totals = (own["parts"] or {"totals": {}})["totals"]
     return float(totals["plans_left_n"]) / max(1.0, totals["plans_n"]) if "plans_left_n" in totals else None
-
-
-def pipelined(own: dict[str, Any], arm: str) -> bool:
-    """Whether enough plans of an arm left a draft for a later verify: with fewer PDV plans as PD does. True where the
-    arm does not say."""
-    share = left_share(own["arms"][arm])
-    return share is None or share >= LEAST_LEFT
 
 
 def three_lanes(own: dict[str, Any]) -> str | None:

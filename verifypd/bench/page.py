@@ -8,12 +8,12 @@ from html import escape
 from typing import Any
 
 from verifypd.bench import charts, modes, part_charts, svg
+from verifypd.bench.pipelining import APART, LEAST_LEFT, MARK, SAID, mark, said
 from verifypd.bench.results import (
     ALL_LATENCIES,
     HEADER,
     LATENCIES,
     NAMES,
-    WON,
     interval,
     itself_line,
     judged,
@@ -87,7 +87,11 @@ MEANING = (
     ("E2E", "last output less the time the request was due; one that was stopped counts until then"),
     ("tokens/s", "all output tokens of the window / window, those of unfinished requests too"),
     ("good/s, good share", "requests a second, and of all requests, that ended and kept to both targets"),
-    ("accepted", "draft tokens that stood / draft tokens; the correction does not count"),
+    ("accepted", "accepted draft tokens / draft tokens; the correction does not count"),
+    (
+        "accepted, by place",
+        "of the drafts that had a token there, the share in which it was accepted; of all where no lengths are known",
+    ),
     (
         "pass, draft loop",
         "one reading of the verifier's weights, for all its requests; the writing of drafts before it",
@@ -95,8 +99,9 @@ MEANING = (
     ("verdict", "how many tokens of one draft stand, and the token that follows them"),
     (
         "plans that left a draft",
-        f"steps after which a draft waited for a later verify; with under {modes.LEAST_LEFT:.0%} PDV plans as PD does",
+        f"steps after which a draft waited for a later verify; with under {LEAST_LEFT:.0%} PDV plans as PD does",
     ),
+    (MARK, SAID.removeprefix(f"{MARK} ")),
     ("faster, slower", "the 95 % interval of the ratio over the seeds leaves 1 out; else “no difference”"),
 )
 ARCHITECTURES = {
@@ -211,14 +216,16 @@ def _compared(found: dict[str, Any]) -> list[str]:
     for scenario, own in found["scenarios"].items():
         for arm, metrics in own["compared"].items():
             cells = [_verdict(metrics[metric]) if metric in metrics else "–" for metric in COMPARED]
-            body.append((f"<b>{escape(scenario)}</b><br>{escape(arm)}", *cells))
+            body.append((f"<b>{escape(scenario)}</b><br>{escape(arm)}{mark(own, arm)}", *cells))
     if body:
         arms = (arm for own in found["scenarios"].values() for arm in own["compared"].values())
         spread = over_seeds(each for arm in arms for each in arm.values())
         title = f"<p>Ratios over <b>{escape(found['reference'])}</b>, {spread}. Above 1 is more.</p>"
-        parts += [title, _table(("", *(NAMES[metric] for metric in COMPARED)), body, "dense")]
+        legend = said(found)
+        parts += [title, _table(("", *(NAMES[metric] for metric in COMPARED)), body, "dense"), _note(legend)]
         if counts := won_rows(found):
-            parts += ["<h2>Scenarios won and lost</h2>", _table((WON, *found["won_and_lost"]), counts)]
+            header, *lines = counts
+            parts += ["<h2>Scenarios won and lost</h2>", _table(header, lines), _note(APART if legend else "")]
     return [f"<h2>Compared with {escape(found['reference'])}</h2>", *parts] if parts else []
 
 
@@ -229,8 +236,9 @@ def _verdict(each: dict[str, Any]) -> str:
 
 
 def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
-    body = [tuple(map(escape, row(arm, each))) for arm, each in own["arms"].items()]
-    latencies = _table(LATENCIES, [tuple(map(escape, latency_row(arm, each))) for arm, each in own["arms"].items()])
+    arms = {arm + mark(own, arm): each for arm, each in own["arms"].items()}
+    body = [tuple(map(escape, row(arm, each))) for arm, each in arms.items()]
+    latencies = _table(LATENCIES, [tuple(map(escape, latency_row(arm, each))) for arm, each in arms.items()])
     folded = f"<details><summary>{ALL_LATENCIES}</summary>{latencies}</details>"
     marked = f" <span class='soft'>({escape(found['note'])})</span>" if found["note"] else ""
     original = [f"{escape(arm)} {each['figures']['tok_s_original']:,.1f}" for arm, each in own["arms"].items()]
@@ -239,7 +247,8 @@ def _figures(found: dict[str, Any], scenario: str, own: dict[str, Any]) -> str:
         f"<p class='note'>Published by the original, {escape(what)}: {escape(each)}</p>"
         for what, each in published(found, scenario)
     )
-    return f"<h3>{escape(scenario)}{marked}</h3>{_table(HEADER, body)}{note}{claims}{folded}"
+    legend = _note(SAID if any(mark(own, arm) for arm in own["arms"]) else "")
+    return f"<h3>{escape(scenario)}{marked}</h3>{_table(HEADER, body)}{legend}{note}{claims}{folded}"
 
 
 def _modes(found: dict[str, Any]) -> list[str]:
@@ -247,11 +256,16 @@ def _modes(found: dict[str, Any]) -> list[str]:
     rows = modes.explained(found)
     if not rows:
         return []
-    body = [tuple(escape(each[name]) for name in ("scenario", "arm", "E2E", "why")) for each in rows]
+    body = [
+        tuple(map(escape, (each["scenario"], each["arm"] + mark(found["scenarios"][each["scenario"]], each["arm"]),
+                           each["E2E"], each["why"])))
+        for each in rows
+    ]  # fmt: skip
     named = [tuple(map(escape, (m.name, m.claim, m.seen, m.figures))) for m in modes.shown_modes(found)]
     return [
         f"<h2>Why arms win and lose against {escape(found['reference'])}</h2>",
         _table(("scenario", "arm", "mean E2E", "why"), body, "words"),
+        _note(said(found)),
         "<h3>The original's success and failure modes</h3>",
         _table(("mode", "its claim", "here", "figures"), named, "words"),
     ]
@@ -305,6 +319,10 @@ def _provenance(found: dict[str, Any]) -> str:
     return (
         f"{commands}<details><summary>Versions, machine, hashes, settings</summary><pre>{escape(text)}</pre></details>"
     )
+
+
+def _note(text: str) -> str:
+    return f"<p class='note'>{escape(text)}</p>" if text else ""
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]], name: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from verifypd.bench.charts import Chart, Series, arms_of
 from verifypd.bench.meter import SETTLES
+from verifypd.bench.pipelining import APART, HARDLY, MARK, SAID, count, mark
 from verifypd.bench.protocols import PDV
 from verifypd.bench.statistics import FASTER, NONE, SLOWER
 
@@ -20,6 +21,10 @@ SPLIT = "A verify pass that carries prompts is split by its rows: those of promp
 VERIFY_ONLY = "Prompts that ride in verify passes count as verify."
 HOST = "host: time of steps that no pass or draft loop hides. idle: nothing was to be done."
 FEW_DRAFTS = 20  # a share of fewer is one of chance
+NEARLY_ALL = 0.9  # of an arm's drafts: what is not accepted of them at a place is not for want of a token there
+HAD = "Over all scenarios: of the drafts that had a token there, the share in which it was accepted"
+OF_ALL = "Over all scenarios: the share of all drafts in which this token was accepted"
+LACKED = f"–: a place that more than {100 * (1 - NEARLY_ALL):.0f} % of an arm's drafts may have lacked."
 WINDOW = 8  # samples over which a draft length is taken
 
 
@@ -95,16 +100,18 @@ def _bars(
 
 
 def _won(found: dict[str, Any], metric: str = "e2e_ms_mean") -> Chart | None:
-    own = {arm: figures[metric] for arm, figures in found["won_and_lost"].items() if metric in figures}
+    own = {arm: figures[metric] for arm, figures in count(found["scenarios"]).items() if metric in figures}
     if not any(sum(each.values()) for each in own.values()):  # one seed says neither
         return None
     places = tuple(float(i) for i in range(len(own)))
+    apart = any(each[HARDLY] for each in own.values())
     series = tuple(
-        Series(word, places, tuple(float(each[word]) for each in own.values()), colour=colour)
-        for word, colour in ((FASTER, 2), (SLOWER, 1), (NONE, 6))
-    )
+        Series(f"{word}{MARK * (word == HARDLY)}", places, tuple(float(each[word]) for each in own.values()),
+               colour=colour)
+        for word, colour in ((FASTER, 2), (SLOWER, 1), (NONE, 6), (HARDLY, 3)) if apart or word != HARDLY
+    )  # fmt: skip
     title = f"Scenarios won and lost against {found['reference']}, by mean E2E"
-    note = "The original counts 20 of 32 scenarios as won, without intervals."
+    note = f"{APART} " * apart + "The original counts 20 of 32 scenarios as won, without intervals."
     return Chart("scenarios_won", title, "", "scenarios", series, "stacked", tuple(own), note=note)
 
 
@@ -120,48 +127,81 @@ def breakdown(found: dict[str, Any], scenario: str) -> Chart | None:
         for kind in KINDS
     )
     whole = not all("chunks_s" in each["totals"] for each in parts.values())  # as older results have them
-    note = f"{VERIFY_ONLY if whole else SPLIT} {HOST}"
-    return Chart("breakdown", "Where the time went", "", "share", series, "stacked", tuple(arms), note=note)
+    groups = tuple(arm + mark(found["scenarios"][scenario], arm) for arm in arms)
+    note = f"{VERIFY_ONLY if whole else SPLIT} {HOST}" + f" {SAID}" * (groups != tuple(arms))
+    return Chart("breakdown", "Where the time went", "", "share", series, "stacked", groups, note=note)
 
 
 def acceptance(found: dict[str, Any]) -> Chart | None:
-    """Draft tokens accepted, by their place."""
-    series, unsaid = [], []
+    """Draft tokens accepted, by their place. Bars: where arms are alike, lines would cover each other."""
+    shares, unsaid = {}, []
     for arm in arms_of(found):
         drafts = [own["arms"].get(arm, {}).get("drafts") for own in found["scenarios"].values()]
-        have = [each for each in drafts if each]
+        have = [each for each in drafts if each and each["by_place"]]
         if have:
-            shares, told = _by_place(have)
-            series.append(Series(arm, tuple(float(i + 1) for i in range(len(shares))), tuple(shares)))
+            told = all("drafted" in each for each in have)
+            shares[arm] = _of_those_that_had(have) if told else _of_all(have)
             unsaid += [] if told else [arm]
-    if not series:
+    if not shares:
         return None
-    whole = "of all drafts; a shorter one counts as not accepted at the places it lacks."
-    of = f"of drafts that had this place, where {FEW_DRAFTS} had it."
-    note = f"In all scenarios, {whole if len(unsaid) == len(series) else of}"
-    if 0 < len(unsaid) < len(series):
-        note += f" {', '.join(unsaid)}: {whole}"
+    longest = max(map(len, shares.values()))
+    places = tuple(float(i) for i in range(longest))
+    series = tuple(Series(arm, places, (*own, *[math.nan] * (longest - len(own)))) for arm, own in shares.items())
     title = "Share of drafted tokens accepted, by place in the draft"
-    return Chart("acceptance_rate", title, "place in the draft", "share", tuple(series), note=note)
+    groups = tuple(str(i + 1) for i in range(longest))
+    note = _meaning(list(shares), unsaid, {arm for arm, own in shares.items() if len(own) < longest})
+    return Chart("acceptance_rate", title, "place in the draft", "share", series, "bars", groups, note=note)
 
 
-def _by_place(drafts: Sequence[dict[str, Any]]) -> tuple[list[float], bool]:
-    """Shares of accepted tokens by place over some scenarios, and whether they are of the drafts that had the place.
+def _meaning(arms: list[str], unsaid: list[str], short: set[str]) -> str:
+    """What the shares are of. unsaid: arms that do not say how long drafts were; short: arms without some places."""
+    said = set(arms) - set(unsaid)
+    parts = [f"{HAD}." if said else f"{OF_ALL}; nothing says how long drafts were."]
+    if said and unsaid:
+        parts.append(f"Of all drafts where nothing says how long they were: {', '.join(unsaid)}.")
+    if short & said:
+        parts.append(f"–: a place that under {FEW_DRAFTS} of an arm's drafts had.")
+    if short & set(unsaid):
+        parts.append(LACKED)
+    return " ".join(parts)
 
-    Of few drafts no share is told.
-    """
-    told = all("drafted" in each for each in drafts)
-    spans = sum(each["spans"] for each in drafts)
+
+def _accepted(drafts: dict[str, Any], place: int) -> float:
+    """How many drafts of a scenario had their token at this place accepted."""
+    if place >= len(drafts["by_place"]):
+        return 0.0
+    had = drafts["drafted"][place] if "drafted" in drafts else drafts["spans"]
+    return float(had * drafts["by_place"][place])
+
+
+def _of_those_that_had(drafts: Sequence[dict[str, Any]]) -> list[float]:
+    """By place over some scenarios: of the drafts that had it, the share in which it was accepted. Of few none."""
     shares: list[float] = []
-    for i in range(max(len(each["by_place"]) for each in drafts)):
-        own = [each for each in drafts if i < len(each["by_place"])]
-        counts = [each["drafted"][i] if told else each["spans"] for each in own]
-        stood = sum(count * each["by_place"][i] for count, each in zip(counts, own, strict=True))
-        had = sum(counts) if told else spans
-        if told and had < FEW_DRAFTS and shares:
+    for place in range(max(len(each["by_place"]) for each in drafts)):
+        had = sum(each["drafted"][place] for each in drafts if place < len(each["by_place"]))
+        if had < FEW_DRAFTS and shares:
             break
-        shares.append(stood / had)
-    return shares, told
+        shares.append(sum(_accepted(each, place) for each in drafts) / had)
+    return shares
+
+
+def _of_all(drafts: Sequence[dict[str, Any]]) -> list[float]:
+    """By place over some scenarios: of all drafts, the share in which it was accepted.
+
+    Of places that nearly all must have had. Drafts of `mean` tokens, `longest` at most, have more than i at least in
+    the share (mean − i) / (longest − i): as if all others were as long as that allows.
+    """
+    spans = sum(each["spans"] for each in drafts)
+    places = range(max(len(each["by_place"]) for each in drafts))
+    accepted = [sum(_accepted(each, place) for each in drafts) for place in places]
+    tokens = sum(
+        sum(_accepted(each, place) for place in places) / each["acceptance_rate"]
+        for each in drafts
+        if each["acceptance_rate"]
+    )
+    mean, longest = tokens / spans, len(places)
+    sure = [1.0, *((mean - i) / (longest - i) for i in places[1:])]
+    return [stood / spans for stood, share in zip(accepted, sure, strict=True) if share >= NEARLY_ALL]
 
 
 def _timeline(parts: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifypd.bench.charts import Chart, Heatmap, Series
 from verifypd.bench.labels import Sizes, placed
-from verifypd.bench.plots import INK, PALETTE, SOFT, dress
+from verifypd.bench.plots import INK, PALETTE, SOFT, dress, mark_powers
 from verifypd.bench.statistics import FASTER, NONE, SLOWER, UNKNOWN
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ SAID = {
     NONE: "No cell is a certain difference.",
     UNKNOWN: "There is one seed, so nothing is judged.",
 }  # where all cells of a heatmap have one word
+SHAPES = "os^DvPX*"  # of points, so that lines over each other are told apart
 SIZES = Sizes(LETTER, line=9.0, dot=3.5)  # points
 
 
@@ -64,21 +65,21 @@ def _matplotlib() -> Any:
 
 def _heights(axis: Axes, part: Chart) -> None:
     """An axis from 0, or of powers, with room above the highest."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
     ys = [y for each in part.series for y in (*each.ys, *each.highs) if not math.isnan(y)]
     if part.log_y:
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_minor_locator(NullLocator())
         axis.set_ylim(0.7 * min(ys), 1.5 * max(ys))
+        mark_powers(axis.yaxis)
     else:
         if part.kind == "stacked":
             axis.yaxis.set_major_locator(MaxNLocator(integer=all(y == int(y) for y in ys)))
             ys = [sum(column) for column in zip(*(each.ys for each in part.series), strict=True)]
         highest = max(ys, default=1.0) or 1.0
-        axis.set_ylim(0, 1.02 if part.y == "share" and highest <= 1.01 else 1.08 * highest)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+        marked = any(any(each.marks) for each in part.series)
+        axis.set_ylim(0, 1.02 if part.y == "share" and highest <= 1.01 and not marked else 1.08 * highest)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def _head(axis: Axes, part: Chart, room: float) -> None:
@@ -108,14 +109,21 @@ def _bar_groups(axis: Axes, chart: Chart, room: float) -> None:
             bottoms = [bottom + y for bottom, y in zip(bottoms, series.ys, strict=True)]
             continue
         places = [x + width * (i + 0.5) - 0.4 for x in series.xs]
+        tops = [max(y, high) for y, high in zip(series.ys, series.highs or series.ys, strict=True)]
         if series.highs:
-            axis.bar(places, series.highs, 0.92 * width, color=colour, alpha=0.35)
-        axis.bar(
-            places, [0.0 if math.isnan(y) else y for y in series.ys], 0.92 * width, color=colour, label=series.name
-        )
-        for x, y in zip(places, series.ys, strict=True):
+            more = [top - y for y, top in zip(series.ys, tops, strict=True)]
+            axis.bar(places, more, 0.92 * width, bottom=series.ys, color=colour, alpha=0.35)
+        if chart.log_y:  # has no ground for bars to stand on
+            axis.plot(places, series.ys, "o", color=colour, markersize=5, label=series.name)
+        else:
+            known = [0.0 if math.isnan(y) else y for y in series.ys]
+            axis.bar(places, known, 0.92 * width, color=colour, label=series.name)
+        for x, y, top, mark in zip(places, series.ys, tops, series.marks or [""] * len(places), strict=True):
             if math.isnan(y):
-                axis.text(x, 0.0, "–", color=SOFT, fontsize=8, ha="center", va="bottom")
+                axis.text(x, 0.0, "–", color=SOFT, fontsize=8, ha="center", va="bottom",
+                          transform=axis.get_xaxis_transform())  # fmt: skip
+            elif mark:
+                axis.text(x, top, mark, color=INK, fontsize=9, ha="center", va="bottom")
     letters = max(6, int(room / len(chart.groups) / LETTER) - 1)
     wrapped = (textwrap.wrap(name.replace(":", ": "), letters, break_long_words=False) for name in chart.groups)
     names = ["\n".join(lines) for lines in wrapped]
@@ -123,22 +131,22 @@ def _bar_groups(axis: Axes, chart: Chart, room: float) -> None:
 
 
 def _curves(axis: Axes, chart: Chart) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
     for i, series in enumerate(chart.series):
-        marker = "o" if len(series.xs) <= 16 else ""
+        marker = SHAPES[i % len(SHAPES)] if len(series.xs) <= 16 else ""
         line, colour = "none" if chart.kind == "points" else "solid", _colour(i, series)
         axis.plot(series.xs, series.ys, ls=line, color=colour, marker=marker, markersize=5, label=series.name)
     xs = [x for each in chart.series for x in each.xs]
     if chart.log_x:
         axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(0.9 * min(xs), 1.1 * max(xs))
+        mark_powers(axis.xaxis)
     else:
         places = all(x == int(x) and x <= 16 for x in xs)
         axis.set_xlim((0.5, max(xs) + 0.5) if places else (0, 1.08 * max(xs, default=1.0)))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def _label_points(axis: Axes, chart: Chart) -> None:
@@ -177,6 +185,7 @@ def draw_heatmap(file: Path, chart: Heatmap, note: str = "") -> None:
     for i, (values, line) in enumerate(zip(chart.values, shares, strict=True)):
         for k, (value, share) in enumerate(zip(values, line, strict=True)):
             text = "–" if value is None else f"{100 * (value - 1):+,.1f} %".replace("-", "−")
+            text += chart.marks[i][k] if chart.marks else ""
             if value is not None and not common:
                 text += f"\n{chart.words[i][k]}"
             ink = "white" if abs(share) > 0.75 * far else INK

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verifypd.bench.charts import log_ticks
 from verifypd.control.cost import CostModel, Work
 from verifypd.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     from verifypd.control.observe import StepTiming
     from verifypd.engine.measure import Measured
@@ -63,8 +65,6 @@ def draw_costs(
 
 def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
     """ms of a verifier pass against its rows."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     decode = [t for t in timings if not t.chunk_rows]
     contexts = sorted({_each(t) for t in decode})
     middle = (contexts[0] + contexts[-1]) / 2
@@ -99,9 +99,7 @@ def _passes(axis: Axes, cost: CostModel, timings: list[StepTiming]) -> None:
         axis.text(knee, axis.get_ylim()[0], " knee", color=SOFT, fontsize=8, va="bottom")
     axis.set(xscale="log", yscale="log", xlabel="rows in the pass", ylabel="ms")
     for part in (axis.xaxis, axis.yaxis):
-        part.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        part.set_major_formatter("{x:g}")
-        part.set_minor_locator(NullLocator())
+        mark_powers(part)
     axis.set_title("verifier pass (bar: predicted)", color=INK, fontsize=10)
     _legend(axis)
 
@@ -161,6 +159,15 @@ def dress(axis: Axes) -> None:
         axis.spines[side].set_color(LINE)
     axis.xaxis.label.set_color(SOFT)
     axis.yaxis.label.set_color(SOFT)
+
+
+def mark_powers(axis: Axis) -> None:
+    """Plain numbers along a logarithmic axis, as many as tell where in its range one is. Its limits are set before."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.set_major_locator(FixedLocator(log_ticks(*axis.get_view_interval())))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def _legend(axis: Axes) -> None:

@@ -15,6 +15,7 @@ from verifypd.bench.campaign import AGAIN, Cell, Folder
 from verifypd.bench.figures import Outcome, Pool, Targets, figures
 from verifypd.bench.meter import pooled
 from verifypd.bench.order import by_load
+from verifypd.bench.pipelining import APART, HARDLY, MARK, count, mark, said
 from verifypd.bench.statistics import COMPARED, FASTER, NONE, SLOWER, UNKNOWN, compare, curve, histogram, own_noise
 
 TIMES = ("ttft", "tpot", "e2e", "gap")
@@ -159,18 +160,6 @@ def _parts(cells: Sequence[Cell]) -> dict[str, Any] | None:
         for name in ("totals", "means", "peaks", "shares")
     }
     return {**numbers, "busy": _short(found["busy"]), "timeline": line}
-
-
-def count(scenarios: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
-    """By arm and figure: scenarios in which it was faster than the reference, slower, or neither."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for scenario in scenarios.values():
-        for arm, metrics in scenario["compared"].items():
-            for metric, each in metrics.items():
-                own = found.setdefault(arm, {}).setdefault(metric, {FASTER: 0, SLOWER: 0, NONE: 0})
-                if each["verdict"] in own:
-                    own[each["verdict"]] += 1
-    return found
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
@@ -325,8 +314,10 @@ def itself_line(found: dict[str, Any]) -> str:
     if not told:
         return f"{found['control']} ran twice (A/A), but with one seed nothing can be judged."
     same = f"{told - len(alarms)} of {told} comparisons of it with itself"
-    line = f"{found['control']} ran twice (A/A): {same} read “no difference”, as they must."
-    return line + (f" These do not, so small differences of theirs are chance: {'; '.join(alarms)}." if alarms else "")
+    line = f"{found['control']} ran twice (A/A): {same} read “no difference”"
+    if not alarms:
+        return f"{line}, as they must."
+    return f"{line}; these do not, so small differences of theirs are chance: {'; '.join(alarms)}."
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -345,10 +336,10 @@ def as_markdown(found: dict[str, Any]) -> str:
         lines += [
             f"## {scenario}",
             "",
-            *markdown_table(HEADER, [row(arm, own) for arm, own in each["arms"].items()]),
+            *markdown_table(HEADER, [row(arm + mark(each, arm), own) for arm, own in each["arms"].items()]),
             "",
         ]
-        latencies = [latency_row(arm, own) for arm, own in each["arms"].items()]
+        latencies = [latency_row(arm + mark(each, arm), own) for arm, own in each["arms"].items()]
         lines += [f"{ALL_LATENCIES}:", "", *markdown_table(LATENCIES, latencies), ""]
         lines += [f"Published by the original, {what}: {text}\n" for what, text in published(found, scenario)]
         if each["compared"]:
@@ -360,14 +351,13 @@ def as_markdown(found: dict[str, Any]) -> str:
                 for metric in COMPARED
                 if all(metric in each["compared"][arm] for arm in arms)
             ]
-            lines += [*markdown_table(("", *arms), body), ""]
-    if won_rows(found):
-        lines += [
-            "## Scenarios won and lost",
-            "",
-            *markdown_table((WON, *found["won_and_lost"]), won_rows(found)),
-            "",
-        ]
+            lines += [*markdown_table(("", *(arm + mark(each, arm) for arm in arms)), body), ""]
+    if (legend := said(found)) != "":
+        lines += [legend, ""]
+    if counts := won_rows(found):
+        header, *body = counts
+        lines += ["## Scenarios won and lost", "", *markdown_table(header, body), ""]
+        lines += [APART, ""] if legend else []
     lines += [itself_line(found), "", f"Commit {last['commit'][:12]}, modified: {last['modified']}, {last['files']}."]
     return "\n".join(lines) + "\n"
 
@@ -376,14 +366,19 @@ WON = "faster / slower / no difference"
 
 
 def won_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """By figure, and arm by arm: scenarios in which it was faster, slower, and neither. One seed says none of them."""
-    arms = found["won_and_lost"]
+    """Arms; then by figure, and arm by arm: scenarios in which it was faster, slower, and neither, and those in which a
+    PDV hardly pipelined. Nothing where one seed says none of them."""
+    arms = count(found["scenarios"])
 
     def cell(own: dict[str, int] | None) -> str:
-        return "–" if own is None else " / ".join(str(own[word]) for word in (FASTER, SLOWER, NONE))
+        if own is None:
+            return "–"
+        apart = f" + {own[HARDLY]}{MARK}" if own[HARDLY] else ""
+        return " / ".join(str(own[word]) for word in (FASTER, SLOWER, NONE)) + apart
 
     metrics = [metric for metric in COMPARED if any(sum(own.get(metric, {}).values()) for own in arms.values())]
-    return [(NAMES[metric], *(cell(own.get(metric)) for own in arms.values())) for metric in metrics]
+    body = [(NAMES[metric], *(cell(own.get(metric)) for own in arms.values())) for metric in metrics]
+    return [(WON, *arms), *body] if body else []
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 
 from verifypd.bench.charts import Chart, Heatmap, Series, log_ticks, ticks
@@ -51,53 +51,51 @@ def _frame(chart: Chart, inside: list[str], y_marks: list[tuple[float, str]], x_
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts + inside)}</svg>'
 
 
-def _y_scale(values: list[float]) -> tuple[float, list[tuple[float, str]]]:
-    """Pixels a unit, and marks, of an axis that begins at 0."""
-    marks = ticks(0.0, max((each for each in values if not math.isnan(each)), default=0.0) or 1.0)
-    unit = (HEIGHT - TOP - BOTTOM) / marks[-1]
-    return unit, [(HEIGHT - BOTTOM - unit * each, number(each)) for each in marks]
+def _heights(chart: Chart, values: list[float]) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """Where a value stands on the upward axis, and the axis' marks: it begins at 0, or is of powers."""
+    known = [each for each in values if not math.isnan(each)]
+    room = HEIGHT - TOP - BOTTOM
+    if chart.log_y:
+        low, high = 0.8 * min(known), 1.1 * max(known)
+        return _placed(lambda value: room * math.log(value / low) / math.log(high / low), log_ticks(low, high))
+    marks = ticks(0.0, max(known, default=0.0) or 1.0)
+    return _placed(lambda value: room * value / marks[-1], marks)
 
 
-def _log_heights(values: list[float]) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Where a value stands on an axis of powers, and its marks."""
-    low, high = 0.8 * min(values), 1.1 * max(values)
-    unit = (HEIGHT - TOP - BOTTOM) / math.log(high / low)
+def _placed(
+    above: Callable[[float], float], marks: Sequence[float]
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """The same in pixels from the top. above: pixels from the ground."""
 
     def y_of(value: float) -> float:
-        return HEIGHT - BOTTOM - unit * math.log(value / low)
+        return HEIGHT - BOTTOM - above(value)
 
-    return y_of, [(y_of(each), number(each)) for each in log_ticks(low, high)]
+    return y_of, [(y_of(each), number(each)) for each in marks]
 
 
 def _bars(chart: Chart) -> str:
     stacked = chart.kind == "stacked"
     tops = [sum(column) for column in zip(*(each.ys for each in chart.series), strict=True)] if stacked else []
-    unit, y_marks = _y_scale([*tops, *(y for each in chart.series for y in (*each.ys, *each.highs))])
+    y_of, y_marks = _heights(chart, [*tops, *(y for each in chart.series for y in (*each.ys, *each.highs))])
     ground, room = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT) / max(1, len(chart.groups))
     width = min(34.0, 0.8 * room / (1 if stacked else max(1, len(chart.series))))
     inside = []
-    bases = dict.fromkeys(range(len(chart.groups)), float(ground))
+    bases = dict.fromkeys(range(len(chart.groups)), 0.0)
     for i, series in enumerate(chart.series):
-        shade = _shade(i, series)
         for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
-            base = bases[int(group)]
-            if math.isnan(y):
-                middle = LEFT + room * (group + 0.5) + width * (i + 0.5 - len(chart.series) / 2)
-                inside.append(f'<text class="mid" x="{middle:.1f}" y="{base - 3:.1f}">–</text>')
-                continue
-            bases[int(group)] -= unit * y * stacked
             x = LEFT + room * (group + 0.5) + width * (-0.5 if stacked else i - len(chart.series) / 2)
+            if math.isnan(y):
+                inside.append(f'<text class="mid" x="{x + width / 2:.1f}" y="{ground - 3}">–</text>')
+                continue
+            base = bases[int(group)]
+            bases[int(group)] += y * stacked
+            high = y_of(max(y, series.highs[k])) if series.highs else y_of(base + y)
+            low = ground if chart.log_y else y_of(base)  # 0 has no place on an axis of powers
             title = f"<title>{escape(series.name)}, {escape(chart.groups[int(group)])}: {number(y)}"
             title += f" to {number(series.highs[k])}</title>" if series.highs else "</title>"
-            box = f'x="{x + 1:.1f}" width="{max(1.0, width - 2):.1f}"'
-            if series.highs:
-                high = unit * series.highs[k]
-                inside.append(
-                    f'<rect class="{shade} faint" {box} y="{base - high:.1f}" height="{high:.1f}">{title}</rect>'
-                )
-            inside.append(
-                f'<rect class="{shade}" {box} y="{base - unit * y:.1f}" height="{unit * y:.1f}">{title}</rect>'
-            )
+            inside.append(_bar(_shade(i, series), (x, width), (low, y_of(base + y), high), title, chart.log_y))
+            if series.marks and series.marks[k]:
+                inside.append(f'<text class="mid" x="{x + width / 2:.1f}" y="{high + 2:.1f}">{series.marks[k]}</text>')
     letters = max(6, int(room / 6.3))
     x_marks = [
         (LEFT + room * (i + 0.5), "\n".join(_cut(part, letters) for part in _two_lines(name, letters)))
@@ -106,20 +104,26 @@ def _bars(chart: Chart) -> str:
     return _frame(chart, inside, y_marks, x_marks)
 
 
+def _bar(shade: str, across: tuple[float, float], heights: tuple[float, float, float], title: str, log: bool) -> str:
+    """A bar up to its value, fainter from there to its high end; on an axis of powers, that has no ground, a dot there.
+
+    across: where it begins, and its width. heights: of the ground, its value and its high end.
+    """
+    (x, width), (ground, y, high) = across, heights
+    box = f'x="{x + 1:.1f}" width="{max(1.0, width - 2):.1f}"'
+    more = f'<rect class="{shade} faint" {box} y="{high:.1f}" height="{y - high:.1f}">{title}</rect>' * (high < y)
+    if log:
+        radius = min(5.0, width / 2)
+        return f'{more}<circle class="{shade}" cx="{x + width / 2:.1f}" cy="{y:.1f}" r="{radius:.1f}">{title}</circle>'
+    return f'{more}<rect class="{shade}" {box} y="{y:.1f}" height="{ground - y:.1f}">{title}</rect>'
+
+
 def _lines(chart: Chart) -> str:
     xs = [x for each in chart.series for x in each.xs]
     share = chart.y == "share"
-    unit, y_marks = _y_scale(
-        [1.0] if share and chart.kind == "lines" else [y for each in chart.series for y in each.ys]
-    )
-    base, across = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
-
-    def linear(value: float) -> float:
-        return base - unit * value
-
-    y_of: Callable[[float], float] = linear
-    if chart.log_y:
-        y_of, y_marks = _log_heights([y for each in chart.series for y in each.ys])
+    ys = [y for each in chart.series for y in each.ys]
+    y_of, y_marks = _heights(chart, [1.0] if share and chart.kind == "lines" else ys)
+    across = WIDTH - LEFT - RIGHT
     if chart.log_x:
         low, high = math.log10(min(xs)), math.log10(max(xs))
         high = max(high, low + 0.3)
@@ -176,15 +180,16 @@ def heatmap(chart: Heatmap, note: str = "") -> str:
     """A table of ratios, coloured to both sides of 1 by how far they are from it; `note` stands below."""
     far = max((abs(math.log(v)) for line in chart.values for v in line if v), default=0.0) or 1.0
     lines = ["<tr><th></th>" + "".join(f"<th>{escape(each)}</th>" for each in chart.columns) + "</tr>"]
-    for name, values, words in zip(chart.rows, chart.values, chart.words, strict=True):
+    marks = chart.marks or [[""] * len(chart.columns)] * len(chart.rows)
+    for name, values, words, line in zip(chart.rows, chart.values, chart.words, marks, strict=True):
         cells = []
-        for value, word in zip(values, words, strict=True):
+        for value, word, mark in zip(values, words, line, strict=True):
             if value is None:
                 cells.append("<td>–</td>")
                 continue
             side = "up" if value >= 1 else "down"
             share = round(100 * abs(math.log(value)) / max(far, 0.05))
-            gain = f"{100 * (value - 1):+.1f} %".replace("-", "−")
+            gain = f"{100 * (value - 1):+.1f} %{mark}".replace("-", "−")
             cell = f'<td class="heat {side}" style="--share: {min(100, share)}%">{gain}'
             cells.append(f"{cell}<small>{escape(word)}</small></td>")
         lines.append(f"<tr><th>{escape(name).replace(chr(10), '<br>')}</th>{''.join(cells)}</tr>")
