@@ -15,6 +15,7 @@ SHOWN = {
         "throughput_comparison", "latency_comparison", "improvement_heatmap", "gpu_utilization", "acceptance_rate",
     ),
     "bench-serve-h200-closed-384": ("frontier",),
+    "bench-three-way-cpu": ("cdf-1", "parts-1"),
 }  # fmt: skip
 
 

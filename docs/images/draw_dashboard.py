@@ -1,4 +1,4 @@
-"""The dashboard's pictures: a server with traffic of its own, after a minute, in a real Chromium.
+"""The dashboard's pictures, in a real Chromium: a server with traffic of its own, after a minute; two side by side.
 
 python docs/images/draw_dashboard.py      # with playwright and Chromium, on a machine that does nothing else
 """
@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,8 @@ SHOTS: dict[str, Shot] = {
     "dashboard-dark.png": (1280, 900, "dark", True),
     "dashboard-narrow.png": (390, 844, "light", True),
 }
+RACE = ["plain", "auto", "--concurrency", "1", "--num-requests", "8", "--output-tokens", "96", "--duration", "120"]
+ENDED = "() => document.body.innerText.includes('All runs have ended')"
 BUSY = "() => Number(document.getElementById('t-running').textContent) > 1"
 
 
@@ -38,11 +41,11 @@ def free_port() -> int:
 
 
 def wait_for(address: str, seconds: float = 600.0) -> None:
-    """Until the server is ready."""
+    """Until that page is there."""
     end = time.monotonic() + seconds
     while True:
         try:
-            urllib.request.urlopen(f"{address}/ready", timeout=5).close()
+            urllib.request.urlopen(address, timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             if time.monotonic() > end:
@@ -64,20 +67,34 @@ def shoot(browser: Browser, address: str) -> None:
         print(f"docs/images/{name}: drawn")
 
 
+def race(browser: Browser, address: str) -> None:
+    """Two architectures side by side, when all runs have ended."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1340}, reduced_motion="reduce")
+    page.goto(address)
+    page.wait_for_function(ENDED, timeout=900_000)
+    page.wait_for_timeout(3000)
+    page.screenshot(path=str(HERE / "compare.png"))
+    print("docs/images/compare.png: drawn")
+
+
 def main() -> None:
     """Serve, watch, shoot."""
-    address = f"http://127.0.0.1:{(port := free_port())}"
-    server = subprocess.Popen([sys.executable, "-m", "verifypd", "demo", "--clients", "2", "--port", str(port)])
-    try:
-        wait_for(address)
-        with sync_playwright() as playwright:
-            found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-            shoot(browser, address)
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as out:
+        found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        for draw, ready, command in (
+            (shoot, "/ready", ["demo", "--clients", "2"]),
+            (race, "/", ["compare", *RACE, "--out", out]),
+        ):
+            address = f"http://127.0.0.1:{(port := free_port())}"
+            server = subprocess.Popen([sys.executable, "-m", "verifypd", *command, "--port", str(port)])
+            try:
+                wait_for(address + ready)
+                draw(browser, address)
+            finally:
+                server.terminate()
+                server.wait()
+        browser.close()
 
 
 if __name__ == "__main__":
