@@ -33,13 +33,14 @@ def build(kernel, types, constants, aligned=(), **options):
     assert done.metadata.shared <= 227 * 1024, done.metadata.shared
     return done
 
-def in_registers(done):
+def in_registers(done, on_stack=0):  # bytes a thread may keep there
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(done.asm["cubin"])
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return " STACK:0 " in used and " LOCAL:0 " in used
+    stack = int(used.split(" STACK:")[1].split()[0])
+    return stack <= on_stack and " LOCAL:0 " in used
 
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "slots": "*i64", "starts": "*i64",
     "block_table": "*i32", "q_row": "i32", "table_row": "i32", "splits": "i32", "pairs": "*i32", "members": "*i32",
@@ -66,7 +67,7 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     done = build(kernels.attend_tile, {**attend, "cache_k": "*fp8e4nv", "cache_v": "*fp8e4nv"},
         {**constants, "SCALED": True}, aligned, num_warps=cut.warps, num_stages=cut.stages)
     assert instruction in done.asm["ptx"], (heads, kv_heads, width, spans, count)
-    assert in_registers(done) or window, "two may be kept on the stack, once a program"
+    assert in_registers(done, on_stack=8), "two numbers, once a program: which kernel keeps them changes with Triton"
     assert "cvt.rn.f16x2.e4m3x2" in done.asm["ptx"] and "ld.shared.b8" not in done.asm["ptx"]
     planned = {"BLOCK_Q": cut.block_q, "LISTED": True, "WINDOW": window or 0, "BEGINS": capped}
     build(plans.plan_pairs, plan, {**planned, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens}, num_warps=8)
