@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import verifypd
@@ -9,7 +11,7 @@ from tests.control.test_architectures import slots, snapshot, view
 from verifypd.control import architectures
 from verifypd.control.architectures import PD, PDV, select_architecture
 from verifypd.control.controller import FixedController
-from verifypd.control.cost import CostModel
+from verifypd.control.cost import Coefficients, CostModel
 from verifypd.control.factory import make_architecture
 from verifypd.control.lanes import prompt_tokens
 from verifypd.control.prompts import Beside, Reading, Room, next_chunks
@@ -97,6 +99,17 @@ def test_a_pipelined_step_counts_the_rows_of_drafts_that_wait(monkeypatch: pytes
     plan = PDV(FixedController(3)).plan(state)
     assert prompt_tokens(state) < state.prefill_chunk
     assert plan.verify and seen == [(state, plan.verify.rows, prompt_tokens(state))] and seen[0][1] == 7
+
+
+def test_where_drafts_are_written_and_nobody_decodes_prompts_have_no_value_in_seconds() -> None:
+    """As many tokens as the bound lets a step have; `explain` says nothing of seconds that nobody would have taken."""
+    policy = PDV(FixedController(1), CostModel(Coefficients()))
+    prompts = [view(1, prefill_left=100), view(2, prefill_left=4000)]
+    chosen = policy.read(snapshot(*prompts), Beside(draft_seconds=1e-3, drafting=True), Room(4, 2048))
+    found = policy.reading
+    assert chosen and found.chosen is not None and found.chosen.value == math.inf == found.second
+    assert found.runner_up is not None and found.chosen.tokens > found.runner_up.tokens
+    assert "value_ms" not in policy.why()
 
 
 # -- table -------------------------------------------------------------------------------------------------------------

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.control.views import snapshot, view
+from tests.control.views import prompt, snapshot, view
 from verifypd.batch import VerifySpan
 from verifypd.buckets import CHUNKS as PASS
 from verifypd.buckets import chunk_bucket
-from verifypd.control.architectures import PDV, Architecture, Unified
-from verifypd.control.controller import FixedController
+from verifypd.control.architectures import Architecture
 from verifypd.control.cost import CHUNKS, NOTHING, Coefficients, CostModel, Work
 from verifypd.control.factory import make_architecture, make_controller
-from verifypd.control.observe import Observation
 from verifypd.control.prompts import (
     COUNTED,
     PRECISION,
@@ -37,21 +31,13 @@ from verifypd.control.prompts import (
     prompt_key,
 )
 from verifypd.control.snapshot import Plan, RequestView, Snapshot
-from verifypd.control.throughput import ThroughputController
 from verifypd.control.tuning import OVERDUE, PROMPT_SHARE
 from verifypd.simulate.engine import Simulation
-from verifypd.simulate.tables import h200
 from verifypd.simulate.traffic import Acceptance, Lengths, poisson
 from verifypd.simulate.world import Settings, TrueCosts
 
 GPU = Coefficients()
 MANY = 8  # prompts a pass may carry
-
-
-def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
-    """A prompt with so many tokens left; `read` of it are read."""
-    begun = {"chunk_start": read, "served": int(read > 0)}
-    return view(slot, prefill_left=left, **begun, **changes)._replace(rank=(priority, slot))
 
 
 def read(
@@ -431,77 +417,6 @@ def test_prompts_have_chunks_in_one_pass_as_far_as_there_is_room() -> None:
     assert list(rows(read(waiting, room=3).spans)) == [0, 1, 2]
     assert list(rows(read(waiting, room=0).spans)) == [0], "a full batch still lets one progress"
     assert list(rows(read(waiting, most_chunks=2).spans)) == [0, 1]
-
-
-def test_where_drafts_are_written_and_nobody_decodes_prompts_have_no_value_in_seconds() -> None:
-    """As many tokens as the bound lets a step have; `explain` says nothing of seconds that nobody would have taken."""
-    policy = PDV(FixedController(1), CostModel(GPU))
-    chosen = policy.read(
-        snapshot([prompt(1, 100), prompt(2, 4000)]), Beside(draft_seconds=1e-3, drafting=True), Room(4, 2048)
-    )
-    found = policy.reading
-    assert chosen and found.chosen is not None and found.chosen.value == math.inf == found.second
-    assert found.runner_up is not None and found.chosen.tokens > found.runner_up.tokens
-    assert "value_ms" not in policy.why()
-
-
-class Listening(FixedController):
-    """Drafts nothing, and keeps the chunks that it was told would ride."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.told: list[Reading] = []
-
-    def draft_lengths(self, views: Sequence[RequestView], snapshot: Snapshot, riding: Reading) -> dict[int, int]:
-        self.told.append(riding)
-        return {}
-
-
-@pytest.mark.parametrize("lengths", [(3000, 200), (4000,) * 8])  # in the second the bound gives way
-@pytest.mark.parametrize("factor", [1.2, 0.5])  # with 0.5 the decode queue is full: no prompt may end
-def test_the_plan_and_its_forecast_take_the_same_chunk(lengths: tuple[int, ...], factor: float) -> None:
-    """What rides when drafts are priced is what the step reads, where nothing is drafted."""
-    controller = Listening()
-    prompts = [prompt(40 + i, left) for i, left in enumerate(lengths)] + [prompt(60, 30)]
-    views = [*(view(slot, slo_tpot=15.0) for slot in range(32)), *prompts]
-    plan = Unified(controller, CostModel(GPU)).plan(
-        snapshot(views, prefill_chunk=2048, batch_size=64, queue_factor=factor)
-    )
-    assert plan.verify is not None and plan.prefill is None
-    spans = tuple(span for span in plan.verify.spans if span.start is not None)
-    assert [told.spans for told in controller.told] == [spans] and controller.told[0].work.rows >= 200
-    assert any(span.emits for span in spans) == (factor > 1.0)
-
-
-HEAD = replace(GPU, base=4.6e-3, chunk_context=1.6e-9, draft_step=0.31e-3, draft_row=1.3e-6)
-
-
-@pytest.mark.parametrize("costs", [GPU, HEAD, h200().coefficients], ids=["model", "head", "table"])
-def test_drafts_are_those_that_the_chunk_that_is_read_asks_for(costs: Coefficients) -> None:
-    """The forecast is made before anything is drafted, and drafts change how much is worth reading: half of the chunks
-    differ by more than 1 %, some threefold. It decides about drafts, and those come out the same."""
-    noise, same, parts = random.Random(costs.draft_step), [], []
-    for _ in range(100):
-        cost = CostModel(costs)
-        controller = ThroughputController(cost, 4)
-        for _ in range(60):
-            stood = sum(noise.random() < 0.8 for _ in range(4))
-            controller.observe(Observation(999, 4, stood, stood + 1, False, False, 1.0, "model"))
-        policy = Unified(controller, cost)
-        policy.tokens_each = noise.choice([1.0, 2.5, 3.3])
-        waiting = [prompt(200 + i, noise.randrange(10, 5000), slo_ttft=200.0) for i in range(noise.randrange(1, 7))]
-        views = [view(i, slo_tpot=15.0, emitted=noise.randrange(100)) for i in range(noise.choice([1, 4, 16, 32, 64]))]
-        state = snapshot([*views, *waiting], prefill_chunk=2048, batch_size=128)
-        forecast = policy.riding(views, state, Room(128 - len(views), 2048)).work
-        twin = deepcopy(controller)
-        plan = policy.plan(state)
-        assert plan.verify is not None
-        riding = policy.reading
-        written = {span.slot: span.drafts for span in plan.draft.spans if span.drafts} if plan.draft else {}
-        same.append(written == twin.draft_lengths(views, state, riding))
-        parts.append(riding.work.rows / forecast.rows)
-    assert sum(same) >= 95, sum(same)
-    assert 0.8 < median(parts) < 1.25 and min(parts) > 0.5 and max(parts) < 8.0, (min(parts), median(parts), max(parts))
 
 
 def test_a_better_priority_does_not_give_way_to_who_has_begun() -> None:

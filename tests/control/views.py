@@ -40,3 +40,9 @@ def snapshot(views: Sequence[RequestView], **changes: Any) -> Snapshot:
         drafter_has_cache=True,
     )
     return replace(base, **changes)
+
+
+def prompt(slot: int, left: int, *, read: int = 0, priority: int = 0, **changes: Any) -> RequestView:
+    """A prompt with so many tokens left; `read` of it are read."""
+    begun = {"chunk_start": read, "served": int(read > 0)}
+    return view(slot, prefill_left=left, **begun, **changes)._replace(rank=(priority, slot))
