@@ -15,7 +15,7 @@ import psutil
 
 from tests.server.serving import ROOT, TINY, Server
 
-START = 150.0  # s, on a busy machine
+START = 400.0  # s, on a busy machine
 # Ray asks replicas for their load every 10 s, and would write a token into the user's home.
 QUICK = {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5", "RAY_AUTH_MODE": "disabled"}
 REPLICA = "ServeReplica:verifypd:Engine"

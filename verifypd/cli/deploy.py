@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 CLUSTER = "cluster_"  # prefix of the cluster's settings in the namespace
 NAME = "verifypd"  # of the application
 # Of Ray's processes on one machine, unless the environment says otherwise: one event loop in each where there would be
-# three, and a log that is written now and then.
+# three, a log that is written now and then, and on a busy machine half a minute for a proxy to start, not five seconds.
 QUICKER = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 STORE = 128 << 20  # bytes of Ray's object store on one machine: calls and tokens do not go through it
 
