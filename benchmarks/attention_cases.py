@@ -17,6 +17,14 @@ from verifypd.kv.pool import KVCache
 from verifypd.runtime.passes import PassInputs, pass_key
 
 BLOCK = 16
+
+
+def traffic(requests: int, rows: int) -> list[tuple[int, int, int]]:
+    """Spans of mixed traffic: every eighth has 1,500 to 4,000 tokens before it, the others 100 to 700."""
+    long, short = (1500 + 357 * i % 2500 for i in itertools.count()), (100 + 137 * i % 600 for i in itertools.count())
+    return [(1, rows, next(long if i % 8 == 5 else short)) for i in range(requests)]
+
+
 CASES = {  # name: spans of (requests, rows, context before them)
     "1x1@512": [(1, 1, 512)],
     "1x5@512": [(1, 5, 512)],
@@ -30,6 +38,11 @@ CASES = {  # name: spans of (requests, rows, context before them)
     "4x5 one@4000 rest@300": [(3, 5, 300), (1, 5, 4000)],
     "12x5 one@4000 rest@300": [(11, 5, 300), (1, 5, 4000)],
     "24x3 two@4000 rest@300": [(22, 3, 300), (2, 3, 4000)],
+    "16x3 of traffic": traffic(16, 3),
+    "24x3 of traffic": traffic(24, 3),
+    "32x3 of traffic": traffic(32, 3),
+    "64x5 of traffic": traffic(64, 5),
+    "128x1 of traffic": traffic(128, 1),
     "chunk 256@1792": [(1, 256, 1792)],
     "chunk 512@0": [(1, 512, 0)],
     "chunk 512@3584": [(1, 512, 3584)],

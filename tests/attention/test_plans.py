@@ -1,4 +1,4 @@
-"""The plan of prompt chunks: every key of every tile is read once, tiles with most context come first, bounds hold."""
+"""The plan of sorted tiles: every key of every tile is read once, those with most context come first, bounds hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from verifypd.attention import PassLayout, tiling
 from verifypd.attention import triton as module
-from verifypd.attention.tiling import Tiling
+from verifypd.attention.tiling import SHORT_ROWS, Tiling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOUND = 8192
@@ -26,12 +26,13 @@ Chunk = tuple[int, int]  # rows, and tokens before them
 
 
 def bounds(shape: dict[str, Any], chunks: list[Chunk], window: int | None, padded: bool) -> Tiling:
-    """The cut of chunks; padded: of a captured pass that has room for eight and for a void span."""
+    """The cut of chunks; padded: of a captured pass that has room for more and for longer ones."""
     rows, spans = sum(n for n, _ in chunks), len(chunks)
     longest, most = max(n for n, _ in chunks), max(n + before for n, before in chunks)
     given = {"spans": spans, "rows": longest, "pass_rows": rows, "context": most}
     if padded:
-        given = {"spans": 9, "rows": rows, "pass_rows": rows, "context": BOUND}
+        longer = rows if longest > SHORT_ROWS else longest
+        given = {"spans": max(spans, 9), "rows": longer, "pass_rows": rows, "context": BOUND}
     return tiling.tiling(**{**shape, **given, "window": window})
 
 
@@ -172,3 +173,25 @@ def test_more_tiles_than_there_are_threads() -> None:
 def test_rounds_end_evenly(chunks: list[Chunk], shares: list[int]) -> None:
     assert check(LLAMA, chunks) == shares
     assert check(LLAMA, chunks, padded=True) == shares
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("contexts", "shares"),
+    [
+        ([4000] * 2 + [300] * 22, [4] * 2 + [1] * 14 + [2] * 8),
+        ([8000] + [300] * 63, [5] + [1] * 63),
+        ([8000] * 2 + [300] * 126, [2] * 2 + [1] * 126),
+        ([4000] * 16, [1] * 16),
+        ([4000] * 24, [1] * 16 + [2] * 8),  # a round, and another of sixteen halves
+        ([4000] * 32, [1] * 32),
+        ([250] * 64, [1] * 64),
+    ],
+)
+def test_long_contexts_of_spans_that_fill_the_device(contexts: list[int], shares: list[int]) -> None:
+    """A context that is longer than a worker's share has several programs, wherever its request stands."""
+    spans = [(5, context - 5) for context in contexts]
+    assert check(LLAMA, spans) == shares
+    random.Random(len(spans)).shuffle(spans)
+    assert check(LLAMA, spans) == shares
+    assert check(LLAMA, [*spans, (5, VOID)], padded=True)[: len(shares)] == shares

@@ -75,7 +75,8 @@ def test_few_programs_share_long_contexts() -> None:
 
 
 def shares(found: Tiling, contexts: list[int]) -> list[int]:
-    """What the device makes of a launch of spans that have one tile each."""
+    """What the device makes of a launch of spans that have one tile each, and do not fill it."""
+    assert not found.sorted_tiles
     total = max(sum(contexts), 1)
     wanted = [max(1, min(-(-n // found.least), n * found.workers // total, found.splits)) for n in contexts]
     if found.pairs:
@@ -84,7 +85,7 @@ def shares(found: Tiling, contexts: list[int]) -> list[int]:
     return wanted
 
 
-@pytest.mark.parametrize("spans", range(1, 65))
+@pytest.mark.parametrize("spans", range(1, 8))
 def test_equal_contexts_fill_the_device_and_no_more(spans: int) -> None:
     expected = min(max(1, 264 // (spans * 32)), 8192 // 128)
     for context in (4000, 4009, 8005):  # also where it is no multiple of the programs
@@ -92,10 +93,20 @@ def test_equal_contexts_fill_the_device_and_no_more(spans: int) -> None:
 
 
 def test_a_long_context_is_shared_among_short_ones() -> None:
+    assert shares(cut(LLAMA, 7, 5, 8192), [4000] + [300] * 6) == [5] + [1] * 6
     assert shares(cut(LLAMA, 12, 5, 8192), [4000] + [300] * 11) == [8] + [1] * 11
-    assert shares(cut(LLAMA, 24, 3, 8192), [4000] * 2 + [300] * 22) == [4] * 2 + [1] * 22
-    assert shares(cut(LLAMA, 64, 5, 8192), [8000] + [300] * 63) == [4] + [1] * 63
-    assert cut(LLAMA, 128, 5, 8192).splits == 1  # a crowd
+
+
+def test_spans_that_fill_the_device_are_sorted() -> None:
+    """What the device may make of them: tests/attention/test_plans.py."""
+    for spans in (16, 64, 128):
+        found = cut(LLAMA, spans, 5, 8192)
+        assert (found.workers, found.splits) == (16, 16)  # twice as many as fill it: those that start last are short
+        assert found.sorted_tiles >= spans and found.pairs == spans + 16
+    assert cut(TINY, 131, 1, 8192).sorted_tiles == 0 < cut(TINY, 132, 1, 8192).sorted_tiles
+    assert cut(LLAMA, 64, 5, 8192, fixed=True).sorted_tiles == 0
+    crowd = cut(LLAMA, 513, 5, 8192)
+    assert (crowd.sorted_tiles, crowd.splits, crowd.pairs) == (0, 1, 0)
 
 
 def test_chunks_are_shared_out_among_programs_that_run_at_once() -> None:

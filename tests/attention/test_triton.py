@@ -140,6 +140,20 @@ def test_splits_are_merged(window: int | None, softcap: float | None, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 110])
+def test_spans_that_fill_the_device(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of spans begin in the order of their contexts, and long contexts are shared out; slots may begin late."""
+    monkeypatch.setattr(module, "processors", lambda device: 2)
+    monkeypatch.setattr(tiling, "LEAST_SPLIT", 8)
+    spans = [(20, 3), (300, 3), (5, 1), (-2, 3), (60, 2), (150, 3), (-1, 3)]
+    for firsts in (None, [0, 270, 0, 0, 61, 9, 0]):
+        case = make_case(spans, **SMALL, firsts=firsts)
+        _, prepared = attend(case, window=window)
+        assert all(cut.sorted_tiles for cuts in prepared.cuts.values() for cut in cuts)
+        assert max(check(case, window)) > 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [False, True])
 def test_partial_results_are_held_some_heads_at_a_time(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where splits are fixed, the workspace holds a range of heads; where they are not, there are fewer splits."""

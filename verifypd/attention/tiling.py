@@ -20,11 +20,10 @@ SPLIT_TOKENS = 512  # of context in a split, where the batch may not decide it
 LEAST_SPLIT = 256  # tokens: shorter splits cost more in merging than they gain
 LEAST_CHUNK_SPLIT = 512  # the same for prompt chunks, whose partial results are large
 MOST_SPLITS = 64
-MOST_SORTED = 512  # tiles of prompt chunks; where there are more, the order gains little
+MOST_SORTED = 512  # tiles; where there are more, the order gains little
 LEAST_SORTED = 64  # a kernel is compiled for each power of two from here on
 PROGRAMS_A_PROCESSOR = 2  # what fills the device; of large tiles of prompt chunks one does
-FINER = 2  # times that many, where the batch fills the device by itself: programs that start last are to be short
-CROWDED = 8  # times what fills the device: nothing is split, for a long context is little beside the whole pass
+FINER = 2  # times that many, where plain tokens and verify spans fill it: programs that start last are to be short
 WORKSPACE_ELEMENTS = 1 << 24  # of partial results of one launch, float32: 64 MiB
 
 
@@ -99,19 +98,20 @@ def tiling(
         elif not few:
             block_n, warps = 32, 2  # while one waits for its reads others go on: they are to be small and many
     least = LEAST_CHUNK_SPLIT if long else LEAST_SPLIT
-    sorts = long and not fixed and real_tiles <= MOST_SORTED
+    filled = processors if large and block_m > TILE else PROGRAMS_A_PROCESSOR * processors
+    if not long and real_tiles * kv_heads > filled:
+        filled *= FINER
+    workers = max(1, filled // kv_heads)
+    sorts = not fixed and real_tiles <= MOST_SORTED and (long or real_tiles >= workers)
     if fixed:
         workers, shared_tiles, splits = 1, real_tiles, -(-max(context, 1) // SPLIT_TOKENS)
         pairs = real_tiles * splits
     else:
         reach = context if window is None else min(context, window + block_q)
-        filled = processors if large and block_m > TILE else PROGRAMS_A_PROCESSOR * processors
-        if long:
-            workers = max(1, filled // kv_heads) if sorts else 1
-            shared_tiles = min(real_tiles, workers)
-        else:
-            workers = _workers(real_tiles, kv_heads, filled)
-            shared_tiles = min(real_tiles, workers // 2)  # each has the context of two workers or more
+        # where a tile gets its share of the whole pass, rounded down, one that is split has what two workers have
+        shared_tiles = min(real_tiles, workers if sorts else workers // 2)
+        if real_tiles > max(workers, MOST_SORTED):
+            workers, shared_tiles = 1, 0  # a long context is little beside the whole pass
         room = WORKSPACE_ELEMENTS // max(shared_tiles * tile_rows * heads * width, 1)
         splits = max(1, min(workers, MOST_SPLITS, room, -(-reach // least)))
         pairs = min(real_tiles * splits, real_tiles + workers)
@@ -133,20 +133,6 @@ def tiling(
         stages=stages,
         few=few,
     )
-
-
-def _workers(tiles: int, kv_heads: int, filled: int) -> int:
-    """Programs of a key head that the context of short spans is shared out among; 1: nothing is split.
-
-    A context that is longer than the share of one of them is split; in a batch of equal contexts that fills the device
-    none is. On an H200 (32 key heads of width 128) one program takes 24 ns a token, so that one context of 4,000 tokens
-    among ten short ones held up each layer by 95 us, where all of them together need 30.
-    """
-    programs = tiles * kv_heads
-    if programs > CROWDED * filled:
-        return 1
-    finer = FINER if programs > filled else 1
-    return max(1, finer * filled // kv_heads)
 
 
 def head_slices(kv_heads: int, elements: int) -> list[tuple[int, int]]:

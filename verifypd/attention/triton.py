@@ -21,7 +21,7 @@ from verifypd.attention import short
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import attend_tile, rotate_and_write, write_cache
-from verifypd.attention.triton_plans import PAIR, PLANNED, plan_chunks, plan_pairs
+from verifypd.attention.triton_plans import PAIR, PLANNED, plan_pairs, plan_sorted
 from verifypd.kernels.launch import dependent, launch_early, processors, shared_memory
 from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
@@ -274,7 +274,7 @@ def _plan(layout: PassLayout, spans: SpanClass, cut: Tiling, shape: Shape) -> Pl
     }
     given = (pairs, counters, *_where(layout, spans), spans.spans, cut.pairs, counters.numel())
     if cut.sorted_tiles:
-        plan_chunks[(1,)](
+        plan_sorted[(1,)](
             *given,
             cut.shared_tiles,
             cut.splits,

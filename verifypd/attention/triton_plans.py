@@ -228,7 +228,7 @@ def _higher(a, b):
     do_not_specialize=["count", "pair_count", "counter_count", "shared_tiles", "splits", "workers", "least"],
     do_not_specialize_on_alignment=["members", "row_offsets", "slots", "starts", "begins"],  # parts of one tensor
 )
-def plan_chunks(
+def plan_sorted(
     pairs,  # these seven: as of `plan_pairs`
     counters,
     members,
@@ -249,7 +249,7 @@ def plan_chunks(
     LISTED: tl.constexpr,
     TILES: tl.constexpr,  # at least as many as there are, a power of two
 ):
-    """As `plan_pairs`, for prompt chunks. Grid: one program.
+    """As `plan_pairs`, for prompt chunks and for short spans that fill the device twice. Grid: one program.
 
     Tiles are sorted, most context first, and begin in rounds of one tile a worker. What is left when a round begins is
     shared out evenly among the workers; a tile of n such shares gets n programs. In full rounds that is one program a
