@@ -13,16 +13,13 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-COMPILE = """
+BUILD = """
 import subprocess
 import tempfile
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from verifypd.attention import triton_kernels as kernels, triton_plans as plans
-from verifypd.attention.tiling import tiling
-from verifypd.kernels.tiles import power_of_two
 
 def build(kernel, types, constants, aligned=(), **options):
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -41,6 +38,20 @@ def in_registers(done, on_stack=0):  # bytes a thread may keep there
         used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     stack = int(used.split(" STACK:")[1].split()[0])
     return stack <= on_stack and " LOCAL:0 " in used
+
+def reads_nothing_before_it_waits(done):
+    before = done.asm["ptx"].split("griddepcontrol.wait")[0]
+    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
+    return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
+
+ints, floats = "*i64", "*fp32"
+rows = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32", "x_row": "i32"}
+"""
+
+ATTENTION = """
+from verifypd.attention import triton_kernels as kernels, triton_plans as plans
+from verifypd.attention.tiling import tiling
+from verifypd.kernels.tiles import power_of_two
 
 attend = {"q": "*bf16", "cache_k": "*bf16", "cache_v": "*bf16", "slots": "*i64", "starts": "*i64",
     "block_table": "*i32", "q_row": "i32", "table_row": "i32", "splits": "i32", "pairs": "*i32", "members": "*i32",
@@ -81,16 +92,11 @@ for kept, scaled in (("*bf16", False), ("*fp8e4nv", True)):
     build(kernels.rotate_and_write, {**pair, "q": "*bf16", "q_row": "i32", "positions": "*i64",
         "cos": "*fp32", "sin": "*fp32"}, {"Q_HEADS": 32, "KV_HEADS": 4, "WIDTH": 64, "HALF": 32, "SCALED": scaled,
         "BLOCK_H": 16, "BLOCK_D": 32, "BLOCK_W": 64, "PDL": True})
+"""
 
+ROWS_AND_PRODUCTS = """
 from verifypd.kernels import triton_kernels as layer
 
-def reads_nothing_before_it_waits(done):
-    before = done.asm["ptx"].split("griddepcontrol.wait")[0]
-    before = before.replace("cp.async.bulk.prefetch.L2", "")  # of weights, which no kernel writes
-    return not any(access in before for access in ("ld.global", "cp.async", "st.global"))
-
-
-rows = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32", "x_row": "i32"}
 for done in (
     build(layer.norm_rows, {**rows, "x_group": "i32"},
         {"GROUP": 1, "WIDTH": 4096, "BLOCK": 4096, "UNIT": False, "PDL": True}),
@@ -146,10 +152,11 @@ done = build(products.split_rows, {"x": "*bf16", "squares": "*fp32", "out": "*fp
     "x_row": "i32", "squares_row": "i32", "eps": "fp32"}, {"WIDTH": 4096, "BLOCK": 4096, "SCALED": True,
     "SQUARES": 64, "SQUARES_PADDED": 64, "PDL": True}, num_warps=8)
 assert reads_nothing_before_it_waits(done)
+"""
 
+TOKENS = """
 from verifypd.sampling import triton_cuts as cuts, triton_verdicts as sampling
 
-ints, floats = "*i64", "*fp32"
 state = {"floats": floats, "integers": ints, "drafts": ints, "lengths": ints, "x": floats, "x_row": "i32"}
 judged = {**state, "own": ints, "scores": floats, "stands": ints, "draft_q": floats, "drawn": ints, "drafts_row": "i32",
     "q_slot": "i32", "q_depth": "i32"}
@@ -191,11 +198,12 @@ for step in (False, True):
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [ATTENTION, ROWS_AND_PRODUCTS, TOKENS], ids=["attention", "products", "tokens"])
+def test_kernels_compile_for_hopper(kernels: str, tmp_path: Path) -> None:
     """What the interpreter accepts, the compiler does too: to machine code for sm_90, with matrix instructions."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     script = tmp_path / "compile_kernels.py"
-    script.write_text(COMPILE)
+    script.write_text(BUILD + kernels)
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
