@@ -82,9 +82,8 @@ for heads, kv_heads, width, spans, count, window, capped, instruction in shapes:
     assert "cvt.rn.f16x2.e4m3x2" in done.asm["ptx"] and "ld.shared.b8" not in done.asm["ptx"]
     planned = {"BLOCK_Q": cut.block_q, "LISTED": True, "WINDOW": window or 0, "BEGINS": capped}
     build(plans.plan_pairs, plan, {**planned, "SPLIT": cut.splits > 1, "SPLIT_TOKENS": cut.split_tokens}, num_warps=8)
-    for tiles in {cut.sorted_tiles, 512} if cut.sorted_tiles else ():
-        build(plans.plan_sorted, {**plan, "shared_tiles": "i32"}, {**planned, "TILES": tiles},
-            num_warps=min(tiles // 32, 8))
+    if count > 16:
+        build(plans.plan_sorted, {**plan, "shared_tiles": "i32"}, {**planned, "TILES": cut.sorted_tiles}, num_warps=2)
 for kept, scaled in (("*bf16", False), ("*fp8e4nv", True)):
     pair = {"k": "*bf16", "v": "*bf16", "cache_k": kept, "cache_v": kept, "scales": "*fp32", "write_index": "*i64",
         "k_row": "i32", "v_row": "i32"}
