@@ -100,7 +100,7 @@ CASES = [
     ("table", "threshold", 0.6, 1800, {"verify_batch": 100}),
     ("table", "throughput", 1.0, 1800, {"verify_batch": 100}),
     ("auto", "throughput", 0.6, 1800, {}),
-    ("baseline", "throughput", 1.6, 800, {"workers": 4, "batch_size": 8}),  # one request a step: fewer of them
+    ("baseline", "throughput", 1.6, 500, {"workers": 4, "batch_size": 8}),  # one request a step: fewer of them
 ]
 
 

@@ -144,8 +144,15 @@ def test_verdicts_at_the_edges(acceptance: str, depth: int, point: bool) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("width", "mapped"), [(VOCAB, False), (VOCAB + 20, False), (VOCAB - 90, False), (300, True)])
+@pytest.mark.parametrize(
+    ("width", "mapped", "dtype"),
+    [
+        (VOCAB, False, torch.bfloat16),
+        (VOCAB + 20, False, torch.float32),
+        (VOCAB - 90, False, torch.bfloat16),
+        (300, True, torch.float32),
+    ],
+)
 def test_a_draft_token_in_one_launch_is_the_one_of_many(
     width: int, mapped: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

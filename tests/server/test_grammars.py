@@ -239,7 +239,7 @@ def test_many_heavy_formats_in_one_step_are_ended_together(compiler: GrammarComp
     assert calmest(attempt, float, 5.0) < 5.0, "each takes longer alone"
 
 
-@pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 1 << 20}, "1 MB")])
+@pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 8 << 20}, "8 MB")])
 def test_a_format_too_large_to_compile_leaves_nothing(
     folders: tuple[Path, Path], tokenizer: Tokenizer, limits: dict[str, Any], reason: str
 ) -> None:
