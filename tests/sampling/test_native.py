@@ -13,8 +13,10 @@ from verifypd.request import SamplingParams
 from verifypd.sampling import native
 from verifypd.sampling.case import Spans
 from verifypd.sampling.choose import pick_sampler
+from verifypd.sampling.cuts import histogram_threshold, keep_top_p_, sorted_threshold
 from verifypd.sampling.draws import best
-from verifypd.sampling.rows import clean
+from verifypd.sampling.philox import gumbel
+from verifypd.sampling.rows import LARGEST, clean
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import judge
 
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 def test_they_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others compare is not torch with itself."""
-    calls, (real, likeliest) = [], native._functions()
-    monkeypatch.setattr(native, "_functions", lambda: (lambda args: (calls.append(1), real(args)), likeliest))
+    calls, real = [], native.verdicts
+    monkeypatch.setattr(native, "verdicts", lambda *given: (calls.append(1), real(*given))[1])
     Cycle("cpu", "native").run()
     outcome("native", "greedy", 2, True, 31)
     assert len(calls) == 2
@@ -40,6 +42,58 @@ def test_verdicts_of_every_kind_are_the_same(seed: int) -> None:
     for name in ("tokens", "lengths", "drafts", "draft_q"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
     assert torch.equal(found.state.alive, expected.state.alive)
+
+
+def test_cuts_and_noise_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("top_p_threshold", "gumbel"):
+        real = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *given, name=name, real=real: (calls.append(name), real(*given))[1])
+    Cycle("cpu", "native").run()
+    assert set(calls) == {"top_p_threshold", "gumbel"}
+    calls.clear()
+    Cycle("cpu", "torch").run()
+    assert not calls
+
+
+ROWS = {  # logits of a row, as exotic as they come
+    "random": lambda generator, vocab: torch.randn(vocab, generator=generator) * 3,
+    "narrow": lambda generator, vocab: torch.randn(vocab, generator=generator) * 1e-4,
+    "level": lambda generator, vocab: torch.randint(-3, 3, (vocab,), generator=generator).float(),
+    "all alike": lambda generator, vocab: torch.zeros(vocab),
+    "one": lambda generator, vocab: torch.full((vocab,), -torch.inf).index_fill_(0, torch.tensor([vocab // 2]), 3.0),
+    "none": lambda generator, vocab: torch.full((vocab,), -torch.inf),
+    "far apart": lambda generator, vocab: torch.linspace(-LARGEST, LARGEST, vocab),
+}
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 300, 5000])
+def test_a_top_p_cut_is_torchs_to_the_bit(vocab: int) -> None:
+    """By sorting and by histograms. A share of all keeps all that has any mass, next to nothing the likeliest."""
+    generator = torch.Generator().manual_seed(vocab)
+    shares = (1e-9, 0.1, 0.5, 0.9, 0.95, 0.999999, 1.0)
+    x = torch.stack([make(generator, vocab) for make in ROWS.values()]).repeat_interleave(len(shares), 0)
+    share = torch.tensor(shares * len(ROWS))
+    cut = {}
+    for find in (native.top_p_threshold, histogram_threshold, sorted_threshold):
+        cut[find.__name__] = x.clone()
+        keep_top_p_(cut[find.__name__], share, find)
+    first, *others = cut.values()
+    assert all(torch.equal(first, other) for other in others)
+    kept = (first > -torch.inf).sum(-1).view(len(ROWS), -1)
+    held = (x > -torch.inf).sum(-1).view(len(ROWS), -1)
+    assert (kept[held > 0] >= 1).all() and (kept[:, 1:] >= kept[:, :-1]).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 4, 255, 257, 1030])
+def test_noise_is_philoxs_to_the_bit(vocab: int) -> None:
+    """Of any seed, and of columns of another tensor."""
+    generator = torch.Generator().manual_seed(vocab)
+    keys = torch.randint(-(2**62), 2**62, (9, 3), generator=generator)
+    seeds, choices, indices = keys[:, 0], keys[:, 1] % 1000, keys[:, 2] % 100_000
+    noise = native.gumbel(seeds, choices, indices, vocab)
+    assert noise.shape == (9, vocab) and torch.equal(noise, gumbel(seeds, choices, indices, vocab))
+    assert native.gumbel(seeds[:0], choices[:0], indices[:0], vocab).shape == (0, vocab)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 /* CPU kernels: norms, gated activations, rotary embedding, paged rows, and the layers of a whole pass; the headers hold
- * linear layers, attention, verdicts and draft heads.
+ * linear layers, attention, verdicts, sampling and draft heads.
  *
  * Portable C with GCC/Clang vector extensions; the vector width follows the compiler's target. Knows raw pointers and
  * strides (in elements) only; callers own every buffer and have checked shapes and dtypes.
@@ -167,6 +167,7 @@ EXPORT void vpd_keep(float *data, const float *rows, ptrdiff_t width, const int3
 
 #include "native_attention.h"
 #include "native_tokens.h"
+#include "native_sampling.h"
 
 /* ---- decoder layers --------------------------------------------------------------------------------------------- */
 

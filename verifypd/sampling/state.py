@@ -159,7 +159,7 @@ class SamplingState:
     def __init__(
         self, slots: int, vocab: int, max_draft: int, device: torch.device | str = "cpu", kernels: str = "torch"
     ) -> None:
-        self.kernels = kernels  # what cuts and judges: "torch", "triton" on CUDA, or "native": C judges, torch cuts
+        self.kernels = kernels  # what cuts and judges: "torch", "triton" on CUDA, or or "native", C and torch
         self.slots, self.vocab, self.max_draft, self.device = slots, vocab, max_draft, torch.device(device)
         self.floats = torch.zeros(slots, 7, device=self.device)
         self.temperature, self.top_p, self.log_min_p, self.presence, self.frequency, self.repetition, self.alpha = (
