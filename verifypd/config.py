@@ -145,7 +145,7 @@ class EngineConfig:
     )
     sampler: str = setting(
         "auto",
-        "temperature, top-k, top-p and acceptance (auto: triton on CUDA; native, C for verdicts, on a CPU with a"
+        "temperature, top-k, top-p and acceptance (auto: triton on CUDA; native, in C, on a CPU with a"
         " compiler; else torch)",
         choices=("auto", "torch", "native", "triton"),
     )

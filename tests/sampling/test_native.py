@@ -10,7 +10,7 @@ from tests.sampling.test_cuda import Cycle, same
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.request import SamplingParams
-from verifypd.sampling import native
+from verifypd.sampling import native, native_draws
 from verifypd.sampling.case import Spans
 from verifypd.sampling.choose import pick_sampler
 from verifypd.sampling.cuts import histogram_threshold, keep_top_p_, sorted_threshold
@@ -46,9 +46,9 @@ def test_verdicts_of_every_kind_are_the_same(seed: int) -> None:
 
 def test_cuts_and_noise_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("top_p_threshold", "gumbel"):
-        real = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *given, name=name, real=real: (calls.append(name), real(*given))[1])
+    for module, name in ((native, "top_p_threshold"), (native_draws, "gumbel")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, name=name, real=real: (calls.append(name), real(*given))[1])
     Cycle("cpu", "native").run()
     assert set(calls) == {"top_p_threshold", "gumbel"}
     calls.clear()
@@ -75,7 +75,7 @@ def test_a_top_p_cut_is_torchs_to_the_bit(vocab: int) -> None:
     x = torch.stack([make(generator, vocab) for make in ROWS.values()]).repeat_interleave(len(shares), 0)
     share = torch.tensor(shares * len(ROWS))
     cut = {}
-    for find in (native.top_p_threshold, histogram_threshold, sorted_threshold):
+    for find in (native_draws.top_p_threshold, histogram_threshold, sorted_threshold):
         cut[find.__name__] = x.clone()
         keep_top_p_(cut[find.__name__], share, find)
     first, *others = cut.values()
@@ -91,9 +91,9 @@ def test_noise_is_philoxs_to_the_bit(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     keys = torch.randint(-(2**62), 2**62, (9, 3), generator=generator)
     seeds, choices, indices = keys[:, 0], keys[:, 1] % 1000, keys[:, 2] % 100_000
-    noise = native.gumbel(seeds, choices, indices, vocab)
+    noise = native_draws.gumbel(seeds, choices, indices, vocab)
     assert noise.shape == (9, vocab) and torch.equal(noise, gumbel(seeds, choices, indices, vocab))
-    assert native.gumbel(seeds[:0], choices[:0], indices[:0], vocab).shape == (0, vocab)
+    assert native_draws.gumbel(seeds[:0], choices[:0], indices[:0], vocab).shape == (0, vocab)
 
 
 @pytest.mark.slow

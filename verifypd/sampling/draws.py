@@ -46,7 +46,7 @@ def best_with_noise(x: Tensor, rows: Rows, state: SamplingState) -> tuple[Tensor
     seeds, choices, indices = noise_keys(rows.slots, rows.positions, state)
     noise = gumbel
     if state.kernels == "native":
-        from verifypd.sampling.native import gumbel as noise
+        from verifypd.sampling.native_draws import gumbel as noise
     parts = zip(*(torch.split(each, at_once) for each in (x, seeds, choices, indices)), strict=True)
     found = [best(noise(seed, choice, index, x.shape[1]).add_(part)) for part, seed, choice, index in parts]
     return torch.cat([value for value, _ in found]), torch.cat([index for _, index in found])

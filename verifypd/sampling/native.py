@@ -11,11 +11,9 @@ from ctypes import byref, c_int64, c_ssize_t, c_void_p
 import torch
 from torch import Tensor
 
-from verifypd.errors import ConfigError
-from verifypd.kernels import build
 from verifypd.sampling.case import Case, Outcome, Spans, Verdicts
 from verifypd.sampling.cuts import cut_
-from verifypd.sampling.philox import Role, gumbel_of
+from verifypd.sampling.native_draws import functions, top_p_threshold
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
 from verifypd.sampling.torch import TorchSampling, outcome, own_choice
@@ -78,35 +76,11 @@ def likeliest(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     [N, >= vocab] float32, rows dense."""
     rows, width = logits.shape
     own, top = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-    _functions().vpd_best(
+    functions().vpd_best(
         logits.data_ptr(), logits.stride(0), rows, min(width, vocab), top.data_ptr(), own.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
     return own, top
-
-
-def top_p_threshold(weight: Tensor, share: Tensor) -> Tensor:
-    """As `histogram_threshold`: weight [N, V] float32, dense; share [N, 1] float32."""
-    rows, vocab = weight.shape
-    share = share.contiguous()
-    threshold = torch.empty_like(share)
-    if _functions().vpd_top_p(
-        weight.data_ptr(), rows, vocab, share.data_ptr(), threshold.data_ptr(), torch.get_num_threads()
-    ):
-        raise MemoryError("no memory for a top_p cut")
-    return threshold
-
-
-def gumbel(seeds: Tensor, choices: Tensor, indices: Tensor, vocab: int) -> Tensor:
-    """As in philox."""
-    seeds, choices, indices = seeds.contiguous(), choices.contiguous(), indices.contiguous()
-    groups = -(-vocab // 4)
-    noise = torch.empty(len(seeds), 4 * groups)
-    _functions().vpd_noise(
-        seeds.data_ptr(), choices.data_ptr(), indices.data_ptr(), len(seeds), groups, int(Role.GUMBEL),
-        noise.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
-    return gumbel_of(noise)[:, :vocab]
 
 
 def verdicts(
@@ -130,7 +104,7 @@ def verdicts(
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
     told = found or (None, None, None)
     accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
-    _functions().vpd_verdicts(
+    functions().vpd_verdicts(
         byref(
             _Arguments(
                 spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
@@ -142,13 +116,6 @@ def verdicts(
         )
     )  # fmt: skip
     return Verdicts.unpacked(out, spans.widest + 1)
-
-
-def _functions() -> ctypes.CDLL:
-    loaded = build.library()
-    if loaded is None:
-        raise ConfigError("native verdicts need a C compiler: install gcc or clang, or use --sampler torch")
-    return loaded
 
 
 def _at(tensor: Tensor | None) -> int | None:
