@@ -106,7 +106,7 @@ def engines(pair: tuple[Path, Path]):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "model", "head", "both", "twin"])
-@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=ARRIVALS,
     preempt=st.sets(st.integers(0, 40), max_size=4),

@@ -85,14 +85,14 @@ OTHERS = {0, 5, 13}  # some whose texts do not: most drafts are wrong there
 def test_greedy_text(reference: Any) -> None:
     """Twenty texts are the reference's, with speculation where drafts stand and where they fall, and without it."""
     settings = {"dtype": "float32", "kv_memory": "300MB", "max_model_len": 1024, "controller": "fixed", "max_draft": 4}
-    base = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+    base = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     params = [replace(base, speculation=place in REPEATING | OTHERS) for place in range(len(PROMPTS))]
     with LLM("smollm2", draft="ngram", arch="unified", **settings) as llm:
         outputs = llm.generate(PROMPTS, params)
-        assert llm.engine.stats.accepted > 25
+        assert llm.engine.stats.accepted > 50
     for output, name in zip(outputs, PROMPTS, strict=True):
         prompt, ids = output.prompt_token_ids, output.outputs[0].token_ids
-        assert len(ids) == 32
+        assert len(ids) == 64
         with torch.inference_mode():
             logits = reference(torch.tensor([prompt + ids]), logits_to_keep=len(ids) + 1).logits[0]
         assert ids == logits[:-1].argmax(-1).tolist(), name

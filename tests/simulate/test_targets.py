@@ -1,6 +1,6 @@
 """Targets act: a tighter one is met better, an impossible one does no harm, and nobody starves for another's.
 
-Twelve paired seeds, with the costs of the committed table; six for what nobody can meet at a lower rate. The server has
+Twenty paired seeds, with the costs of the committed table; six for what nobody can meet at a lower rate. The server has
 answered requests like these before, so that the policy knows how long answers are.
 """
 
@@ -34,7 +34,7 @@ BELIEVED = Coefficients(3.62e-3, 1.56e-6, 9.57e-6, 1.0, 1.25e-7, 3.77e-9, 7.7e-5
 TAKEN = Coefficients(4.15e-3, 6.64e-6, 17.1e-6, 191.0, 1.6e-7, 1.89e-9, 1.02e-3, 4.38e-4, 7.75e-4, 2.57e-8, 5.7e-6)
 SERVER = Settings(batch_size=128, max_draft=4, late=True)
 RATE, REQUESTS = 40.0, 56  # requests a second, and of each run
-SEEDS, FEW = range(12), range(6)
+SEEDS, FEW = range(20), range(6)
 TIGHT = 6.0  # ms: about as few per token as these steps allow
 ANSWERED = [each.output for each in poisson(RATE, 200, Acceptance(0.8), seed=99)]  # tokens of earlier answers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from verifypd.kernels import build
 from verifypd.sampling.philox import Role, gumbel_of
 
 
+@functools.cache
 def functions() -> ctypes.CDLL:
     """Those of native.c."""
     loaded = build.library()
