@@ -112,8 +112,8 @@ def test_wheel_holds_the_package(tmp_path):
     }
     assert source <= names
     kernels = {f"verifypd/kernels/{path.name}" for path in (ROOT / "verifypd" / "kernels").glob("native*.[ch]")}
-    kernels |= {f"verifypd/kernels/{name}.cu" for name in ("numbers", "skinny", "wide")}
-    kernels.add("verifypd/attention/short.cu")
+    kernels |= {f"verifypd/kernels/{name}.cu" for name in ("hopper", "numbers", "skinny", "wide")}
+    kernels |= {f"verifypd/attention/{name}.cu" for name in ("chunks", "shared", "short")}
     assert {"verifypd/py.typed", *kernels} <= names
     assert {f"verifypd/server/static/{name}" for name in ("dashboard.html", "dashboard.js", "uplot.js")} <= names
     draft = "verifypd/models/data/smollm2-draft"

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tests.attention.test_backends import Case, dense, make_case
 from tests.attention.test_triton import on_device
 from tests.kernels.structures import in_python, in_source
-from verifypd.attention import short, tiling
+from verifypd.attention import arguments, short, tiling
 from verifypd.attention.triton import Prepared, TritonAttention
 
 CUDA = torch.device("cuda", 0)
@@ -25,7 +25,7 @@ CONTEXTS = [1, 5, 17, 63, 64, 65, 300, 512, 2000, 4096]
 
 def test_arguments_are_the_kernels() -> None:
     """Same fields in the same order, with types of the same size."""
-    assert in_source(short.SOURCE) == in_python(short._Arguments)
+    assert in_source(arguments.SHARED_SOURCE) == in_python(arguments.Arguments)
 
 
 @pytest.mark.parametrize("width", short.WIDTHS)

@@ -1,10 +1,12 @@
 """Paged attention in Triton: CUDA devices, and Triton's interpreter for tests. Knows launches; nothing of models.
 
-One kernel serves plain tokens, verify spans and prompt chunks; where tiles are small and few, short.py takes over. The
-query heads that share a key head are packed into the rows of a tile, so that even one row fills matrix instructions. A
-context that is long beside the others of the pass is shared by several programs, and the last of them to be done merges
-what they found; which programs do is planned once a pass, for all layers. Lengths, starts and block tables are read on
-the device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
+One kernel serves plain tokens, verify spans and prompt chunks. On Hopper others take over: where tiles are small and
+few short.py, where they are large chunks.py.
+
+The query heads that share a key head are packed into the rows of a tile, so that even one row fills matrix
+instructions. A context that is long beside the others of the pass is shared by several programs, and the last of them
+to be done merges what they found; which programs do is planned once a pass, for all layers. Lengths, starts and block
+tables are read on the device and grids follow from the host's bounds: nothing waits, and a captured launch stays right.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 import triton
 from torch import Tensor
 
-from verifypd.attention import short
+from verifypd.attention import chunks, short
+from verifypd.attention.arguments import Arguments
 from verifypd.attention.base import PassLayout, Rotary
 from verifypd.attention.tiling import SHORT_ROWS, Tiling, head_slices, tiling
 from verifypd.attention.triton_kernels import attend_tile, rotate_and_write, write_cache
@@ -27,6 +30,7 @@ from verifypd.kernels.tiles import power_of_two
 from verifypd.kv.pool import LayerCache
 
 WRITE_ELEMENTS = 1024  # keys or values one program of write_cache moves
+TICKETS = 2  # of a launch of chunks.cu
 ROTATED_ELEMENTS = 512  # of queries or keys, in each half of a head, one program of rotate_and_write moves
 
 
@@ -46,7 +50,7 @@ class Plan:
     """What the programs of one class of spans do: see `attend_tile`."""
 
     pairs: Tensor
-    counters: Tensor  # [tiles that may have several splits, key heads]
+    counters: Tensor  # of tiles that may have several splits and key heads; two tickets behind: see `Arguments`
 
 
 Plans = list[Plan | None]  # of each class; None: programs follow from the grid
@@ -265,7 +269,7 @@ def _plan(layout: PassLayout, spans: SpanClass, cut: Tiling, shape: Shape) -> Pl
     _, kv_heads, _, window = shape
     device = layout.starts.device
     pairs = torch.empty(cut.pairs, PAIR.value, dtype=torch.int32, device=device)
-    counters = torch.empty(cut.shared_tiles, kv_heads, dtype=torch.int32, device=device)
+    counters = torch.empty(cut.shared_tiles * kv_heads + TICKETS, dtype=torch.int32, device=device)
     constants = {
         "BLOCK_Q": cut.block_q,
         "WINDOW": window or 0,
@@ -358,12 +362,14 @@ def _attend(
     _, heads, width = q.shape
     kv_heads = cache.k.shape[2]
     before, cap = _scales(scale, softcap)
-    if short.suits(q, cache, layout, cut, window, softcap):
+    kind = next((each for each in (short, chunks) if each.suits(q, cache, layout, cut, window, softcap)), None)
+    if kind is not None:
         pairs, counters = (None, None) if plan is None else (plan.pairs, plan.counters)
-        short.attend(
+        given = Arguments.of(
             q, cache, layout, cut, spans.spans, spans.members, pairs, counters, out, partial, summary, before,
             first_head, head_count, early,
         )  # fmt: skip
+        kind.attend(q, cache, layout.block_size, cut, given)
         return
     grid = (cut.tiles, head_count, spans.spans) if plan is None else (cut.pairs * head_count,)
     attend_tile[grid](

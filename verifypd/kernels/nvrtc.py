@@ -169,30 +169,33 @@ class _TensorMap(ctypes.Structure):
     _fields_ = (("words", ctypes.c_ulonglong * 16),)
 
 
-def tensor_map(matrix: Tensor, box: tuple[int, int]) -> ctypes.Structure:
-    """What the copy engine needs to fetch boxes (rows, columns) of a matrix of 16-bit floats; columns of 128 bytes,
-    laid out in shared memory as matrix instructions read them. Beyond the matrix there are zeros."""
-    assert matrix.dim() == 2 and matrix.stride(1) == 1
-    kind = MAP_FLOAT16 if matrix.dtype == torch.float16 else MAP_BFLOAT16
-    rows, columns = matrix.shape
-    return _encoded(matrix.data_ptr(), rows, columns, matrix.stride(0) * matrix.element_size(), kind, box)
+def tensor_map(x: Tensor, box: tuple[int, ...]) -> ctypes.Structure:
+    """What the copy engine needs to fetch boxes of a tensor of 16-bit floats: of 128 bytes in its last dimension, laid
+    out in shared memory as matrix instructions read them. Beyond the tensor there are zeros."""
+    assert x.dim() == len(box) and x.stride(-1) == 1
+    kind = MAP_FLOAT16 if x.dtype == torch.float16 else MAP_BFLOAT16
+    return _encoded(x.data_ptr(), tuple(x.shape), tuple(2 * stride for stride in x.stride()[:-1]), kind, box)
 
 
 @lru_cache(maxsize=4096)  # it depends on nothing else, and a launch that is not captured waits for it
-def _encoded(address: int, rows: int, columns: int, row_bytes: int, kind: int, box: tuple[int, int]) -> _TensorMap:
+def _encoded(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: int, box: tuple[int, ...]
+) -> _TensorMap:
+    """strides: bytes."""
     cuda = driver()
     assert cuda is not None
     room = ctypes.create_string_buffer(256)
     place = -(-ctypes.addressof(room) // 64) * 64
+    count = len(shape)
     arguments = (
         ctypes.c_void_p(place),
         ctypes.c_int(kind),
-        ctypes.c_uint(2),
+        ctypes.c_uint(count),
         ctypes.c_void_p(address),
-        (ctypes.c_ulonglong * 2)(columns, rows),
-        (ctypes.c_ulonglong * 1)(row_bytes),
-        (ctypes.c_uint * 2)(box[1], box[0]),
-        (ctypes.c_uint * 2)(1, 1),
+        (ctypes.c_ulonglong * count)(*reversed(shape)),
+        (ctypes.c_ulonglong * (count - 1))(*reversed(strides)),
+        (ctypes.c_uint * count)(*reversed(box)),
+        (ctypes.c_uint * count)(*[1] * count),
         ctypes.c_int(0),  # not interleaved
         ctypes.c_int(MAP_SWIZZLE_128),
         ctypes.c_int(MAP_PROMOTE_256),

@@ -18,8 +18,6 @@ GATED: activation(first half) * second half
 ADDED: x W^T + residual, its squares, and the norm behind but for its factor
 QKV:   queries, keys and values, rotated; keys and values into the cache */
 
-typedef unsigned long long address;
-
 struct Arguments {
     const half_word *bias;
     const float *squares;
@@ -36,8 +34,6 @@ struct Arguments {
     float eps;
 };
 
-struct alignas(64) Map { address words[16]; }; /* CUtensorMap */
-
 #define K PIECE_DEPTH               /* in a piece: a row of 128 bytes */
 #define TILE TILE_OUTPUTS
 #define GROUP 128                   /* threads that multiply 64 outputs */
@@ -53,50 +49,11 @@ static_assert(ROWS % 16 == 0 && ROWS <= 64, "what an instruction takes, and regi
 static_assert(TILE == 128 && K == 64, "outputs of two groups; what a row of 128 bytes holds");
 static_assert(THREADS == 2 * GROUP + FINDERS + 32, "the last warp fetches");
 
-__device__ __forceinline__ word shared_address(const void *p) { return (word)__cvta_generic_to_shared(p); }
-
-/* -- barriers in shared memory ------------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ void expect(address *barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void expect_bytes(address *barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void arrive(address *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void await(address *barrier, int phase) {
-    asm volatile("{\n.reg .pred done;\nagain:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra over;\nbra again;\nover:\n}"
-                 :: "r"(shared_address(barrier)), "r"(phase) : "memory");
-}
-
-/* Threads of the groups that multiply. */
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-
-/* -- the copy engine ----------------------------------------------------------------------------------------------- */
-
-/* A box of a matrix from column k and row `row` on; its rows lie 128 bytes apart, in the order that wgmma reads. */
-__device__ __forceinline__ void fetch(half_word *to, const Map *map, int k, int row, address *barrier, address policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%3, %4}], [%2], %5;"
-                 :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(row), "l"(policy)
-                 : "memory");
-}
-
 #define READ_ONCE 0x12F0000000000000ull  /* weights: first to leave the L2 */
 #define READ_AGAIN 0x14F0000000000000ull /* rows: last */
 
-/* Where a matrix of rows of 128 bytes lies in shared memory, for wgmma: swizzled, eight rows to 1,024 bytes. */
-__device__ __forceinline__ address described(const half_word *matrix) {
-    return (address)((shared_address(matrix) & 0x3FFFF) >> 4) | (address)1 << 16 | (address)64 << 32 | (address)1 << 62;
-}
+/* Threads of the groups that multiply. */
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
 /* -- which outputs ------------------------------------------------------------------------------------------------- */
 
@@ -359,7 +316,7 @@ __device__ __forceinline__ void multiply_all(
             address left = described(w), right = described(stages + stage * STAGE + PIECE);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (int k = 0; k < K / 16; k++) multiply(sum, left + 2 * k, right + 2 * k);
+            for (int k = 0; k < K / 16; k++) multiply(sum, left + 2 * k, right + 2 * k, 1);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane == 0) arrive(empty + stage);

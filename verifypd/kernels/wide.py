@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from verifypd.kernels import nvrtc
+from verifypd.kernels import nvrtc, wgmma
 from verifypd.kernels.base import Rows
 from verifypd.kernels.launch import processors, shared_memory
 from verifypd.kernels.streamed import NAMES, NUMBERS, PLAIN, Streamed, addresses, aligned, values_of
 from verifypd.kernels.weights import Weight
 
 SOURCE = Path(__file__).with_name("wide.cu")
+HOPPER_SOURCE = Path(__file__).with_name("hopper.cu")
 LEAST_ROWS, MOST_ROWS = 33, 64  # of fewer Triton's are as fast, of more cuBLAS's are faster (H200)
 LEAST_BYTES = 2**25  # of a weight: of smaller ones cuBLAS's are faster (H200)
 PIECE = 64  # of the depth, at a time
@@ -146,22 +147,8 @@ def _function(device: torch.device, mode: int, rows: int, float16: bool, silu: b
 
 def source(rows: int, float16: bool) -> bytes:
     """What is compiled."""
-    return NUMBERS.read_bytes() + instruction(rows, float16) + SOURCE.read_bytes()
-
-
-def instruction(rows: int, float16: bool) -> bytes:
-    """`multiply` of wide.cu: sums [rows / 2] of a thread += 16 of the depth, of matrices in shared memory."""
-    sums, kind = rows // 2, "f16" if float16 else "bf16"
-    places = ", ".join(f"%{i}" for i in range(sums))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
-    return f"""
-__device__ __forceinline__ void multiply(float *d, unsigned long long a, unsigned long long b) {{
-    asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, 1, 0;\\n"
-                 "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{kind}.{kind} {{{places}}}, %{sums}, %{sums + 1},"
-                 " add, 1, 1, 0, 0;\\n}}"
-                 : {operands} : "l"(a), "l"(b));
-}}
-""".encode()
+    multiply = wgmma.product("multiply", rows, float16)
+    return NUMBERS.read_bytes() + HOPPER_SOURCE.read_bytes() + multiply + SOURCE.read_bytes()
 
 
 _WORKSPACES: dict[tuple[torch.device, int | None], tuple[Tensor, Tensor]] = {}
