@@ -138,9 +138,9 @@ class TestOnAGpu:
 
         def layers() -> Tensor:
             layout, q = replace(case.layout), case.q.bfloat16()
-            for layer in range(1, 9):
-                q = chosen.attend(
-                    q, k * layer, v * layer, case.cache, layout, prepared, scale=0.1, window=None, softcap=None,
+            for layer in range(8):
+                q = case.q.bfloat16() + chosen.attend(
+                    q, k + layer / 8, v - layer / 8, case.cache, layout, prepared, scale=0.1, window=None, softcap=None,
                     rotary=(angles.cos(), angles.sin()),
                 )  # fmt: skip
             return q

@@ -120,19 +120,12 @@ __device__ __forceinline__ address described_across(const half_word *matrix) {
 
 __device__ __forceinline__ void open_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Open> __device__ __forceinline__ void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Open) : "memory");
-}
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-/* Numbers that products under way have: what comes before this stays before it, and what comes behind it behind. */
+/* Sums that were waited for: nothing that reads them comes before this. */
 template <int Count> __device__ __forceinline__ void hold(float (&numbers)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; i++) asm volatile("" : "+f"(numbers[i]) :: "memory");
-}
-
-template <int Count> __device__ __forceinline__ void hold(word (&words)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; i++) asm volatile("" : "+r"(words[i]) :: "memory");
 }
 
 /* All threads that multiply; those of one group; and turns: a group waits for its own, and gives it to the other. */
@@ -224,7 +217,7 @@ __device__ __forceinline__ void attend_all(
         await(shared.key_full + key_turn % STAGES, key_turn / STAGES & 1);
         open_registers();
         multiply_keys(score_of, own, keys + key_turn % STAGES * STEP);
-        wait_for_products<0>();
+        wait_for_products();
         hold(score_of);
         release(shared.key_empty + key_turn % STAGES);
         key_turn++;
@@ -250,14 +243,11 @@ __device__ __forceinline__ void attend_all(
             open_registers();
             multiply_values(mixed, weights, values + before * STEP);
             give_turn(group);
-            wait_for_products<1>();
-            hold(score_of);
-            release(shared.key_empty + stage);
-            find_weights(low + step * KEYS, fade);
-            wait_for_products<0>();
-            hold(mixed), hold(weights);
-            release(shared.value_empty + before);
+            wait_for_products();
+            hold(score_of), hold(mixed);
+            release(shared.key_empty + stage), release(shared.value_empty + before);
             key_turn++, value_turn++;
+            find_weights(low + step * KEYS, fade);
             narrow();
 #pragma unroll
             for (int i = 0; i < SUMS; i++) mixed[i] *= fade[i % 4 / 2];
@@ -271,7 +261,7 @@ __device__ __forceinline__ void attend_all(
             total[half] += __shfl_xor_sync(~0u, total[half], 1);
             total[half] += __shfl_xor_sync(~0u, total[half], 2);
         }
-        wait_for_products<0>();
+        wait_for_products();
         hold(mixed);
         release(shared.value_empty + value_turn % STAGES);
         value_turn++;
