@@ -50,6 +50,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine-steps": steps.engine,
     "shape-steps": steps.shapes,
     "host-work": steps.host,
+    "attention": steps.attention,
     "fp8-steps": steps.eight_bits,
     "distilled": steps.distilled,
     "draft-kinds": steps.draft_kinds,

@@ -13,6 +13,7 @@ from verifypd.control.cost import Coefficients, CostModel, Work
 
 TARGETS, BOUND, PLANNERS = "h200-targets-16", "h200-targets-bound", ("h200-planner-813d00b", "h200-planner")
 DRIFT, WORK = "pass-drift-h200", ("verify_rows", "verify_context", "chunk_rows", "chunk_context")
+ATTENTION = ("attention-h200", "attention-chunks-h200")
 DISTILLED = "verifypd/models/data/smollm2-draft/distil.json"
 TOYS = ("toy-schedule", "toy-schedule-traffic")  # costs as measured at the start, and as steps took in traffic
 SHAPES = (
@@ -176,7 +177,7 @@ def engine() -> str:
 
 def host() -> str:
     """What the host works in a step, against the cycle of the device."""
-    found = read("h200-head-steps")
+    found = read("h200-head-steps-e6dcef9")
     levels = sorted((int(name[5:]), each) for name, each in found["details"].items() if name.startswith("idle_"))
     lines = [
         ["host, ms a step", *(f"{each['host_ms']:.2f}" for _, each in levels)],
@@ -184,7 +185,19 @@ def host() -> str:
         ["share", *(f"{each['host_ms'] / each['cycle_ms']:.2f}" for _, each in levels)],
         ["device idle", *(f"{each['idle']:.1%}" for _, each in levels)],
     ]
-    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head-steps")
+    return rows(["requests", *(str(level) for level, _ in levels)], lines) + source("h200-head-steps-e6dcef9")
+
+
+def attention() -> str:
+    """Attention of a layer, with prompt chunks also as Triton's kernel had it."""
+    now, triton = (
+        {case["case"]: case for case in read(name)["times"] if case["shape"] == "llama-2-7b"} for name in ATTENTION
+    )
+    lines = []
+    for name, case in now.items():
+        before = f"{triton[name]['us']:.0f}" if "chunk" in name and name in triton else ""
+        lines.append([name, f"{case['us']:.0f}", before, f"{case['floor_us']:.0f}", f"{case['of_floor']:.0%}"])
+    return rows(["case", "µs", "Triton's, µs", "floor, µs", "floor over µs"], lines) + source(*ATTENTION)
 
 
 def eight_bits() -> str:

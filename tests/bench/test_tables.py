@@ -110,7 +110,8 @@ def test_a_ratio_beside_vllm_says_whether_it_is_certain(tables: Any) -> None:
         assert f"({answers.where_certain(answers.over_vllm(answers.MIXED, name))})" in answers.mixed_glance()
     worse = answers._lost()
     assert all(each in answers.vllm_faster() for each in worse)
-    assert ["20 requests/s" in worse[0], "32 requests/s" in worse[1]] == [True] * len(worse)
+    loads = ("32 clients", "20 requests/s", "32 requests/s")
+    assert all(load in each for load, each in zip(loads, worse, strict=True))
 
 
 def test_auto_is_alone_the_lowest_only_where_other_arms_are_certainly_above_it(
