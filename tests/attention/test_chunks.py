@@ -85,6 +85,12 @@ class TestOnAGpu:
         assert len(calls) == 2 * len(spans)
         assert max(calls) > 1
 
+    def test_many_splits(self, calls: list[int]) -> None:
+        """Contexts whose steps of keys are no multiple of their splits, in as many as key heads leave room for."""
+        for start in (2400, 3100, 4000, 6100):
+            self.check(make_case([(start, 100)], heads=2, kv_heads=1, width=128, dtype=torch.bfloat16))
+        assert min(calls) >= 5
+
     def test_chunks_of_all_lengths(self, calls: list[int]) -> None:
         """Several, with void rows among them, beside short spans."""
         self.check(make_case([(200, 3), (40, 160), (-5, 140), (0, 1), (700, 17), (90, 5), (2000, 500)], **GROUPED,

@@ -69,13 +69,14 @@ __device__ __forceinline__ bool read_pair(const Arguments &a, int number, Work &
     return work.shares > 0;
 }
 
-/* Keys that a block reads: its share of what rows of the tile may see. */
+/* Keys that a block reads: its share of what rows of the tile may see, one block_n or more, since tiling.py gives no share
+fewer keys. */
 __device__ __forceinline__ void find_share(const Arguments &a, const Work &work, int &low, int &high) {
     low = 0, high = max(work.start + work.rows, 1);
     if (work.shares > 1) {
-        int blocks = (high + a.block_n - 1) / a.block_n, share = (blocks + work.shares - 1) / work.shares * a.block_n;
-        low = work.split * share;
-        high = min(high, low + share);
+        const int blocks = (high + a.block_n - 1) / a.block_n;
+        low = work.split * blocks / work.shares * a.block_n;
+        high = min(high, (work.split + 1) * blocks / work.shares * a.block_n);
     }
 }
 
