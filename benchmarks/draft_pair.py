@@ -3,9 +3,13 @@
     python benchmarks/draft_pair.py --json benchmarks/results/draft_pair.json
 
 Three questions. One request: `auto` with the draft against `plain`, on held-out prompts. Copying prompts: look-up,
-draft and both side by side. A crowd: 16 requests (--at-once) at once against `plain`. Every prompt runs under every arm
-before the next one does, so that a slow moment of the machine hits all of them; the order of the arms alternates. Where
-other processes took more than 2 % of the processor during a job, all arms of that job run again; how often is reported.
+draft and both side by side. A crowd: 16 requests (--at-once) at once against `plain`. `--sections sampled` is the first
+question of requests that are sampled; texts of one setting then differ from arm to arm, unless it has a seed.
+
+Every prompt runs under every arm before the next one does, so that a slow moment of the machine hits all of them; the
+order of the arms alternates. Where other processes took more than 2 % of the processor during a job, all arms of that
+job run again; how often is reported.
+
 Two engines of one kind differ by what memory they got, up to 1 %: the crowd has a second `plain`, and `against_plain`
 is against the mean of both. What memory an engine gets changes from build to build by more than rounds of one build
 differ, so the crowd's engines are built several times, in three orders by turns, with a policy that knows what it met
@@ -54,6 +58,14 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature 0.8": {"temperature": 0.8},
+    "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
+    "temperature 0.8, top_k 40": {"temperature": 0.8, "top_k": 40},
+    "temperature 1, top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
+    "temperature 0.8, a seed": {"temperature": 0.8, "seed": 1},
+}
 STUDENT = {2: 12.71, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # of 95 %, by the number of builds
 ENDING = 512  # tokens of an answer at most, where answers end by themselves
 QUIET = 0.02  # of the processor's time, that other processes may take during a run
@@ -76,10 +88,10 @@ def elsewhere() -> float:
 
 
 def run_one(
-    llm: LLM, prompts: Sequence[list[int]], tokens: int, ends: bool = False
+    llm: LLM, prompts: Sequence[list[int]], tokens: int, ends: bool = False, sampling: dict[str, Any] | None = None
 ) -> tuple[float, list[list[int]], tuple[int, int]]:
     """Seconds, texts, and (drafted, accepted) of the prompts, all at once. `ends`: answers end by themselves."""
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=not ends)
+    params = SamplingParams(**{"temperature": 0.0, **(sampling or {})}, max_tokens=tokens, ignore_eos=not ends)
     begun = time.perf_counter()
     outputs = llm.generate(list(prompts), params)
     seconds = time.perf_counter() - begun
@@ -88,7 +100,12 @@ def run_one(
 
 
 def compare(
-    llms: dict[str, LLM], jobs: Sequence[Sequence[list[int]]], tokens: int, title: str, ends: bool = False
+    llms: dict[str, LLM],
+    jobs: Sequence[Sequence[list[int]]],
+    tokens: int,
+    title: str,
+    ends: bool = False,
+    sampling: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """Every job under every arm, in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in llms}
@@ -96,7 +113,7 @@ def compare(
     texts: dict[str, list[list[int]]] = {name: [] for name in llms}
     counts = {name: [0, 0] for name in llms}
     for llm in llms.values():
-        run_one(llm, jobs[0], min(16, tokens))  # warm
+        run_one(llm, jobs[0], min(16, tokens), sampling=sampling)  # warm
     disturbed, most = 0, 2 * len(jobs) + 4  # jobs that ran again
     shown = bar(jobs, desc=title)
     for number, job in enumerate(shown):
@@ -105,7 +122,7 @@ def compare(
             runs, quiet = {}, True
             for name in names if (number + disturbed) % 2 == 0 else names[::-1]:
                 others = elsewhere()
-                runs[name] = run_one(llms[name], job, tokens, ends)
+                runs[name] = run_one(llms[name], job, tokens, ends, sampling)
                 quiet = quiet and elsewhere() - others <= QUIET * len(cores()) * runs[name][0]
                 shown.update(0)
             if quiet or disturbed >= most:
@@ -149,7 +166,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All sections."""
     held_out = evaluation_prompts()
     spread = [held_out[i * len(held_out) // args.prompts] for i in range(args.prompts)]
-    report: dict[str, Any] = {"dtypes": {}, "one_request": {}, "copying": {}, "crowd": {}, "ending": {}}
+    report: dict[str, Any] = {"dtypes": {}, "one_request": {}, "sampled": {}, "copying": {}, "crowd": {}, "ending": {}}
     for numbers in args.numbers.split(","):
         with ExitStack() as stack:
             memory = {"batch_size": args.at_once, "kv_memory": f"{19 * args.at_once}MB"}
@@ -164,6 +181,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             two = {name: llms[name] for name in ("plain", "auto")}
             if "one" in args.sections.split(","):
                 report["one_request"][numbers], _ = compare(two, jobs, args.tokens, f"{numbers}, one request")
+            if "sampled" in args.sections.split(","):
+                report["sampled"][numbers] = {
+                    name: compare(two, jobs, args.tokens, f"{numbers}, {name}", sampling=sampling)[0]
+                    for name, sampling in SAMPLED.items()
+                }
             if copying:
                 copies = [[plain.get_tokenizer().encode(text)] for text in BEGUN]
                 report["copying"][numbers], _ = compare(llms, copies * 2, args.tokens, f"{numbers}, copying")
@@ -214,7 +236,9 @@ def main() -> None:
     parser.add_argument("--builds", type=int, default=4, help="times the engines of those are built (default: 4)")
     parser.add_argument("--numbers", default="float32,bfloat16,int8", help="of auto, float32, bfloat16, int8")
     parser.add_argument("--endings", type=int, default=3, help="builds of the crowd that ends by itself (default: 3)")
-    parser.add_argument("--sections", default="one,copying,crowd,ending", help="some of these (default: all)")
+    parser.add_argument(
+        "--sections", default="one,copying,crowd,ending", help="some of these, or sampled (default: all)"
+    )
     args = parser.parse_args()
     made = provenance(args.commit)
     report = measure(args)

@@ -113,6 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-pairs": pairs.cpu_pairs,
     "cpu-copying": pairs.cpu_copying,
     "cpu-float32": pairs.cpu_float32,
+    "cpu-sampled": pairs.cpu_sampled,
     "xeon-numbers": pairs.xeon_numbers,
     "weights-kl": pairs.weights_kl,
     "dual-measured": devices.measured,

@@ -8,6 +8,7 @@ from typing import Any
 from cells import read, rows, source, text
 
 ARM, AMX, AMX_CROWD, PANELS = "draft_pair_bf16", "draft_pair-xeon", "draft_pair-xeon-crowd", "draft_pair-cascade-lake"
+SAMPLED = "draft_pair-sampled-cascade-lake"
 FLOAT, FLOAT_32 = "draft_pair_planner", "draft_pair_planner_32"
 AMX_FLOAT, AMX_FLOAT_CROWD = "draft_pair-xeon-float32", "draft_pair-xeon-float32-crowd"
 PROCESSORS = {"Neoverse-N1": (ARM, ARM), "Xeon with AMX": (AMX, AMX_CROWD), "Cascade Lake": (PANELS, PANELS)}
@@ -58,6 +59,14 @@ def cpu_float32() -> str:
     }
     header = ["requests", "tokens/s over those of `plain`"]
     return rows(header, [[level, _ratio(own)] for level, own in found.items()]) + source(FLOAT, FLOAT_32)
+
+
+def cpu_sampled() -> str:
+    """One request, sampled in several ways."""
+    lines = []
+    for settings, own in read(SAMPLED)["sampled"]["auto"].items():
+        lines.append([settings, _speed(own, "auto"), _speed(own, "plain"), _ratio(own)])
+    return rows(["one request", "tokens/s, `auto`", "`plain`", "ratio (95 % interval)"], lines) + source(SAMPLED)
 
 
 def xeon_numbers() -> str:

@@ -29,7 +29,7 @@ from verifypd.bench.texts import PROSE
 prompts = list(PROSE)
 llm = LLM("smollm2", batch_size=16, max_model_len=1024, prefix_cache=False)
 def run(texts, tokens, at_once):
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(**{"temperature": 0.0, **json.loads(sys.argv[1])}, max_tokens=tokens, ignore_eos=True)
     begun, made = time.perf_counter(), []
     for first in range(0, len(texts), at_once):
         made += llm.generate(texts[first : first + at_once], params)
@@ -47,10 +47,10 @@ for line in sys.stdin:
 class Checkout:
     """An engine of one checkout in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sampling: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WORK], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(folder)},
+            [sys.executable, "-c", WORK, sampling], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(folder)},
         )  # fmt: skip
         if self._line() != "ready":
             raise SystemExit(f"{folder} did not start")
@@ -72,10 +72,11 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--sampling", default="{}", metavar="JSON", help='e.g. {"temperature": 0.8} (default: greedy)')
     args = parser.parse_args()
     commit = ["git", "-C", str(args.before), "rev-parse", "HEAD"]
     arms = {"before": args.before.resolve(), "now": HERE, "now again": HERE}
-    running = {name: Checkout(folder) for name, folder in arms.items()}
+    running = {name: Checkout(folder, args.sampling) for name, folder in arms.items()}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
     for turn in range(args.rounds):
         names = list(arms)

@@ -74,6 +74,7 @@ class Bench:
         )  # fmt: skip
         features.data.copy_(torch.randn(features.data.shape, generator=noise))
         self.slots = Slots(SLOTS, CAPACITY, DRAFTS, CPU, VOCAB)
+        self.slots.draft_temperatures.copy_(torch.tensor([0.7, 1.0, 1.0, 1.2]))
         self.sampling = SamplingState(SLOTS, VOCAB, DRAFTS, "cpu", "native")
         for slot, length in enumerate(LENGTHS):
             self.slots.assign(slot, torch.randint(3, VOCAB, (length,), generator=noise).tolist())
@@ -91,7 +92,7 @@ class Bench:
     def run(self, *spans: DraftSpan) -> list[torch.Tensor]:
         self.drafter.launch(DraftBatch("head", spans))
         assert isinstance(self.drafter.runner, HeadRunner)
-        return [self.slots.drafts, self.slots.draft_lens, self.drafter.runner.cache.data]
+        return [self.slots.drafts, self.slots.draft_lens, self.drafter.runner.cache.data, self.slots.draft_q]
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
@@ -107,16 +108,30 @@ def test_drafts_and_caches_are_the_same(weights: str, folders: tuple[Path, Path]
         same(ours.run(*spans), theirs.run(*spans))
 
 
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9, "top_k": 60}, {"acceptance": "coupled"}], ids=str)
+def test_sampled_drafts_and_their_distributions_are_the_same(
+    params: dict[str, Any], folders: tuple[Path, Path]
+) -> None:
+    benches = [
+        Bench(load(folders, **WEIGHTS["float32"]), compiled, temperature=0.8, **params) for compiled in (True, False)
+    ]
+    same(*(bench.run(*SPANS) for bench in benches))
+    drawn = benches[0].slots.draft_q
+    assert drawn is not None and bool(drawn.any()) == ("acceptance" not in params)
+
+
 def test_a_chunk_whose_start_is_given(folders: tuple[Path, Path]) -> None:
     spans = (DraftSpan(1, 40, 12, 0, 40, start=9), DraftSpan(3, 1, 1, 2, 3))
     ours, theirs = (Bench(load(folders, **WEIGHTS["bfloat16"]), compiled) for compiled in (True, False))
     same(ours.run(*spans), theirs.run(*spans))
 
 
-def test_the_loop_is_of_c_where_all_is_greedy(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only there: sampled drafts need their distributions, and penalties change which token is likeliest."""
+def test_the_loop_is_of_c_where_scores_are_the_heads(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only there: penalties change them."""
     head = load(folders, **WEIGHTS["float32"])
-    for params, expected in (({}, 1), ({"temperature": 1.0}, 0), ({"repetition_penalty": 1.5}, 0)):
+    for params, expected in (({}, 1), ({"temperature": 1.0}, 1), ({"repetition_penalty": 1.5}, 0)):
         bench, calls = Bench(head, True, **params), []
         assert bench.drafter.native is not None
         real = bench.drafter.native.run

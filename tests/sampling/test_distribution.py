@@ -112,15 +112,15 @@ def test_point_mass_drafts(name, acceptance):
     assert passes(toy.deviation(toy.run(3, step)))
 
 
-def entropy_rule(toy, proposal, depth):
+def entropy_rule(toy, depth):
     """Draft on where the drafter is sure of itself: a function of q, not of what was drawn."""
-    q = proposal.q
+    q = toy.draft_q[:, depth]
     return -(q * q.clamp_min(1e-30).log()).sum(-1) < 1.2
 
 
-def drawn_token_rule(toy, proposal, depth):
+def drawn_token_rule(toy, depth):
     """Drop unlikely drafts: looks at the drawn token, and so biases the result."""
-    return proposal.q.gather(1, proposal.tokens[:, None]).squeeze(1) > 0.3
+    return toy.draft_q[:, depth].gather(1, toy.drafts[:, depth, None]).squeeze(1) > 0.3
 
 
 def test_draft_length_may_follow_the_drafters_distribution():

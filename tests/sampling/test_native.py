@@ -1,59 +1,66 @@
-"""Verdicts in C equal those of torch, and leave tokens, lengths and lives alike."""
+"""Drafts and verdicts in C: greedy and coupled tokens are torch's to the bit, drawn ones have the same law."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.sampling.edges import outcome
 from tests.sampling.test_cuda import Cycle, same
+from tests.sampling.test_distribution import EXTRA, TRANSFORMS, along_the_span, passes, speculate
+from tests.sampling.toy import Toy
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.request import SamplingParams
-from verifypd.sampling import native, native_draws
+from verifypd.sampling import native
 from verifypd.sampling.case import Spans
-from verifypd.sampling.choose import pick_sampler
-from verifypd.sampling.cuts import histogram_threshold, keep_top_p_, sorted_threshold
+from verifypd.sampling.choose import implementation, pick_sampler
 from verifypd.sampling.draws import best
-from verifypd.sampling.philox import gumbel
-from verifypd.sampling.rows import LARGEST, clean
+from verifypd.sampling.rows import LARGEST, DraftVocabulary, clean
+from verifypd.sampling.sampler import propose
 from verifypd.sampling.state import SamplingState
+from verifypd.sampling.torch import TorchSampling
 from verifypd.sampling.verify import judge
 
 NUMBERS = ("chosen", "ranks", "top_ids", "top")  # of Logprobs
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 
-def test_they_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What of C was called, and each verdict of torch."""
+    made: list[str] = []
+    for owner, name in (
+        (implementation("native"), "direct"),
+        (native, "propose_"),
+        (TorchSampling, "judge"),
+    ):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, name=name, real=real: (made.append(name), real(*given))[1])
+    return made
+
+
+def test_they_are_of_c(calls: list[str]) -> None:
     """What the others compare is not torch with itself."""
-    calls, real = [], native.verdicts
-    monkeypatch.setattr(native, "verdicts", lambda *given: (calls.append(1), real(*given))[1])
     Cycle("cpu", "native").run()
+    assert calls == ["propose_", "propose_", "direct"]
     outcome("native", "greedy", 2, True, 31)
-    assert len(calls) == 2
+    assert calls[3:] == ["direct"]
     Cycle("cpu", "torch").run()
-    assert len(calls) == 2
+    assert calls[4:] == ["judge"]
 
 
 @pytest.mark.parametrize("seed", [8, 9, 10])
 def test_verdicts_of_every_kind_are_the_same(seed: int) -> None:
     expected, found = Cycle("cpu", "torch", seed), Cycle("cpu", "native", seed)
     same(found.run(), expected.run())
-    for name in ("tokens", "lengths", "drafts", "draft_q"):
+    for name in ("tokens", "lengths", "drafts"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
+    torch.testing.assert_close(found.draft_q, expected.draft_q, rtol=1e-5, atol=1e-12)
     assert torch.equal(found.state.alive, expected.state.alive)
-
-
-def test_cuts_and_noise_are_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for module, name in ((native, "top_p_threshold"), (native_draws, "gumbel")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, name=name, real=real: (calls.append(name), real(*given))[1])
-    Cycle("cpu", "native").run()
-    assert set(calls) == {"top_p_threshold", "gumbel"}
-    calls.clear()
-    Cycle("cpu", "torch").run()
-    assert not calls
 
 
 ROWS = {  # logits of a row, as exotic as they come
@@ -64,36 +71,120 @@ ROWS = {  # logits of a row, as exotic as they come
     "one": lambda generator, vocab: torch.full((vocab,), -torch.inf).index_fill_(0, torch.tensor([vocab // 2]), 3.0),
     "none": lambda generator, vocab: torch.full((vocab,), -torch.inf),
     "far apart": lambda generator, vocab: torch.linspace(-LARGEST, LARGEST, vocab),
+    "not numbers": lambda generator, vocab: torch.full((vocab,), torch.nan).index_fill_(
+        0, torch.tensor([0]), torch.inf
+    ),
 }
+CUTS: list[dict[str, Any]] = [
+    {"top_p": share} for share in (1e-6, 0.1, 0.5001, 0.9, 0.95, 0.9999)
+] + [
+    {"temperature": 0.3}, {"min_p": 0.05}, {"top_k": 1}, {"top_k": 40}, {"top_k": 4000},
+    {"top_k": 9, "top_p": 0.7}, {"min_p": 0.01, "top_k": 30, "top_p": 0.9, "temperature": 1.7},
+]  # fmt: skip
 
 
+def drafted(
+    kernels: str, rows: Tensor, vocab: int, vocab_map: Tensor | None, acceptance: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    """A draft of each row under each of the cuts, and what it was drawn from."""
+    count = len(rows) * len(CUTS)
+    state = SamplingState(count, vocab, 1, "cpu", kernels)
+    for slot in range(count):
+        params = SamplingParams(acceptance=acceptance, **CUTS[slot % len(CUTS)])
+        state.assign(slot, params, seed=slot, prompt_len=2, max_len=9)
+    drafts, q = torch.zeros(count, 1, dtype=torch.int64), torch.full((count, 1, vocab), torch.nan)
+    tokens, lengths, slots = torch.zeros(count, 9, dtype=torch.int64), torch.full((count,), 3), torch.arange(count)
+    propose(
+        rows.repeat_interleave(len(CUTS), 0), slots, range(count), 0, state, tokens, lengths, drafts, q,
+        temperature_scale=torch.full((count,), scale), vocab_map=vocab_map,
+    )  # fmt: skip
+    return drafts[:, 0], q[:, 0]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("vocab", [1, 7, 300, 5000])
-def test_a_top_p_cut_is_torchs_to_the_bit(vocab: int) -> None:
-    """By sorting and by histograms. A share of all keeps all that has any mass, next to nothing the likeliest."""
+def test_drafts_and_what_they_were_drawn_from(vocab: int, mapped: bool) -> None:
+    """Two draws of the largest vocabulary may lie at a rounding."""
     generator = torch.Generator().manual_seed(vocab)
-    shares = (1e-9, 0.1, 0.5, 0.9, 0.95, 0.999999, 1.0)
-    x = torch.stack([make(generator, vocab) for make in ROWS.values()]).repeat_interleave(len(shares), 0)
-    share = torch.tensor(shares * len(ROWS))
-    cut = {}
-    for find in (native_draws.top_p_threshold, histogram_threshold, sorted_threshold):
-        cut[find.__name__] = x.clone()
-        keep_top_p_(cut[find.__name__], share, find)
-    first, *others = cut.values()
-    assert all(torch.equal(first, other) for other in others)
-    kept = (first > -torch.inf).sum(-1).view(len(ROWS), -1)
-    held = (x > -torch.inf).sum(-1).view(len(ROWS), -1)
-    assert (kept[held > 0] >= 1).all() and (kept[:, 1:] >= kept[:, :-1]).all()
+    known = max(1, vocab // 3) if mapped else vocab
+    vocab_map = DraftVocabulary.of(torch.randperm(vocab, generator=generator)[:known], vocab).names if mapped else None
+    rows = torch.stack([make(generator, known) for make in ROWS.values()])
+    for scale in (1.0, 0.7):
+        (found, q), (expected, p) = (
+            drafted(kernels, rows, vocab, vocab_map, "rejection", scale) for kernels in ("native", "torch")
+        )
+        torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)  # the last token of a cut may lie at a rounding
+        assert (q.gather(1, found[:, None]) > 0).all()
+        assert (found != expected).sum() <= (0 if vocab < 5000 else 2)
+        found, expected = (
+            drafted(kernels, rows, vocab, vocab_map, "coupled", scale)[0] for kernels in ("native", "torch")
+        )
+        assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("vocab", [1, 4, 255, 257, 1030])
-def test_noise_is_philoxs_to_the_bit(vocab: int) -> None:
-    """Of any seed, and of columns of another tensor."""
+def chosen(kernels: str, logits: Tensor, vocab: int, **params: Any) -> list[int]:
+    """The token of each row, without drafts."""
+    count = len(logits)
+    state = SamplingState(count, vocab, 1, "cpu", kernels)
+    for slot in range(count):
+        state.assign(slot, SamplingParams(**params), seed=slot, prompt_len=1, max_len=9)
+    tokens, none = torch.zeros(count, 9, dtype=torch.int64), torch.zeros(count, 1, dtype=torch.int64)
+    spans = Spans.of(range(count), [0] * count, "cpu")
+    return judge(logits, spans, state, tokens, torch.full((count,), 2), none, none[:, 0]).tokens[:, 0].tolist()
+
+
+@pytest.mark.parametrize("cuts", [{}, {"temperature": 0.4}, {"top_p": 0.9}, {"top_k": 50}], ids=str)
+@pytest.mark.parametrize("vocab", [4, 255, 257, 49_152])
+def test_coupled_tokens_are_torchs(vocab: int, cuts: dict[str, Any]) -> None:
+    """Noise decides nearly alone, half, or hardly."""
     generator = torch.Generator().manual_seed(vocab)
-    keys = torch.randint(-(2**62), 2**62, (9, 3), generator=generator)
-    seeds, choices, indices = keys[:, 0], keys[:, 1] % 1000, keys[:, 2] % 100_000
-    noise = native_draws.gumbel(seeds, choices, indices, vocab)
-    assert noise.shape == (9, vocab) and torch.equal(noise, gumbel(seeds, choices, indices, vocab))
-    assert native_draws.gumbel(seeds[:0], choices[:0], indices[:0], vocab).shape == (0, vocab)
+    for spread in (0.1, 2.0, 8.0):
+        logits = torch.randn(40, vocab + 3, generator=generator) * spread
+        found, expected = (
+            chosen(kernels, logits, vocab, acceptance="coupled", **cuts) for kernels in ("native", "torch")
+        )
+        assert found == expected
+
+
+def test_where_rounding_decides_torch_does(calls: list[str]) -> None:
+    """The share that top_p asks for is that of the first token, to the bit: whether exp gives half decides."""
+    logits = torch.tensor([[0.0, -0.6931472, -0.6931472]]).repeat(50, 1)
+    cuts = {"acceptance": "coupled", "top_p": 0.5}
+    assert chosen("native", logits, 3, **cuts) == chosen("torch", logits, 3, **cuts)
+    assert calls == ["direct", "judge", "judge"]
+    calls.clear()
+    chosen("native", logits, 3, **{**cuts, "top_p": 0.6})
+    chosen("native", logits, 3, **{**cuts, "acceptance": "rejection"})  # the law does not see it
+    assert calls == ["direct", "direct"]
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_texts_of_thousands_are_torchs(name: str, acceptance: str) -> None:
+    texts = []
+    for kernels in ("torch", "native"):
+        params = SamplingParams(max_tokens=None, **TRANSFORMS[name])
+        toy = Toy(params, acceptance=acceptance, kernels=kernels, requests=5000, **EXTRA.get(name, {}))
+        if name == "min_tokens":
+            toy.state.stop_ids.fill_(-1)
+        texts.append(toy.run(3, speculate))
+    assert (texts[0] != texts[1]).any(1).sum() <= (2 if acceptance == "rejection" else 0)
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("tau", [0.6, 1.6])
+def test_the_law_of_each_place_of_a_span(tau: float, acceptance: str) -> None:
+    """As of torch in test_distribution."""
+    near = torch.randn(5, 5, generator=torch.Generator().manual_seed(3)) * 0.5
+    toy = Toy(
+        SamplingParams(temperature=0.8), vocab=5, depth=3, acceptance=acceptance, requests=12_000, kernels="native"
+    )
+    toy.drafter = toy.verifier + near
+    toy.draft(scale=tau)
+    verdicts = toy.judge()
+    found = along_the_span(toy, verdicts.tokens.numpy(), verdicts.counts.numpy())
+    assert set(found) == {0, 1, 2, 3}
+    assert all(passes(result) for results in found.values() for result in results)
 
 
 @pytest.mark.slow
@@ -149,14 +240,12 @@ def test_uneven_spans_whose_rows_say_it_all(logprobs: int | None) -> None:
 
 
 def test_the_likeliest_token_is_the_first_of_the_best() -> None:
-    """Of what is left without NaN and infinity, whatever lies in the padding; the first where nothing is left."""
+    """Of what is left without NaN and infinity, whatever lies in the padding."""
     noise = torch.Generator().manual_seed(5)
-    for vocab in (1, 9, 255, 256, 700, 1500):
-        logits = torch.randint(-6, 7, (9, vocab + 5), generator=noise).float()
+    for vocab in (2, 9, 255, 256, 700, 1500):
+        logits = torch.randint(-6, 7, (6, vocab + 5), generator=noise).float()
         logits[:, vocab:] = 99.0
         for row, value in enumerate((torch.nan, torch.inf, -torch.inf, 2e30)):
             logits[row, torch.randint(vocab, (vocab // 3 + 1,), generator=noise)] = value
-        logits[4, :vocab], logits[5, :vocab], logits[6, :vocab] = torch.nan, -torch.inf, torch.inf
-        top, own = best(clean(logits, vocab))
-        found = native.likeliest(logits, vocab)
-        assert torch.equal(found[0], own) and torch.equal(found[1], top)
+        logits[4, :vocab] = torch.inf
+        assert chosen("native", logits, vocab, temperature=0.0) == best(clean(logits, vocab))[1].tolist()

@@ -13,12 +13,12 @@ from torch import Tensor
 from tests.sampling.reference import probabilities, transformed
 from verifypd.request import SamplingParams
 from verifypd.sampling.case import Spans, Verdicts
-from verifypd.sampling.sampler import Proposal, propose
+from verifypd.sampling.sampler import propose
 from verifypd.sampling.state import SamplingState
 from verifypd.sampling.verify import judge
 
 PROMPT = (1, 3, 3)
-Rule = Callable[["Toy", Proposal, int], Tensor]  # which requests [S] draft the token just proposed
+Rule = Callable[["Toy", int], Tensor]  # which requests [S] draft the token just proposed
 
 
 class Toy:
@@ -38,6 +38,7 @@ class Toy:
         first_seed: int = 1000,
         max_len: int = 1000,
         drafter: Tensor | None = None,
+        kernels: str = "torch",
     ) -> None:
         generator = torch.Generator().manual_seed(17)
         self.verifier = torch.randn(vocab, vocab, generator=generator) * spread
@@ -45,7 +46,7 @@ class Toy:
         self.drafter = far if drafter is None else drafter
         self.params, self.vocab, self.depth, self.requests = params, vocab, depth, requests
         self.eos_ids, self.bad_words_ids = eos_ids, bad_words_ids
-        self.state = SamplingState(requests, vocab, max(depth, 1))
+        self.state = SamplingState(requests, vocab, max(depth, 1), kernels=kernels)
         self.state.assign(
             0,
             params,
@@ -86,7 +87,7 @@ class Toy:
         scales = None if scale is None else torch.full((self.requests,), scale)
         wanted = torch.ones(self.requests, dtype=torch.bool)
         for depth in range(self.depth):
-            proposal = propose(
+            propose(
                 self.drafter[self.last(depth)],
                 self.slots,
                 self.slot_ids,
@@ -99,7 +100,7 @@ class Toy:
                 temperature_scale=scales,
             )
             if rule is not None:
-                wanted &= rule(self, proposal, depth)
+                wanted &= rule(self, depth)
                 self.draft_lens = torch.where(wanted, self.draft_lens, self.draft_lens.clamp_max(depth))
 
     def draft_fixed(self, drafts: Tensor) -> None:

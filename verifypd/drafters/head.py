@@ -27,19 +27,22 @@ class HeadDrafter(ModelDrafter):
         super().__init__(runner, slots, drawing, loops)
         self.routine = slots.drafts.shape[1] + 1  # all drafts and the verdict's next token are read again
         self.reader = runner.features  # keeps every row: confirmed ones are read later, rejected ones written over
-        self.native = runner.native_loop(slots) if loops is None else None  # a whole loop in one call
+        # a whole loop in one call
+        self.native = runner.native_loop(slots, drawing.sampling) if loops is None else None
 
     def launch(self, batch: DraftBatch) -> None:
-        """See ModelDrafter.launch. In one call where all drafts are greedy, on a CPU."""
+        """See ModelDrafter.launch. In one call on a CPU, unless penalties or the like shape the drafts."""
         spans = [span for span in batch.spans if span.rows]
-        if self.native is None or not self._greedy(spans) or not self.native.takes(sum(span.rows for span in spans)):
+        if self.native is None or not self._plain(spans) or not self.native.takes(sum(span.rows for span in spans)):
             super().launch(batch)
             return
         spans.sort(key=lambda span: -span.drafts)
         self.native.run([(s.slot, s.rows, s.drafts, -s.lag if s.start is None else s.start) for s in spans])
 
-    def _greedy(self, spans: Sequence[DraftSpan]) -> bool:
-        """Whether somebody drafts, and every drafted token is the likeliest as the head has it."""
+    def _plain(self, spans: Sequence[DraftSpan]) -> bool:
+        """Whether somebody drafts, and C draws every token from scores as the head has them."""
         drafting = [span.slot for span in spans if span.drafts]
-        needs = self.drawing.sampling.needs(drafting)
-        return bool(drafting) and needs.plain and not needs.sampled
+        sampling = self.drawing.sampling
+        needs = sampling.needs(drafting)
+        drawn = sampling.kernels == "native" and (self.slots.draft_q is not None or not needs.rejection)
+        return bool(drafting) and needs.plain and (drawn or not needs.sampled)

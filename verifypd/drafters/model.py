@@ -60,8 +60,9 @@ class ModelDrafter:
         index = host_tensor([span.slot for span in drafting], self.slots.device)
         self.slots.draft_lens[index] = host_tensor([span.drafts for span in drafting], self.slots.device)
         longest = drafting[0].drafts
-        sampled = self.drawing.sampling.needs([span.slot for span in drafting]).rejection
-        noise = draft_noise(index, self.slots.lengths, longest, self.drawing.sampling) if sampled else None
+        sampling = self.drawing.sampling
+        given = sampling.kernels == "torch" and bool(sampling.needs([span.slot for span in drafting]).rejection)
+        noise = draft_noise(index, self.slots.lengths, longest, sampling) if given else None  # others make their own
         if len(catching) == 1:
             hidden, carried = hidden[-1:], carried[-1:]
         else:
@@ -100,7 +101,7 @@ class ModelDrafter:
         self, hidden: Tensor, spans: Sequence[DraftSpan], index: Tensor, depth: int, noise: Tensor | None
     ) -> Tensor:
         """Draw the token at `depth` for each span, [R], and keep the distribution it was drawn from."""
-        proposal = propose(
+        return propose(
             self.runner.logits(hidden),
             index,
             tuple(span.slot for span in spans),
@@ -115,7 +116,6 @@ class ModelDrafter:
             noise=None if noise is None else noise[: len(spans), depth],
             context=max(span.context for span in spans),
         )
-        return proposal.tokens
 
     def admitted(self, request: Request) -> None:
         """Nothing to note: a launch finds all it needs."""

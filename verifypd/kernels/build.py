@@ -189,11 +189,9 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_attend": "pnpnpnppippppppnnppnnnnnnffi",
         "vpd_layers": "pnppppppppnnippppppnnpnni",
         "vpd_scratch": "p",
-        "vpd_verdicts": "p",
-        "vpd_top_p": "pnnppi",
-        "vpd_noise": "pppnnipi",
+        "vpd_propose": "ppnnpni",
+        "vpd_judge": "p",
         "vpd_embed": "pnpipnnp",
-        "vpd_best": "pnnnppi",
         "vpd_project": "ppnnfppni",
         "vpd_read": "pppppppppppnni",
         "vpd_draft": "p",
@@ -201,7 +199,7 @@ def declare(loaded: ctypes.CDLL) -> None:
     told = (
         "vpd_linear", "vpd_takes_half", "vpd_takes_tiles", "vpd_takes_panels", "vpd_attend", "vpd_layers",
         "vpd_positions", "vpd_embed", "vpd_project", "vpd_read", "vpd_draft", "vpd_decode_positions", "vpd_ids",
-        "vpd_top_p",
+        "vpd_propose", "vpd_judge",
     )  # fmt: skip
     results: dict[str, type] = dict.fromkeys(told, ctypes.c_int)
     results["vpd_scratch"] = ctypes.c_ssize_t

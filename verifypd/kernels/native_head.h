@@ -47,38 +47,6 @@ EXPORT int vpd_embed(const int64_t *ids, ptrdiff_t n, const void *w, int type, c
     return 0;
 }
 
-/* What sampling/rows.py's `clean` makes of a score. */
-#define LARGEST 1e30f
-INLINE vf cleaned(vf v) { return pick(v == v, pick(v == splat(INFINITY), splat(LARGEST), v), splat(-INFINITY)); }
-INLINE float cleaned_one(float v) { return v != v ? -INFINITY : v == INFINITY ? LARGEST : v; }
-
-#define BEST_BLOCK 256
-
-/* The largest of a row of scores, cleaned, and the first place that has it; 0 where nothing is left. */
-static int64_t best_of(const float *x, ptrdiff_t width, float *value) {
-    ptrdiff_t block = 0, i;
-    float most = -INFINITY;
-    for (ptrdiff_t from = 0; from < width; from += BEST_BLOCK) {
-        const ptrdiff_t to = from + BEST_BLOCK < width ? from + BEST_BLOCK : width;
-        vf top[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
-        for (i = from; i + 4 * VL <= to; i += 4 * VL) {
-            UNROLL for (int j = 0; j < 4; j++) top[j] = larger(cleaned(load_f32(x + i + j * VL)), top[j]);
-        }
-        float found = largest(larger(larger(top[0], top[1]), larger(top[2], top[3])));
-        for (; i < to; i++) if (cleaned_one(x[i]) > found) found = cleaned_one(x[i]);
-        if (found > most) { most = found; block = from; }
-    }
-    *value = most;
-    for (i = block; i < width; i++) if (cleaned_one(x[i]) == most) return i;
-    return 0;
-}
-
-EXPORT void vpd_best(const float *x, ptrdiff_t xs, ptrdiff_t n, ptrdiff_t width, float *value, int64_t *index,
-                     int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && n > 1 && n * width > 65536)
-    for (ptrdiff_t i = 0; i < n; i++) index[i] = best_of(x + i * xs, width, value + i);
-}
-
 /* Features [n, out] of a verifier's streams, each [n, H]: every stream normed, then one matrix over all. */
 EXPORT int vpd_project(const float *const *streams, const vector_weight *norms, ptrdiff_t count, ptrdiff_t H, float eps,
                        const matrix_weight *features, float *y, ptrdiff_t n, int threads) {
@@ -142,9 +110,9 @@ typedef struct {
     const head_weights *head; const paged_cache *cache;
     const draft_span *spans; ptrdiff_t count; /* longest drafts first */
     const int64_t *tokens; ptrdiff_t tokens_stride; const int64_t *lengths; /* of each slot */
-    int64_t *drafts; ptrdiff_t drafts_stride; int64_t *draft_lens;
+    int64_t *draft_lens;
     const float *features;                                                  /* [pool rows, H], kept of the verifier */
-    const int64_t *verifier_ids; ptrdiff_t proposed;                        /* of the first so many output rows */
+    const draw_args *draw;
     int64_t threads;
 } draft_args;
 
@@ -185,7 +153,7 @@ static int draft_with(const draft_args *a, const draft_rows *r, float *work, ptr
     const paged_cache *c = a->cache;
     const ptrdiff_t H = h->shape->H, V = h->output.out;
     const int threads = (int)a->threads;
-    float *stream = work, *x = stream + n * H, *logits = x + n * H, *scratch = logits + drafting * V, value;
+    float *stream = work, *x = stream + n * H, *logits = x + n * H, *scratch = logits + drafting * V;
     int failed = catching_rows(a, r, stream, n);
     if (failed) return failed;
     failed = read_rows(h, r->ids, stream, stream, x, scratch, r->positions, c, r->write_index, r->offsets, r->slots,
@@ -202,9 +170,9 @@ static int draft_with(const draft_args *a, const draft_rows *r, float *work, ptr
     for (ptrdiff_t depth = 0, some = drafting;; depth++) {
         if (multiply(x, some, &h->output, logits, threads)) return 1;
         for (ptrdiff_t i = 0; i < some; i++) {
-            const int64_t slot = a->spans[i].slot, chosen = best_of(logits + i * V, a->proposed, &value);
-            r->ids[i] = a->verifier_ids[chosen];
-            a->drafts[slot * a->drafts_stride + depth] = r->ids[i];
+            const int64_t slot = a->spans[i].slot;
+            if (propose(a->draw, slot, depth, logits + i * V)) return 1;
+            r->ids[i] = a->draw->drafts[slot * a->draw->drafts_stride + depth];
         }
         while (some && a->spans[some - 1].drafts <= depth + 1) some--;
         if (!some) return 0;
@@ -221,7 +189,7 @@ static int draft_with(const draft_args *a, const draft_rows *r, float *work, ptr
     }
 }
 
-/* A draft loop that takes the likeliest token of each step: confirmed rows, then token by token. Returns 1 where memory
+/* A draft loop: confirmed rows, then token by token, each drawn from the step before. Returns 1 where memory
  * is short, 2 where a row lies outside its slot or a token has no row. */
 EXPORT int vpd_draft(const draft_args *a) {
     ptrdiff_t n = 0, drafting = 0;

@@ -2,12 +2,10 @@
 
 /* ---- verdicts --------------------------------------------------------------------------------------------------- */
 
-enum { RUNNING = 0, STOP = 1, LENGTH = 2, ERROR = 3 }; /* Finish in sampling/verify.py */
+enum { RUNNING = 0, STOP = 1, LENGTH = 2, ERROR = 3 }; /* Finish in sampling/case.py */
 
 typedef struct {
     const int64_t *slots, *depth, *first_row; ptrdiff_t spans, widest; /* widest: most drafts of a span */
-    const int64_t *accepted, *following; const uint8_t *hopeless;      /* NULL: as own and top, of each row, have it */
-    const int64_t *own; const float *top;
     int64_t *tokens; ptrdiff_t tokens_stride; int64_t *lengths;
     const int64_t *drafts; ptrdiff_t drafts_stride; const int64_t *draft_lens;
     const int64_t *stop_ids; ptrdiff_t stop_stride, stop_width;
@@ -15,48 +13,41 @@ typedef struct {
     uint8_t *alive; int64_t vocab; int64_t *out; /* [spans, widest + 6] */
 } verdict_args;
 
-static int64_t leading(const verdict_args *a, const int64_t *draft, int64_t row, int64_t drafted) {
-    int64_t stand = 0;
-    for (; stand < drafted; stand++) {
-        const int64_t token = draft[stand] < 0 ? 0 : draft[stand] >= a->vocab ? a->vocab - 1 : draft[stand];
-        if (a->own[row + stand] != token || !(a->top[row + stand] > -INFINITY)) break;
-    }
-    return stand;
+/* How many drafts of a span there are to judge. */
+INLINE int64_t drafted_of(const verdict_args *a, ptrdiff_t r) {
+    const int64_t there = a->draft_lens[a->slots[r]];
+    return there < a->depth[r] ? there : a->depth[r];
 }
 
-/* What is emitted of each span, cut at the first stop id and at the greatest length; tokens, lengths and life with it.
- * out, by span: tokens emitted, drafts among them, drafts judged, why it ends, the id that ended it, the tokens. */
-EXPORT void vpd_verdicts(const verdict_args *a) {
-    const int64_t width = a->widest + 1;
-    for (ptrdiff_t r = 0; r < a->spans; r++) {
-        const int64_t slot = a->slots[r], length = a->lengths[slot], most = a->max_len[slot * a->max_len_stride];
-        const int64_t *draft = a->drafts + slot * a->drafts_stride;
-        const int64_t drafted = a->draft_lens[slot] < a->depth[r] ? a->draft_lens[slot] : a->depth[r];
-        const int64_t accepted = a->accepted ? a->accepted[r] : leading(a, draft, a->first_row[r], drafted);
-        const int64_t row = a->first_row[r] + accepted;
-        const int64_t following = a->accepted ? a->following[r] : a->own[row];
-        const int hopeless = a->accepted ? a->hopeless[r] : a->top[row] == -INFINITY, alive = a->alive[slot];
-        int64_t *out = a->out + r * (width + 5), *emitted = out + 5, stop_at = width;
-        for (int64_t j = 0; j < a->widest; j++) emitted[j] = draft[j];
-        emitted[a->widest] = emitted[accepted] = following;
-        for (int64_t j = 0; j < width && j + hopeless <= accepted && stop_at == width; j++) {
-            for (ptrdiff_t i = 0; i < a->stop_width; i++)
-                if (emitted[j] == a->stop_ids[slot * a->stop_stride + i]) stop_at = j;
-        }
-        const int64_t room = most > length ? most - length : 0, limit = stop_at + 1 < room ? stop_at + 1 : room;
-        const int64_t whole = accepted + 1 < limit ? accepted + 1 : limit;
-        const int error = hopeless && limit > accepted; /* the missing token is one that would have been emitted */
-        const int stopped = stop_at < whole;
-        const int64_t count = !alive ? 0 : error ? accepted : whole; /* drafts before the missing token stand */
-        out[0] = count;
-        out[1] = accepted < count ? accepted : count;
-        out[2] = alive ? drafted : 0;
-        out[3] = !alive ? RUNNING : error ? ERROR : stopped ? STOP : length + whole >= most ? LENGTH : RUNNING;
-        out[4] = stopped && alive && !error ? emitted[stop_at] : -1;
-        memcpy(a->tokens + slot * a->tokens_stride + length, emitted, sizeof(int64_t) * (size_t)count);
-        a->lengths[slot] = length + count;
-        a->alive[slot] = alive && out[3] == RUNNING;
+/* What is emitted of a span, cut at the first stop id and at the greatest length; tokens, lengths and life with it. Its
+ * row of `out` holds how many drafts stand, the token behind them, and whether there is none; it becomes: tokens
+ * emitted, drafts among them, drafts judged, why it ends, the id that ended it, the tokens. */
+static void emit(const verdict_args *a, ptrdiff_t r) {
+    const int64_t width = a->widest + 1, slot = a->slots[r], drafted = drafted_of(a, r);
+    const int64_t length = a->lengths[slot], most = a->max_len[slot * a->max_len_stride];
+    const int64_t *draft = a->drafts + slot * a->drafts_stride;
+    int64_t *out = a->out + r * (width + 5), *emitted = out + 5, stop_at = width;
+    const int64_t accepted = out[0], following = out[1];
+    const int hopeless = (int)out[2], alive = a->alive[slot];
+    for (int64_t j = 0; j < a->widest; j++) emitted[j] = draft[j];
+    emitted[a->widest] = emitted[accepted] = following;
+    for (int64_t j = 0; j < width && j + hopeless <= accepted && stop_at == width; j++) {
+        for (ptrdiff_t i = 0; i < a->stop_width; i++)
+            if (emitted[j] == a->stop_ids[slot * a->stop_stride + i]) stop_at = j;
     }
+    const int64_t room = most > length ? most - length : 0, limit = stop_at + 1 < room ? stop_at + 1 : room;
+    const int64_t whole = accepted + 1 < limit ? accepted + 1 : limit;
+    const int error = hopeless && limit > accepted; /* the missing token is one that would have been emitted */
+    const int stopped = stop_at < whole;
+    const int64_t count = !alive ? 0 : error ? accepted : whole; /* drafts before the missing token stand */
+    out[0] = count;
+    out[1] = accepted < count ? accepted : count;
+    out[2] = alive ? drafted : 0;
+    out[3] = !alive ? RUNNING : error ? ERROR : stopped ? STOP : length + whole >= most ? LENGTH : RUNNING;
+    out[4] = stopped && alive && !error ? emitted[stop_at] : -1;
+    memcpy(a->tokens + slot * a->tokens_stride + length, emitted, sizeof(int64_t) * (size_t)count);
+    a->lengths[slot] = length + count;
+    a->alive[slot] = alive && out[3] == RUNNING;
 }
 
 /* ---- look-up ---------------------------------------------------------------------------------------------------- */

@@ -18,6 +18,8 @@ from verifypd.kernels.native import TYPES, NativeKernels
 from verifypd.kernels.weights import Weight
 from verifypd.kv.pool import KVCache
 from verifypd.models.native import Matrix, NativeLayers, Vector, matrix, values_of, vector
+from verifypd.sampling.native import Draw
+from verifypd.sampling.state import SamplingState
 
 
 class _Head(ctypes.Structure):
@@ -117,13 +119,12 @@ class _Loop(ctypes.Structure):
     _fields_ = (
         ("head", POINTER(_Head)), ("cache", POINTER(PagedCache)), ("spans", c_void_p), ("count", c_ssize_t),
         ("tokens", c_void_p), ("tokens_stride", c_ssize_t), ("lengths", c_void_p),
-        ("drafts", c_void_p), ("drafts_stride", c_ssize_t), ("draft_lens", c_void_p), ("features", c_void_p),
-        ("verifier_ids", c_void_p), ("proposed", c_ssize_t), ("threads", c_int64),
+        ("draft_lens", c_void_p), ("features", c_void_p), ("draw", POINTER(Draw)), ("threads", c_int64),
     )  # fmt: skip
 
 
 class NativeLoop:
-    """The draft loop of a head in one call, greedy: each step takes the likeliest token of the step before.
+    """The draft loop of a head in one call: each step reads the token that the step before drew.
 
     What it reads and writes stays where it is.
     """
@@ -136,24 +137,30 @@ class NativeLoop:
         first: Tensor | None,
         features: Tensor,
         vocab_map: Tensor,
+        sampling: SamplingState,
         *,
         tokens: Tensor,
         lengths: Tensor,
         drafts: Tensor,
         draft_lens: Tensor,
+        draft_q: Tensor | None,
+        heat: Tensor,
     ) -> None:
         """table: of the head's blocks; features: as kept of the verifier, [pool rows, H] float32; vocab_map: [V], the
-        verifier's id of each token that may be proposed; the others as Slots has them."""
+        verifier's id of each token that may be proposed; heat: of the drafter; the
+        others as Slots has them."""
         loaded = build.library()
         assert loaded is not None
         self._run = loaded.vpd_draft
         self.takes = head.takes  # whether so many rows are C's
-        self._held = (head, cache, table, first, features, vocab_map, tokens, lengths, drafts, draft_lens)
+        self._held = (
+            head, cache, table, first, features, vocab_map, sampling, tokens, lengths, drafts, draft_lens, draft_q, heat
+        )  # fmt: skip
+        self._draw = Draw.of(sampling, len(vocab_map), lengths, drafts, draft_q, heat, vocab_map)
         self._cache = PagedCache.of(cache, table, first)
         self._loop = _Loop(
             pointer(head.struct), pointer(self._cache), None, 0, tokens.data_ptr(), tokens.stride(0),
-            lengths.data_ptr(), drafts.data_ptr(), drafts.stride(0), draft_lens.data_ptr(), features.data_ptr(),
-            vocab_map.data_ptr(), len(vocab_map), 0,
+            lengths.data_ptr(), draft_lens.data_ptr(), features.data_ptr(), pointer(self._draw), 0,
         )  # fmt: skip
 
     def run(self, spans: Sequence[tuple[int, int, int, int]]) -> None:

@@ -15,6 +15,7 @@ from verifypd.models.base import Model
 from verifypd.models.head import DraftHead
 from verifypd.models.native_head import NativeLoop
 from verifypd.runtime.inputs import BlockTables, Slots
+from verifypd.sampling.state import SamplingState
 
 
 def cache_of(model: Model, blocks: int, block_size: int, fp8: bool = False) -> KVCache:
@@ -98,15 +99,16 @@ class HeadRunner:
         self.tables = tables
         self.features = features
 
-    def native_loop(self, slots: Slots) -> NativeLoop | None:
-        """The whole draft loop of greedy requests in one call; None: not with this head, or these kernels."""
+    def native_loop(self, slots: Slots, sampling: SamplingState) -> NativeLoop | None:
+        """The whole draft loop in one call; None: not with this head, or these kernels."""
         head, tables, vocab_map = self.model.native_head, self.tables, self.model.vocab_map
         capped = self.model.config.logit_softcap is not None
         if head is None or vocab_map is None or capped or not isinstance(self.attention, NativeAttention):
             return None
         return NativeLoop(
-            head, self.cache, tables.data, tables.first, self.features.data, vocab_map, tokens=slots.tokens,
-            lengths=slots.lengths, drafts=slots.drafts, draft_lens=slots.draft_lens,
+            head, self.cache, tables.data, tables.first, self.features.data, vocab_map, sampling, tokens=slots.tokens,
+            lengths=slots.lengths, drafts=slots.drafts, draft_lens=slots.draft_lens, draft_q=slots.draft_q,
+            heat=slots.draft_temperatures,
         )  # fmt: skip
 
     def catch_up(self, ids: Tensor, layout: PassLayout, prepared: Any = None) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,15 +11,19 @@ from verifypd.sampling.case import Case, Spans, Verdicts
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
 
-# verdicts from raw logits, spans, needs, state, tokens, lengths, drafts and their number; None: make a case of it
-Greedy = Callable[[Tensor, Spans, Needs, SamplingState, Tensor, Tensor, Tensor, Tensor], Verdicts | None]
+# `judge` without a case: from logits that no cut has seen, spans, needs, state, tokens, lengths, drafts, their number,
+# what they were drawn from, and of which spans they were; None: make a case of it
+Direct = Callable[
+    [Tensor, Spans, Needs, SamplingState, Tensor, Tensor, Tensor, Tensor, Tensor | None, Sequence[bool]],
+    Verdicts | None,
+]
 
 
 class SamplingKernels(Protocol):
     """One implementation; all of them agree with TorchSampling."""
 
     name: str
-    greedy: Greedy | None  # `judge` of rows that all take what is likeliest, without a case
+    direct: Direct | None  # in place of transform and `judge`, where it can
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """Temperature (times scale [N]), min_p, top_k and top_p of sampled rows of x [N, V], in place; others stay."""

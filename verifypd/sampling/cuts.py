@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,16 +11,10 @@ from verifypd.sampling.state import Needs, SamplingState
 MASS_ONE = 2.0**40  # fixed-point mass of the likeliest token; 2**18 of them still fit int64
 SORTED_VOCAB = 4096  # up to here a sort is the cheaper way to a top_p threshold
 LOW_BITS = 15  # of the 30 bits of a float in [0, 1] below the sign, the second look-up resolves these
-Threshold = Callable[[Tensor, Tensor], Tensor]  # see sorted_threshold
 
 
-def cut_(
-    x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None, find: Threshold | None = None
-) -> None:
-    """Temperature (times scale [N]), min_p, top_k and top_p of sampled rows of x [N, V], in place; others stay.
-
-    find: where a top_p cut lies, in place of what torch would take.
-    """
+def cut_(x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
+    """Temperature (times scale [N]), min_p, top_k and top_p of sampled rows of x [N, V], in place; others stay."""
     heated = needs.temperature if scale is None else needs.sampled
     if heated:
         temperature = state.temperature[heated.of(rows.slots)]
@@ -38,7 +30,7 @@ def cut_(
         needs.top_k.update(x, lambda part: keep_top_k_(part, keep, needs.widest_top_k, mass))
     if needs.top_p:
         share = state.top_p[needs.top_p.of(rows.slots)]
-        needs.top_p.update(x, lambda part: keep_top_p_(part, share, find))
+        needs.top_p.update(x, lambda part: keep_top_p_(part, share))
 
 
 def keep_min_p_(x: Tensor, floor: Tensor) -> None:
@@ -62,12 +54,12 @@ def keep_top_k_(x: Tensor, k: Tensor, widest: int, share: Tensor | None = None) 
     x.masked_fill_(x < last, -torch.inf)
 
 
-def keep_top_p_(x: Tensor, share: Tensor, find: Threshold | None = None) -> None:
+def keep_top_p_(x: Tensor, share: Tensor) -> None:
     """Keep the smallest set of likeliest tokens with mass >= share [N], and those level with the last of it.
 
     Probabilities are fixed-point, so that their sums do not depend on the order of adding.
     """
-    find = find or (sorted_threshold if x.shape[1] <= SORTED_VOCAB else histogram_threshold)
+    find = sorted_threshold if x.shape[1] <= SORTED_VOCAB else histogram_threshold
     rows = max(1, ELEMENTS_AT_ONCE.get(x.device.type, 2**25) // max(x.shape[1], 1 << LOW_BITS))
     rows = x.shape[0] if find is sorted_threshold else rows
     for part, part_share in zip(torch.split(x, rows), torch.split(share, rows), strict=True):

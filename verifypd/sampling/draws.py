@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifypd.sampling import native_draws
 from verifypd.sampling.philox import gumbel
 from verifypd.sampling.rows import ELEMENTS_AT_ONCE, Rows
 from verifypd.sampling.state import SamplingState
@@ -45,9 +44,8 @@ def best_with_noise(x: Tensor, rows: Rows, state: SamplingState) -> tuple[Tensor
     """Coupled draw: `best` of x [N, V] + Gumbel noise keyed by seed, choice, output index and token."""
     at_once = max(1, ELEMENTS_AT_ONCE.get(x.device.type, 2**25) // x.shape[1])
     seeds, choices, indices = noise_keys(rows.slots, rows.positions, state)
-    noise = native_draws.gumbel if state.kernels == "native" else gumbel
     parts = zip(*(torch.split(each, at_once) for each in (x, seeds, choices, indices)), strict=True)
-    found = [best(noise(seed, choice, index, x.shape[1]).add_(part)) for part, seed, choice, index in parts]
+    found = [best(gumbel(seed, choice, index, x.shape[1]).add_(part)) for part, seed, choice, index in parts]
     return torch.cat([value for value, _ in found]), torch.cat([index for _, index in found])
 
 

@@ -1,68 +1,102 @@
-"""Sampling in C, on a CPU: verdicts in one call where torch takes some thirty; where a top_p cut lies; noise.
+"""Sampling in C, on a CPU: all that becomes of logits, from the temperature to the verdict, in one call.
 
-All of it is what torch gives, to the bit.
+Coupled and greedy tokens are torch's, to the bit; what is drawn by weight has the same law, and but for the rounding of
+a float the same tokens. Where rounding decides a coupled draw, torch does.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64, c_ssize_t, c_void_p
+import functools
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int64, c_ssize_t, c_void_p
 
 import torch
 from torch import Tensor
 
-from verifypd.sampling.case import Case, Outcome, Spans, Verdicts
-from verifypd.sampling.cuts import cut_
-from verifypd.sampling.native_draws import functions, top_p_threshold
-from verifypd.sampling.rows import Rows
+from verifypd.errors import ConfigError
+from verifypd.kernels import build
+from verifypd.sampling.case import Spans, Verdicts
 from verifypd.sampling.state import Needs, SamplingState
-from verifypd.sampling.torch import TorchSampling, outcome, own_choice
+from verifypd.sampling.torch import TorchSampling
+
+CLOSE = 2  # what vpd_judge returns where rounding decides
+
+
+@functools.cache
+def functions() -> ctypes.CDLL:
+    """Those of native.c."""
+    loaded = build.library()
+    if loaded is None:
+        raise ConfigError("--sampler native needs a C compiler: install gcc or clang, or use --sampler torch")
+    return loaded
 
 
 class NativeSampling(TorchSampling):
-    """torch draws; C says where a top_p cut lies, makes of draws what is emitted, and writes it."""
+    """C judges; torch where C does not."""
 
     name = "native"
 
     def __init__(self) -> None:
-        self.greedy = greedy
-
-    def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
-        """See SamplingKernels.cut_."""
-        cut_(x, rows, state, needs, scale, top_p_threshold)
-
-    def judge(self, case: Case, tokens: Tensor, lengths: Tensor, drafts: Tensor, draft_lens: Tensor) -> Verdicts:
-        """See SamplingKernels.judge."""
-        own, top = own_choice(case)
-        told = outcome(case, own, top) if case.needs.rejection or case.needs.synthetic else None
-        spans, stops = case.spans, case.needs.stop_width
-        return verdicts(spans, case.state, stops, own, top, told, tokens, lengths, drafts, draft_lens)
+        functions()
+        self.direct = judge
 
 
-def greedy(
-    logits: Tensor,
-    spans: Spans,
-    needs: Needs,
+class Draw(ctypes.Structure):
+    """draw_args in native_sampling.h."""
+
+    _fields_ = (
+        ("floats", c_void_p), ("integers", c_void_p), ("lengths", c_void_p), ("heat", c_void_p),
+        ("drafts", c_void_p), ("drafts_stride", c_ssize_t),
+        ("q", c_void_p), ("q_slot", c_ssize_t), ("q_depth", c_ssize_t),
+        ("ids", c_void_p), ("known", c_ssize_t), ("vocab", c_ssize_t),
+    )  # fmt: skip
+
+    @classmethod
+    def of(
+        cls,
+        state: SamplingState,
+        known: int,
+        lengths: Tensor,
+        drafts: Tensor,
+        draft_q: Tensor | None,
+        heat: Tensor | None,
+        vocab_map: Tensor | None,
+    ) -> Draw:
+        """Of `propose`'s arguments, whose memory must outlive it; known: columns of the logits that count."""
+        return cls(
+            *_settings(state), lengths.data_ptr(), _at(heat), drafts.data_ptr(), drafts.stride(0),
+            *_distributions(draft_q), _at(vocab_map), known, state.vocab,
+        )  # fmt: skip
+
+
+def propose_(
+    x: Tensor,
+    slots: Tensor,
+    depth: int,
     state: SamplingState,
-    tokens: Tensor,
     lengths: Tensor,
     drafts: Tensor,
-    draft_lens: Tensor,
-) -> Verdicts | None:
-    """See Greedy."""
-    if logits.dtype is not torch.float32 or logits.stride(1) != 1:
-        return None
-    own, top = likeliest(logits, state.vocab)
-    return verdicts(spans, state, needs.stop_width, own, top, None, tokens, lengths, drafts, draft_lens)
+    draft_q: Tensor | None,
+    heat: Tensor | None,
+    vocab_map: Tensor | None,
+) -> None:
+    """Cut, draw and write draft token `depth` of slots [R], and its distribution, from x [R, draft vocab] that no cut
+    has seen; the rest as in `propose`."""
+    x = _rows(x)
+    known = min(x.shape[1], state.vocab if vocab_map is None else len(vocab_map))
+    draw = Draw.of(state, known, lengths, drafts, draft_q, heat, vocab_map)
+    if functions().vpd_propose(
+        byref(draw), slots.data_ptr(), len(slots), depth, x.data_ptr(), x.stride(0), torch.get_num_threads()
+    ):
+        raise MemoryError("no memory for the working space of a draft token")
 
 
-class _Arguments(ctypes.Structure):
-    """As in native_tokens.h."""
+class _Verdicts(ctypes.Structure):
+    """verdict_args in native_tokens.h."""
 
     _fields_ = (
         ("slots", c_void_p), ("depth", c_void_p), ("first_row", c_void_p), ("spans", c_ssize_t), ("widest", c_ssize_t),
-        ("accepted", c_void_p), ("following", c_void_p), ("hopeless", c_void_p),
-        ("own", c_void_p), ("top", c_void_p),
         ("tokens", c_void_p), ("tokens_stride", c_ssize_t), ("lengths", c_void_p),
         ("drafts", c_void_p), ("drafts_stride", c_ssize_t), ("draft_lens", c_void_p),
         ("stop_ids", c_void_p), ("stop_stride", c_ssize_t), ("stop_width", c_ssize_t),
@@ -71,51 +105,63 @@ class _Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def likeliest(logits: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """The lowest of the likeliest tokens [N] of each row, and its score [N]: `best` of what `clean` leaves of logits
-    [N, >= vocab] float32, rows dense."""
-    rows, width = logits.shape
-    own, top = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-    functions().vpd_best(
-        logits.data_ptr(), logits.stride(0), rows, min(width, vocab), top.data_ptr(), own.data_ptr(),
-        torch.get_num_threads(),
+class _Judge(ctypes.Structure):
+    """judge_args in native_sampling.h."""
+
+    _fields_ = (
+        ("x", c_void_p), ("stride", c_ssize_t), ("width", c_ssize_t), ("floats", c_void_p), ("integers", c_void_p),
+        ("q", c_void_p), ("q_slot", c_ssize_t), ("q_depth", c_ssize_t), ("by_weight", c_char_p),
+        ("emitted", _Verdicts), ("threads", c_int64),
     )  # fmt: skip
-    return own, top
 
 
-def verdicts(
+def judge(
+    x: Tensor,
     spans: Spans,
+    needs: Needs,
     state: SamplingState,
-    stop_width: int,
-    own: Tensor,
-    top: Tensor,
-    found: Outcome | None,
     tokens: Tensor,
     lengths: Tensor,
     drafts: Tensor,
     draft_lens: Tensor,
-) -> Verdicts:
-    """What the spans come to; tokens, lengths and state.alive are written. All tensors as the engine has them: int64
-    but for `top` and `alive`, the last dimension dense.
-
-    own, top: the verifier's token of each row [N] and its score; found: where those do not say it all.
-    """
+    draft_q: Tensor | None,
+    by_weight: Sequence[bool],
+) -> Verdicts | None:
+    """See Direct. Tensors as the engine has them: int64 but for `x`, `draft_q` and `state.alive`, the last dimension
+    dense."""
+    if draft_q is not None and draft_q.dtype is not torch.float32:
+        return None
     assert spans.widest <= drafts.shape[1]
+    x = _rows(x)
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
-    told = found or (None, None, None)
-    accepted, following, hopeless = (None if each is None else each.contiguous() for each in told)
-    functions().vpd_verdicts(
-        byref(
-            _Arguments(
-                spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
-                _at(accepted), _at(following), _at(hopeless), own.data_ptr(), top.data_ptr(),
-                tokens.data_ptr(), tokens.stride(0), lengths.data_ptr(), drafts.data_ptr(), drafts.stride(0),
-                draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), stop_width,
-                state.max_len.data_ptr(), state.max_len.stride(0), state.alive.data_ptr(), state.vocab, out.data_ptr(),
-            )
-        )
+    given = _Judge(
+        x.data_ptr(), x.stride(0), min(x.shape[1], state.vocab), *_settings(state), *_distributions(draft_q),
+        bytes(by_weight),
+        _Verdicts(
+            spans.slots.data_ptr(), spans.drafted.data_ptr(), spans.first_row.data_ptr(), len(out), spans.widest,
+            tokens.data_ptr(), tokens.stride(0), lengths.data_ptr(), drafts.data_ptr(), drafts.stride(0),
+            draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), needs.stop_width,
+            state.max_len.data_ptr(), state.max_len.stride(0), state.alive.data_ptr(), state.vocab, out.data_ptr(),
+        ),
+        torch.get_num_threads(),
     )  # fmt: skip
-    return Verdicts.unpacked(out, spans.widest + 1)
+    told = functions().vpd_judge(byref(given))
+    if told & ~CLOSE:
+        raise MemoryError("no memory for the working space of a verdict")
+    return None if told else Verdicts.unpacked(out, spans.widest + 1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """As C reads them: float32, each row dense."""
+    return x if x.dtype is torch.float32 and x.stride(1) == 1 else x.float().contiguous()
+
+
+def _settings(state: SamplingState) -> tuple[int, int]:
+    return state.floats.data_ptr(), state.integers.data_ptr()
+
+
+def _distributions(draft_q: Tensor | None) -> tuple[int | None, int, int]:
+    return (None, 0, 0) if draft_q is None else (draft_q.data_ptr(), draft_q.stride(0), draft_q.stride(1))
 
 
 def _at(tensor: Tensor | None) -> int | None:

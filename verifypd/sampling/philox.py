@@ -91,9 +91,4 @@ def gumbel(seeds: Tensor, choices: Tensor, indices: Tensor, vocab: int) -> Tenso
     for lane, word in enumerate(words):
         noise[..., lane] = word
     noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=-(1.0 - 2.0**-24))
-    return gumbel_of(noise.flatten(1))[:, :vocab]
-
-
-def gumbel_of(noise: Tensor) -> Tensor:
-    """-log(-log(1 + noise)), in place."""
-    return noise.log1p_().neg_().log_().neg_()
+    return noise.log1p_().neg_().log_().neg_().flatten(1)[:, :vocab]

@@ -7,7 +7,6 @@ Knows nothing of how the logits came about, and nothing of verification but the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +15,8 @@ from torch import Tensor
 from verifypd.sampling.draws import best, best_with_noise, draw, noise_keys
 from verifypd.sampling.philox import Role, uniforms
 from verifypd.sampling.rows import Rows, clean
-from verifypd.sampling.state import Needs, SamplingState, Subset
-from verifypd.sampling.transforms import transform
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """One draft token for each of R slots, and the distributions of those that were drawn."""
-
-    tokens: Tensor  # [R] int64, verifier ids
-    q: Tensor | None  # fp32 [M, vocab], exactly what the tokens of `drawn` were drawn from; None: M = 0
-    drawn: Subset  # the M of the R rows that were drawn (rejection); the others need no q
+from verifypd.sampling.state import Needs, SamplingState
+from verifypd.sampling.transforms import shaped, transform
 
 
 def draft_noise(slots: Tensor, lengths: Tensor, depth: int, state: SamplingState) -> Tensor:
@@ -51,8 +41,9 @@ def propose(
     noise: Tensor | None = None,
     mask: Tensor | None = None,
     context: int | None = None,
-) -> Proposal:
-    """Draw draft token `depth` of R slots, and write it to drafts[slots, depth] and its q to draft_q[slots, depth].
+) -> Tensor:
+    """Draw draft token `depth` of R slots, [R] int64. It is written to drafts[slots, depth], and what it was drawn from
+    to draft_q[slots, depth] of those under rejection; the others need no q.
 
     logits fp32 [R, draft vocab]; slots [R] int64 = slot_ids; tokens [S, T], lengths [S], drafts [S, Lmax] int64;
     draft_q fp32 [S, Lmax, vocab]; temperature_scale [S] acts on q only; vocab_map [draft vocab] int64 gives the
@@ -60,29 +51,34 @@ def propose(
     in `transform`.
     """
     needs = state.needs(slot_ids)
-    if state.kernels == "triton" and draft_q is not None:
-        from verifypd.sampling.triton import propose_
+    if state.kernels == "native" and (draft_q is not None or not needs.rejection):
+        from verifypd.sampling import native
 
-        rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
-        scale = None if temperature_scale is None else temperature_scale[slots]
-        x = widen(logits, vocab_map, state.vocab)
-        x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)
-        propose_(x, slots, depth, state, lengths, drafts, draft_q)
-        q = draft_q[needs.rejection.of(slots), depth, : state.vocab] if needs.rejection else None
-        return Proposal(drafts[slots, depth], q, needs.rejection)
-    if needs.plain and mask is None and not needs.sampled:
+        x = logits
+        if not needs.plain or mask is not None:
+            rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
+            x = shaped(widen(x, vocab_map, state.vocab), rows, state, tokens, drafts, needs, mask, context)
+            vocab_map = None
+        native.propose_(x, slots, depth, state, lengths, drafts, draft_q, temperature_scale, vocab_map)
+        return drafts[slots, depth]
+    if needs.plain and mask is None and not needs.sampled and (state.kernels != "triton" or draft_q is None):
         chosen = best(clean(logits, state.vocab if vocab_map is None else vocab_map.shape[0]))[1]
-        proposal = Proposal(chosen if vocab_map is None else vocab_map[chosen], None, needs.rejection)
-    else:
-        rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
-        x = widen(logits, vocab_map, state.vocab)
-        scale = None if temperature_scale is None else temperature_scale[slots]
-        x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)
-        proposal = _draw(x, rows, needs, state, noise)
-    drafts[slots, depth] = proposal.tokens
-    if draft_q is not None and proposal.q is not None:
-        draft_q[proposal.drawn.of(slots), depth, : state.vocab] = proposal.q
-    return proposal
+        drafts[slots, depth] = chosen = chosen if vocab_map is None else vocab_map[chosen]
+        return chosen
+    rows = Rows(slots, torch.full_like(slots, depth), lengths[slots])
+    x = widen(logits, vocab_map, state.vocab)
+    scale = None if temperature_scale is None else temperature_scale[slots]
+    x = transform(x, rows, state, tokens, drafts, needs, temperature_scale=scale, mask=mask, context=context)
+    if state.kernels == "triton" and draft_q is not None:
+        from verifypd.sampling import triton
+
+        triton.propose_(x, slots, depth, state, lengths, drafts, draft_q)
+        return drafts[slots, depth]
+    chosen, q = _draw(x, rows, needs, state, noise)
+    drafts[slots, depth] = chosen
+    if draft_q is not None and q is not None:
+        draft_q[needs.rejection.of(slots), depth, : state.vocab] = q
+    return chosen
 
 
 def widen(logits: Tensor, vocab_map: Tensor | None, vocab: int) -> Tensor:
@@ -94,7 +90,10 @@ def widen(logits: Tensor, vocab_map: Tensor | None, vocab: int) -> Tensor:
     return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
 
 
-def _draw(x: Tensor, rows: Rows, needs: Needs, state: SamplingState, noise: Tensor | None) -> Proposal:
+def _draw(
+    x: Tensor, rows: Rows, needs: Needs, state: SamplingState, noise: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """A token of each row, and q of the rows under rejection."""
     tokens, q = torch.zeros_like(rows.slots), None
     if needs.settled:
         needs.settled.put(tokens, best(needs.settled.of(x))[1])
@@ -111,4 +110,4 @@ def _draw(x: Tensor, rows: Rows, needs: Needs, state: SamplingState, noise: Tens
         else:
             u = needs.rejection.of(noise)
         needs.rejection.put(tokens, draw(q, u))
-    return Proposal(tokens, q, needs.rejection)
+    return tokens, q

@@ -143,11 +143,6 @@ class Needs:
         """Whether no row's likeliest token can change."""
         return not (self.bias or self.bad_words or self.min_tokens or self.penalties)
 
-    @property
-    def likeliest(self) -> bool:
-        """Whether every row takes the likeliest token of its raw logits, and nobody asks for logprobs."""
-        return self.greedy.count == self.rows and self.plain and not self.logprobs
-
 
 class SamplingState:
     """Sampling parameters of S slots.
@@ -159,7 +154,7 @@ class SamplingState:
     def __init__(
         self, slots: int, vocab: int, max_draft: int, device: torch.device | str = "cpu", kernels: str = "torch"
     ) -> None:
-        self.kernels = kernels  # what cuts and judges: "torch", "triton" on CUDA, or or "native", C and torch
+        self.kernels = kernels  # what cuts and judges: "torch", "triton" on CUDA or "native", in C
         self.slots, self.vocab, self.max_draft, self.device = slots, vocab, max_draft, torch.device(device)
         self.floats = torch.zeros(slots, 7, device=self.device)
         self.temperature, self.top_p, self.log_min_p, self.presence, self.frequency, self.repetition, self.alpha = (

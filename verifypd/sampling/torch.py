@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifypd.sampling.base import Greedy
+from verifypd.sampling.base import Direct
 from verifypd.sampling.case import Case, Finish, Outcome, Verdicts
 from verifypd.sampling.cuts import cut_
 from verifypd.sampling.draws import best, best_with_noise, draw, noise_keys
@@ -18,7 +18,7 @@ class TorchSampling:
     """See SamplingKernels."""
 
     name = "torch"
-    greedy: Greedy | None = None
+    direct: Direct | None = None
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """See SamplingKernels.cut_."""

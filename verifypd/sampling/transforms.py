@@ -28,11 +28,29 @@ def transform(
     mask: Tensor | None = None,
     context: int | None = None,
 ) -> Tensor:
-    """Transformed logits, fp32 [N, state.vocab]; a new tensor.
+    """Transformed logits, fp32 [N, state.vocab]; a new tensor. temperature_scale [N] multiplies the temperature of
+    sampled rows; the rest as in `shaped`.
+    """
+    x = shaped(logits, rows, state, tokens, drafts, needs, mask, context)
+    implementation(state.kernels).cut_(x, rows, state, needs, temperature_scale)
+    return x
 
-    logits [N, >= vocab] fp32; tokens [S, T] and drafts [S, Lmax] int64; temperature_scale [N] multiplies the
-    temperature of sampled rows; mask is bool [N, >= vocab] or int32 [N, words] with bit t % 32 of word t // 32 set when
-    token t is allowed; context is a host upper bound of the confirmed lengths (it bounds the work of penalties).
+
+def shaped(
+    logits: Tensor,
+    rows: Rows,
+    state: SamplingState,
+    tokens: Tensor,
+    drafts: Tensor,
+    needs: Needs,
+    mask: Tensor | None,
+    context: int | None,
+) -> Tensor:
+    """What comes before the temperature, fp32 [N, state.vocab]; a new tensor.
+
+    logits [N, >= vocab] fp32; tokens [S, T] and drafts [S, Lmax] int64; mask is bool [N, >= vocab] or int32 [N, words]
+    with bit t % 32 of word t // 32 set when token t is allowed; context is a host upper bound of the confirmed lengths
+    (it bounds the work of penalties).
     """
     x = clean(logits, state.vocab)
     if needs.bias:
@@ -51,7 +69,6 @@ def transform(
     if mask is not None:
         allowed = mask if mask.dtype == torch.bool else unpack_mask(mask)
         x.masked_fill_(allowed[:, : state.vocab].logical_not(), -torch.inf)
-    implementation(state.kernels).cut_(x, rows, state, needs, temperature_scale)
     return x
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifypd.kernels.launch import launch_early
 from verifypd.kernels.tiles import power_of_two
-from verifypd.sampling.base import Greedy
+from verifypd.sampling.base import Direct
 from verifypd.sampling.case import Case, Verdicts
 from verifypd.sampling.draws import block_of
 from verifypd.sampling.rows import DraftVocabulary, Rows
@@ -29,7 +29,7 @@ class TritonSampling:
     """See SamplingKernels."""
 
     name = "triton"
-    greedy: Greedy | None = None
+    direct: Direct | None = None
 
     def cut_(self, x: Tensor, rows: Rows, state: SamplingState, needs: Needs, scale: Tensor | None) -> None:
         """See SamplingKernels.cut_."""

@@ -21,8 +21,8 @@ from verifypd.sampling.case import Case, Spans, Verdicts
 from verifypd.sampling.choose import implementation
 from verifypd.sampling.logprobs import padded, token_logprobs
 from verifypd.sampling.rows import Rows, clean
-from verifypd.sampling.state import SamplingState, on_device
-from verifypd.sampling.transforms import transform
+from verifypd.sampling.state import Needs, SamplingState, on_device
+from verifypd.sampling.transforms import shaped, transform
 
 
 def judge(
@@ -47,13 +47,24 @@ def judge(
     tokens one for each that any request may have.
     """
     kernels, needs = implementation(state.kernels), state.needs(spans.slot_ids, spans.depth)
-    if needs.likeliest and mask is None and kernels.greedy is not None:
-        found = kernels.greedy(logits, spans, needs, state, tokens, lengths, drafts, draft_lens)
-        if found is not None:
-            return found
-    case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point_mass, mask, context)
-    verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
-    return _with_logprobs(case, verdicts) if case.needs.logprobs else verdicts
+    point = point_mass if point_mass is not None else (draft_q is None,) * len(spans.slot_ids)
+    by_weight = [drafted > 0 and not given for drafted, given in zip(spans.depth, point, strict=True)]
+    if draft_q is None and needs.tried and any(by_weight):
+        raise ValueError("draft_q is needed for drafts that were drawn from a distribution")
+    verdicts = None
+    if kernels.direct is not None and (mask is None or not needs.synthetic):  # those choose from raw logits
+        plain = needs.plain and mask is None
+        x = logits if plain else shaped(logits, _rows(spans, lengths), state, tokens, drafts, needs, mask, context)
+        verdicts = kernels.direct(x, spans, needs, state, tokens, lengths, drafts, draft_lens, draft_q, by_weight)
+    if verdicts is None:
+        case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point, mask, context)
+        verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
+    return _with_logprobs(logits, spans, needs, state.vocab, verdicts) if needs.logprobs else verdicts
+
+
+def _rows(spans: Spans, lengths: Tensor) -> Rows:
+    slots = spans.slots[spans.row_span]
+    return Rows(slots, spans.row_depth, lengths[slots])
 
 
 def open_case(
@@ -65,32 +76,26 @@ def open_case(
     drafts: Tensor,
     draft_lens: Tensor,
     draft_q: Tensor | None,
-    point_mass: Sequence[bool] | None,
+    point: Sequence[bool],
     mask: Tensor | None,
     context: int | None,
 ) -> Case:
     """Transform the logits and gather what every step needs."""
     needs, span_needs = state.needs(spans.slot_ids, spans.depth), state.needs(spans.slot_ids)
-    row_slots = spans.slots[spans.row_span]
-    rows = Rows(row_slots, spans.row_depth, lengths[row_slots])
-    x = logits
+    rows, x = _rows(spans, lengths), logits
     if needs.synthetic.count < needs.rows:
         x = transform(logits, rows, state, tokens, drafts, needs, mask=mask, context=context)
-    point = point_mass if point_mass is not None else (draft_q is None,) * len(spans.slot_ids)
     if all(drafted == 0 or given for drafted, given in zip(spans.depth, point, strict=True)):
         draft_q = None
-    elif draft_q is None and needs.tried:
-        raise ValueError("draft_q is needed for drafts that were drawn from a distribution")
     drawn = None
     if draft_q is not None and any(point):
         drawn = on_device([not given for given in point], logits.device).bool()
     return Case(logits, x, spans, rows, needs, span_needs, state, lengths, drafts, draft_lens, draft_q, drawn)
 
 
-def _with_logprobs(case: Case, verdicts: Verdicts) -> Verdicts:
-    some, width = case.needs.logprobs, verdicts.tokens.shape[1]
-    index = some.of(case.spans.row_span) * width + some.of(case.spans.row_depth)
-    chosen = verdicts.tokens.flatten()[index].clamp_(0, case.state.vocab - 1)
-    raw = clean(some.of(case.logits), case.state.vocab)
-    found = token_logprobs(raw, chosen, case.needs.top_logprobs)
-    return replace(verdicts, logprobs=padded(found, index, (len(case.spans.slot_ids), width)))
+def _with_logprobs(logits: Tensor, spans: Spans, needs: Needs, vocab: int, verdicts: Verdicts) -> Verdicts:
+    some, width = needs.logprobs, verdicts.tokens.shape[1]
+    index = some.of(spans.row_span) * width + some.of(spans.row_depth)
+    chosen = verdicts.tokens.flatten()[index].clamp_(0, vocab - 1)
+    found = token_logprobs(clean(some.of(logits), vocab), chosen, needs.top_logprobs)
+    return replace(verdicts, logprobs=padded(found, index, (len(spans.slot_ids), width)))
