@@ -39,7 +39,7 @@ from attention_cases import (
 )
 from script import command_line, keep
 
-from verifypd.attention import backend, tiling
+from verifypd.attention import backend, chunks, tiling
 from verifypd.attention import triton as triton_backend
 from verifypd.bench.device import SHAPES, copy_tb_s, median_ms
 from verifypd.bench.provenance import provenance
@@ -168,13 +168,14 @@ def layer_ms(name: str, case: Pass, layers: int, options: dict[str, Any], device
 
 @contextmanager
 def tilings_of(rule: Callable[..., tiling.Tiling]) -> Iterator[None]:
-    """Let another rule cut attention."""
-    original = triton_backend.tiling
+    """Let another rule cut attention, of Triton's own kernel."""
+    original, takes = triton_backend.tiling, chunks.suits
     triton_backend.tiling = rule
+    chunks.suits = lambda *args: False
     try:
         yield
     finally:
-        triton_backend.tiling = original
+        triton_backend.tiling, chunks.suits = original, takes
 
 
 def sweep(kind: str, case: Pass, layers: int, options: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:

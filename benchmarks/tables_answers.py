@@ -35,7 +35,11 @@ AUTO, STEPS, DRAFT, FP8 = "h200-auto", "h200-head-steps", "h200-draft-steps", "f
 LONE = "h200-head-steps-e6dcef9"
 OTHERS = ("h200-34b-one", "h200-qwen2-closed", "h200-gemma")
 MODELS = ("bench-models-h200", "bench-models-qwen2-gemma-h200")
-CROWDS = {"draft_pair_bf16": "auto", "draft_pair-xeon-crowd": "bfloat16"}  # 16 requests at once, and their numbers
+CROWDS = {  # 16 requests at once, and their numbers
+    "draft_pair_bf16": "auto",
+    "draft_pair-xeon-crowd": "bfloat16",
+    "draft_pair-cascade-lake": "auto",
+}
 CPU = ("bench-three-way-cpu", "bench-comprehensive-cpu")
 LOADED = (THREE_H200, EVERY_H200, MIXED_H200)
 

@@ -75,7 +75,7 @@ class Arguments(ctypes.Structure):
         return cls(
             q=q.data_ptr(), cache_k=cache.k.data_ptr(), cache_v=cache.v.data_ptr(), out=out.data_ptr(),
             partial=partial.data_ptr(), summary=summary.data_ptr(), pairs=_address(pairs), counters=_address(counters),
-            tickets=None if counters is None else counters[cut.shared_tiles * kv_heads :].data_ptr(),
+            tickets=None if counters is None else counters.data_ptr() + counters.itemsize * cut.shared_tiles * kv_heads,
             members=_address(members), row_offsets=layout.row_offsets.data_ptr(), slots=layout.slots.data_ptr(),
             starts=layout.starts.data_ptr(), block_table=layout.block_table.data_ptr(), q_row=q.stride(0),
             table_row=layout.block_table.stride(0), kv_heads=kv_heads, first_head=first_head, held=head_count,

@@ -14,7 +14,6 @@ from verifypd.attention.base import PassLayout
 from verifypd.attention.tiling import CHUNK_TILE, Tiling
 from verifypd.kernels import nvrtc, wgmma
 from verifypd.kernels.launch import processors, shared_memory
-from verifypd.kernels.wide import HOPPER, HOPPER_SOURCE
 from verifypd.kv.pool import LayerCache
 
 SOURCE = Path(__file__).with_name("chunks.cu")
@@ -46,7 +45,7 @@ def _available(device: torch.device) -> bool:
     """Whether they run on a device. Without NVRTC attention is Triton's."""
     return (
         device.type == "cuda"
-        and torch.cuda.get_device_capability(device) == HOPPER
+        and torch.cuda.get_device_capability(device) == wgmma.CAPABILITY
         and shared_memory(device) >= memory()
         and nvrtc.works(lambda: _function(device, 1, 16, False), "attention kernels of prompt chunks")
     )
@@ -85,4 +84,4 @@ def source(float16: bool) -> bytes:
     """What is compiled."""
     score = wgmma.product("score", KEYS, float16)
     mix = wgmma.product("mix", WIDTH, float16, left_in_registers=True, across=True)
-    return HOPPER_SOURCE.read_bytes() + SHARED_SOURCE.read_bytes() + score + mix + SOURCE.read_bytes()
+    return wgmma.SOURCE.read_bytes() + SHARED_SOURCE.read_bytes() + score + mix + SOURCE.read_bytes()

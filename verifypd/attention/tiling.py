@@ -115,7 +115,9 @@ def tiling(
         room = WORKSPACE_ELEMENTS // max(shared_tiles * tile_rows * heads * width, 1)
         splits = max(1, min(workers, MOST_SPLITS, room, -(-reach // least)))
         pairs = min(real_tiles * splits, real_tiles + workers)
-    by_list = block_m == CHUNK_TILE and sorts and window is None  # chunks.py's, where that runs
+    by_list = (
+        block_m == CHUNK_TILE and sorts and window is None
+    )  # chunks.py's, where that runs; elsewhere one launch more
     listed = splits > 1 or spans * tiles > real_tiles or by_list
     return Tiling(
         block_m=block_m,

@@ -239,7 +239,7 @@ def _idle_device(found: dict[str, Any]) -> Mode:
 
 def _poor_drafts(found: dict[str, Any]) -> Mode:
     rows = _where_pd(found, lambda own: own["drafts"] is not None and own["drafts"]["acceptance_rate"] < 0.3)
-    return _judged("poor speculation", "where few drafts stand, plain is faster than PD", rows, FASTER)
+    return _judged("poor speculation", "where few drafts are accepted, plain is faster than PD", rows, FASTER)
 
 
 # -- as text -------------------------------------------------------------------------------------------------------

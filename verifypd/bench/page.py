@@ -96,7 +96,7 @@ MEANING = (
         "pass, draft loop",
         "one reading of the verifier's weights, for all its requests; the writing of drafts before it",
     ),
-    ("verdict", "how many tokens of one draft stand, and the token that follows them"),
+    ("verdict", "how many tokens of one draft are accepted, and the token that follows them"),
     (
         "plans that left a draft",
         f"steps after which a draft waited for a later verify; with under {LEAST_LEFT:.0%} PDV plans as PD does",

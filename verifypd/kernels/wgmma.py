@@ -1,6 +1,14 @@
-"""The text of Hopper's matrix instructions, which have an operand for each sum. Knows no kernel."""
+"""What kernels for Hopper share: the text of its matrix instructions, which have an operand for each sum, and a source.
+
+Knows no kernel.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("hopper.cu")  # before the source of each
+CAPABILITY = (9, 0)  # the one that has these instructions
 
 
 def product(name: str, columns: int, float16: bool, *, left_in_registers: bool = False, across: bool = False) -> bytes:

@@ -16,7 +16,6 @@ from verifypd.kernels.streamed import NAMES, NUMBERS, PLAIN, Streamed, addresses
 from verifypd.kernels.weights import Weight
 
 SOURCE = Path(__file__).with_name("wide.cu")
-HOPPER_SOURCE = Path(__file__).with_name("hopper.cu")
 LEAST_ROWS, MOST_ROWS = 33, 64  # of fewer Triton's are as fast, of more cuBLAS's are faster (H200)
 LEAST_BYTES = 2**25  # of a weight: of smaller ones cuBLAS's are faster (H200)
 PIECE = 64  # of the depth, at a time
@@ -24,7 +23,6 @@ TILE = 128  # outputs
 THREADS = 384  # of a block
 STAGES = 6  # pieces fetched ahead, the fastest of six numbers: with more, what ends a block waits behind them (H200)
 LATER = 4  # pieces that the block which adds up a split tile has more than the others, which are read meanwhile (H200)
-HOPPER = (9, 0)  # the one capability that has these instructions
 
 
 class _Arguments(ctypes.Structure):
@@ -63,7 +61,7 @@ def _available(device: torch.device) -> bool:
     """Whether they run on a device. Without NVRTC the products are torch's."""
     return (
         device.type == "cuda"
-        and torch.cuda.get_device_capability(device) == HOPPER
+        and torch.cuda.get_device_capability(device) == wgmma.CAPABILITY
         and shared_memory(device) >= memory(MOST_ROWS)
         and nvrtc.works(
             lambda: _function(device, PLAIN, MOST_ROWS, False, False, False), "products of 33 to 64 rows are"
@@ -148,7 +146,7 @@ def _function(device: torch.device, mode: int, rows: int, float16: bool, silu: b
 def source(rows: int, float16: bool) -> bytes:
     """What is compiled."""
     multiply = wgmma.product("multiply", rows, float16)
-    return NUMBERS.read_bytes() + HOPPER_SOURCE.read_bytes() + multiply + SOURCE.read_bytes()
+    return NUMBERS.read_bytes() + wgmma.SOURCE.read_bytes() + multiply + SOURCE.read_bytes()
 
 
 _WORKSPACES: dict[tuple[torch.device, int | None], tuple[Tensor, Tensor]] = {}
