@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from tests.sampling.toy import Toy
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
 from verifypd.request import SamplingParams
-from verifypd.sampling import native
+from verifypd.sampling import native, verify
 from verifypd.sampling.case import Spans
 from verifypd.sampling.choose import implementation, pick_sampler
-from verifypd.sampling.draws import best
+from verifypd.sampling.draws import best, noise_keys
+from verifypd.sampling.philox import gumbel
 from verifypd.sampling.rows import LARGEST, DraftVocabulary, clean
 from verifypd.sampling.sampler import propose
 from verifypd.sampling.state import SamplingState
@@ -31,12 +33,13 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What of C was called, and each verdict of torch."""
+    """What of C was called, each verdict of torch, and each time that it judged some spans for C."""
     made: list[str] = []
     for owner, name in (
         (implementation("native"), "direct"),
         (native, "propose_"),
         (TorchSampling, "judge"),
+        (verify, "outcome"),
     ):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given, name=name, real=real: (made.append(name), real(*given))[1])
@@ -122,12 +125,12 @@ def test_drafts_and_what_they_were_drawn_from(vocab: int, mapped: bool) -> None:
         assert torch.equal(found, expected)
 
 
-def chosen(kernels: str, logits: Tensor, vocab: int, **params: Any) -> list[int]:
-    """The token of each row, without drafts."""
+def chosen(kernels: str, logits: Tensor, vocab: int, seeds: Sequence[int] | None = None, **params: Any) -> list[int]:
+    """The token of each row, without drafts; seeds: the rows' numbers."""
     count = len(logits)
     state = SamplingState(count, vocab, 1, "cpu", kernels)
     for slot in range(count):
-        state.assign(slot, SamplingParams(**params), seed=slot, prompt_len=1, max_len=9)
+        state.assign(slot, SamplingParams(**params), seed=seeds[slot] if seeds else slot, prompt_len=1, max_len=9)
     tokens, none = torch.zeros(count, 9, dtype=torch.int64), torch.zeros(count, 1, dtype=torch.int64)
     spans = Spans.of(range(count), [0] * count, "cpu")
     return judge(logits, spans, state, tokens, torch.full((count,), 2), none, none[:, 0]).tokens[:, 0].tolist()
@@ -151,11 +154,39 @@ def test_where_rounding_decides_torch_does(calls: list[str]) -> None:
     logits = torch.tensor([[0.0, -0.6931472, -0.6931472]]).repeat(50, 1)
     cuts = {"acceptance": "coupled", "top_p": 0.5}
     assert chosen("native", logits, 3, **cuts) == chosen("torch", logits, 3, **cuts)
-    assert calls == ["direct", "judge", "judge"]
+    assert calls == ["direct", "outcome", "judge"]
     calls.clear()
     chosen("native", logits, 3, **{**cuts, "top_p": 0.6})
     chosen("native", logits, 3, **{**cuts, "acceptance": "rejection"})  # the law does not see it
     assert calls == ["direct", "direct"]
+
+
+def test_noise_that_is_as_good_is_torchs(calls: list[str]) -> None:
+    """Two tokens with the same score after noise: rounding decides."""
+    state = SamplingState(1, 2, 1, "cpu", "torch")
+    state.assign(0, SamplingParams(acceptance="coupled"), seed=0, prompt_len=1, max_len=9)
+    noise = gumbel(*noise_keys(torch.tensor([0]), torch.tensor([2]), state), 2)[0]
+    logits = torch.stack([torch.zeros(()), noise[0] - noise[1]])[None]
+    assert chosen("native", logits, 2, acceptance="coupled") == chosen("torch", logits, 2, acceptance="coupled")
+    assert calls == ["direct", "outcome", "judge"]
+    calls.clear()
+    chosen("native", logits + torch.tensor([0.0, 1e-3]), 2, acceptance="coupled")
+    assert calls == ["direct"]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.9999])
+def test_a_seeded_text_does_not_depend_on_who_else_is_there(share: float, calls: list[str]) -> None:
+    """Cuts among hundreds of nearly equal tokens, beside requests that torch judges; few of the former are."""
+    vocab, cuts = 2000, {"acceptance": "coupled", "top_p": share}
+    rows = torch.randn(300, vocab, generator=torch.Generator().manual_seed(5)) * 0.01
+    expected = chosen("torch", rows, vocab, **cuts)
+    calls.clear()
+    for r in range(0, len(rows), 5):
+        assert chosen("native", rows[r : r + 1], vocab, seeds=[r], **cuts) == expected[r : r + 1]
+    assert calls.count("outcome") <= 1
+    close = torch.full((1, vocab), -50.0)
+    close[0, :3] = torch.tensor([0.0, -0.6931472, -0.6931472])
+    assert chosen("native", torch.cat([rows, close]), vocab, **cuts)[:-1] == expected
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])

@@ -191,6 +191,7 @@ def declare(loaded: ctypes.CDLL) -> None:
         "vpd_scratch": "p",
         "vpd_propose": "ppnnpni",
         "vpd_judge": "p",
+        "vpd_emit": "p",
         "vpd_embed": "pnpipnnp",
         "vpd_project": "ppnnfppni",
         "vpd_read": "pppppppppppnni",

@@ -75,13 +75,13 @@ static double sum_from(const float *w, ptrdiff_t n, float threshold) {
     return total;
 }
 
-/* Largest threshold such that the weights w [n] in [0, 1] from there on sum to a share of their total at least:
+/* Largest threshold such that the weights w [n] in [0, 1] from there on sum to `wanted` at least; 0 where there is none:
  * `histogram_threshold` of sampling/cuts.py. n: a multiple of VL; kept: room for n. */
-static float top_p_threshold(const float *w, ptrdiff_t n, float share, double total, float *kept, int *close) {
+static float top_p_threshold(const float *w, ptrdiff_t n, double wanted, float *kept) {
     float least = 0x1p-4f; /* few tokens have nearly all of the mass: only they are sorted */
     double found = sum_from(w, n, least);
-    for (; found < share * total && least > 0.0f; found = sum_from(w, n, least)) least *= 0x1p-4f;
-    double spare = found - share * total; /* what of those may be dropped */
+    for (; found < wanted && least > 0.0f; found = sum_from(w, n, least)) least *= 0x1p-4f;
+    double spare = found - wanted; /* what of those may be dropped */
     ptrdiff_t count = 0;
     for (ptrdiff_t i = 0; i < n; i++)
         if (w[i] >= least) kept[count++] = w[i];
@@ -99,7 +99,6 @@ static float top_p_threshold(const float *w, ptrdiff_t n, float share, double to
         }
         for (; digit < last && held[digit] <= spare; digit++) spare -= held[digit];
         bits = bits << DIGIT | digit;
-        if (shift == 0) *close |= spare < total * 0x1p-24 || held[digit] - spare < total * 0x1p-24;
     }
     memcpy(&least, &bits, sizeof bits);
     return least;
@@ -108,9 +107,11 @@ static float top_p_threshold(const float *w, ptrdiff_t n, float share, double to
 #define WHOLE(n) (((n) + EXPS * VL - 1) / (EXPS * VL) * (EXPS * VL))
 
 /* Weights [WHOLE(n)] of a row of scores under a slot's temperature, min_p, top_k and top_p, and their sum. Returns the
- * largest score over the temperature; -inf: there is nothing to take, and no weight. heap: room for WHOLE(n). */
+ * largest score over the temperature; -inf: there is nothing to take, and no weight. heap: room for WHOLE(n).
+ * sure: NULL, or all tokens that top_p may keep are kept, however sums and exponentials are rounded; those that it keeps
+ * in any case are those whose heavier ones sum to less than `sure`. */
 static float weigh(const float *x, ptrdiff_t n, const slot_floats *f, const slot_integers *s, float temperature,
-                   float *w, float *heap, double *total, int *close) {
+                   float *w, float *heap, double *total, double *sure) {
     const ptrdiff_t whole = WHOLE(n);
     vf most = splat(-INFINITY);
     ptrdiff_t i = 0;
@@ -136,7 +137,9 @@ static float weigh(const float *x, ptrdiff_t n, const slot_floats *f, const slot
     }
     *total = sum_from(w, whole, 0.0f);
     if (f->top_p < 1.0f) {
-        const float least = top_p_threshold(w, whole, f->top_p, *total, heap, close);
+        const double wanted = f->top_p * *total, margin = sure ? *total * 0x1p-16 : 0.0;
+        const float least = top_p_threshold(w, whole, wanted + margin, heap);
+        if (sure) *sure = wanted - margin;
         *total = sum_from(w, whole, least);
         for (i = 0; i < whole; i += VL) {
             const vf v = load_f32(w + i);
@@ -295,8 +298,8 @@ static int propose(const draw_args *a, int64_t slot, int64_t depth, const float 
     if (!w) return 1;
     const float temperature = a->heat ? f->temperature * a->heat[slot] : f->temperature;
     double total;
-    int close = 0;
-    top = weigh(x, n, f, s, temperature, w, w + WHOLE(n), &total, &close);
+    int close = 0; /* torch need not draft the same */
+    top = weigh(x, n, f, s, temperature, w, w + WHOLE(n), &total, NULL);
     if (mode == COUPLED) {
         *draft = top == -INFINITY ? 0 : best_with_noise(x, w, a->ids, n, s, place, temperature, top, &top, &close);
     } else {
@@ -329,7 +332,7 @@ typedef struct {
     const slot_floats *floats; const slot_integers *integers;
     const float *q; ptrdiff_t q_slot, q_depth;               /* as in draw_args */
     const uint8_t *by_weight;                                /* of each span, whether its drafts were drawn from q */
-    verdict_args emitted; int64_t threads;
+    verdict_args emitted; uint8_t *close; int64_t threads;   /* close: of each span, whether rounding decides */
 } judge_args;
 
 /* Which drafts of a span stand, and the token behind them, to its row of `out`: a row that nobody comes to is not
@@ -359,11 +362,16 @@ static void judge_span(const judge_args *a, ptrdiff_t r, float *w, int *close) {
             own = best_of(x, n, &top);
             stands = own == draft;
         } else {
-            top = weigh(x, n, f, s, f->temperature, w, w + WHOLE(n), &total, close);
+            double sure = INFINITY;
+            top = weigh(x, n, f, s, f->temperature, w, w + WHOLE(n), &total, mode == COUPLED ? &sure : NULL);
             own = 0;
             if (top == -INFINITY) stands = 0;
             else if (mode == COUPLED) {
                 own = best_with_noise(x, w, NULL, n, s, place, f->temperature, top, &top, close);
+                if (sure < INFINITY) {
+                    const double heavier = sum_from(w, WHOLE(n), nextafterf(w[own], INFINITY));
+                    *close |= heavier > 0.0 && heavier >= sure;
+                }
                 stands = own == draft;
             } else {
                 const float share = (float)(1.0 / total);
@@ -385,8 +393,8 @@ static void judge_span(const judge_args *a, ptrdiff_t r, float *w, int *close) {
     }
 }
 
-/* The verdicts of all spans; `emit` says what is written. Returns 1 where memory is short, 2 where a coupled draw was
- * so close that rounding decides: then nothing is written. */
+/* The verdicts of all spans; `emit` says what is written. Returns 1 where memory is short, 2 where coupled draws were so
+ * close that rounding decides: then `close` says of which spans, and nothing is written before `vpd_emit`. */
 EXPORT int vpd_judge(const judge_args *a) {
     const ptrdiff_t spans = a->emitted.spans, room = 2 * WHOLE(a->width);
     int failed = 0;
@@ -396,9 +404,14 @@ EXPORT int vpd_judge(const judge_args *a) {
         float *w = malloc(sizeof(float) * (size_t)room);
         int close = 0;
         if (w) judge_span(a, r, w, &close);
-        failed |= !w ? 1 : close && a->integers[a->emitted.slots[r]].mode == COUPLED ? 2 : 0;
+        a->close[r] = (uint8_t)close;
+        failed |= !w ? 1 : close ? 2 : 0;
         free(w);
     }
     for (ptrdiff_t r = 0; r < spans && !failed; r++) emit(&a->emitted, r);
     return failed;
+}
+
+EXPORT void vpd_emit(const verdict_args *a) {
+    for (ptrdiff_t r = 0; r < a->spans; r++) emit(a, r);
 }

@@ -7,14 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from verifypd.sampling.case import Case, Spans, Verdicts
+from verifypd.sampling.case import Case, Outcome, Spans, Verdicts
 from verifypd.sampling.rows import Rows
 from verifypd.sampling.state import Needs, SamplingState
 
 # `judge` without a case: from logits that no cut has seen, spans, needs, state, tokens, lengths, drafts, their number,
-# what they were drawn from, and of which spans they were; None: make a case of it
+# what they were drawn from, of which spans they were, and what torch makes of some spans; None: make a case of it
+Again = Callable[[Sequence[int]], Outcome]
 Direct = Callable[
-    [Tensor, Spans, Needs, SamplingState, Tensor, Tensor, Tensor, Tensor, Tensor | None, Sequence[bool]],
+    [Tensor, Spans, Needs, SamplingState, Tensor, Tensor, Tensor, Tensor, Tensor | None, Sequence[bool], Again],
     Verdicts | None,
 ]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,14 @@ class Spans:
     def widest(self) -> int:
         """Most drafts of any span."""
         return max(self.depth, default=0)
+
+    def part(self, some: Sequence[int]) -> tuple[Spans, Tensor]:
+        """Some of the spans, and the rows that are theirs."""
+        first = [0, *accumulate(drafts + 1 for drafts in self.depth)]
+        rows = [row for r in some for row in range(first[r], first[r + 1])]
+        device = self.slots.device
+        part = Spans.of([self.slot_ids[r] for r in some], [self.depth[r] for r in some], device)
+        return part, on_device(rows, device)
 
 
 @lru_cache(SPANS_KEPT)

@@ -1,7 +1,8 @@
 """Sampling in C, on a CPU: all that becomes of logits, from the temperature to the verdict, in one call.
 
 Coupled and greedy tokens are torch's, to the bit; what is drawn by weight has the same law, and but for the rounding of
-a float the same tokens. Where rounding decides a coupled draw, torch does.
+a float the same tokens. Where rounding decides a coupled draw, torch judges that span, and no other: what becomes of a
+request does not depend on who else is in the pass.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from verifypd.errors import ConfigError
 from verifypd.kernels import build
+from verifypd.sampling.base import Again
 from verifypd.sampling.case import Spans, Verdicts
 from verifypd.sampling.state import Needs, SamplingState
 from verifypd.sampling.torch import TorchSampling
@@ -111,7 +113,7 @@ class _Judge(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p), ("stride", c_ssize_t), ("width", c_ssize_t), ("floats", c_void_p), ("integers", c_void_p),
         ("q", c_void_p), ("q_slot", c_ssize_t), ("q_depth", c_ssize_t), ("by_weight", c_char_p),
-        ("emitted", _Verdicts), ("threads", c_int64),
+        ("emitted", _Verdicts), ("close", c_char_p), ("threads", c_int64),
     )  # fmt: skip
 
 
@@ -126,6 +128,7 @@ def judge(
     draft_lens: Tensor,
     draft_q: Tensor | None,
     by_weight: Sequence[bool],
+    again: Again,
 ) -> Verdicts | None:
     """See Direct. Tensors as the engine has them: int64 but for `x`, `draft_q` and `state.alive`, the last dimension
     dense."""
@@ -134,6 +137,7 @@ def judge(
     assert spans.widest <= drafts.shape[1]
     x = _rows(x)
     out = torch.empty(len(spans.slot_ids), spans.widest + 6, dtype=torch.int64)
+    close = ctypes.create_string_buffer(len(out))
     given = _Judge(
         x.data_ptr(), x.stride(0), min(x.shape[1], state.vocab), *_settings(state), *_distributions(draft_q),
         bytes(by_weight),
@@ -143,12 +147,16 @@ def judge(
             draft_lens.data_ptr(), state.stop_ids.data_ptr(), state.stop_ids.stride(0), needs.stop_width,
             state.max_len.data_ptr(), state.max_len.stride(0), state.alive.data_ptr(), state.vocab, out.data_ptr(),
         ),
-        torch.get_num_threads(),
+        ctypes.cast(close, c_char_p), torch.get_num_threads(),
     )  # fmt: skip
     told = functions().vpd_judge(byref(given))
     if told & ~CLOSE:
         raise MemoryError("no memory for the working space of a verdict")
-    return None if told else Verdicts.unpacked(out, spans.widest + 1)
+    if told:
+        some = [r for r, each in enumerate(close.raw) if each]
+        out[some, :3] = torch.stack(tuple(each.long() for each in again(some)), 1)
+        functions().vpd_emit(byref(given.emitted))
+    return Verdicts.unpacked(out, spans.widest + 1)
 
 
 def _rows(x: Tensor) -> Tensor:

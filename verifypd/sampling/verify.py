@@ -17,11 +17,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from verifypd.sampling.case import Case, Spans, Verdicts
+from verifypd.sampling.case import Case, Outcome, Spans, Verdicts
 from verifypd.sampling.choose import implementation
 from verifypd.sampling.logprobs import padded, token_logprobs
 from verifypd.sampling.rows import Rows, clean
 from verifypd.sampling.state import Needs, SamplingState, on_device
+from verifypd.sampling.torch import outcome, own_choice
 from verifypd.sampling.transforms import shaped, transform
 
 
@@ -55,7 +56,18 @@ def judge(
     if kernels.direct is not None and (mask is None or not needs.synthetic):  # those choose from raw logits
         plain = needs.plain and mask is None
         x = logits if plain else shaped(logits, _rows(spans, lengths), state, tokens, drafts, needs, mask, context)
-        verdicts = kernels.direct(x, spans, needs, state, tokens, lengths, drafts, draft_lens, draft_q, by_weight)
+
+        def again(some: Sequence[int]) -> Outcome:
+            part, rows = spans.part(some)
+            case = open_case(
+                logits[rows], part, state, tokens, lengths, drafts, draft_lens, draft_q, [point[r] for r in some],
+                mask if mask is None else mask[rows], context,
+            )  # fmt: skip
+            return outcome(case, *own_choice(case))
+
+        verdicts = kernels.direct(
+            x, spans, needs, state, tokens, lengths, drafts, draft_lens, draft_q, by_weight, again
+        )
     if verdicts is None:
         case = open_case(logits, spans, state, tokens, lengths, drafts, draft_lens, draft_q, point, mask, context)
         verdicts = kernels.judge(case, tokens, lengths, drafts, draft_lens)
