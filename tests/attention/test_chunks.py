@@ -10,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.attention.test_backends import Case, dense, make_case
+from tests.attention.on_gpu import CUDA, AgainstDense, replayed
+from tests.attention.test_backends import make_case
 from tests.attention.test_triton import on_device
 from verifypd.attention import chunks, tiling
-from verifypd.attention.triton import Prepared, TritonAttention
+from verifypd.attention.triton import TritonAttention
 
-CUDA = torch.device("cuda", 0)
 ERROR = {torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of a row's result, against its norm
 MULTI = {"heads": 3, "kv_heads": 3, "width": 128}
 GROUPED = {"heads": 8, "kv_heads": 2, "width": 128}
@@ -43,40 +43,11 @@ def test_large_tiles_are_listed(shared: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not chunks._available(CUDA), reason="needs a Hopper GPU and NVRTC")
-class TestOnAGpu:
+class TestOnAGpu(AgainstDense):
     """Against float64."""
 
-    @pytest.fixture(autouse=True)
-    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Most splits of each launch of this kernel."""
-        found, attend = [], chunks.attend
-
-        def remembered(*args) -> None:
-            found.append(args[3].splits)
-            attend(*args)
-
-        monkeypatch.setattr(chunks, "attend", remembered)
-        return found
-
-    def attend(self, case: Case, prepared: Prepared | None = None) -> Tensor:
-        chosen = TritonAttention()
-        prepared = prepared or chosen.prepare(case.layout)
-        fused = torch.cat((case.q, case.k, case.v), 1).to(
-            case.cache.k.dtype
-        )  # views of one tensor, as a model has them
-        q, k, v = fused.split([case.q.shape[1], case.k.shape[1], case.v.shape[1]], 1)
-        scale = q.shape[-1] ** -0.5
-        for _ in range(2):  # the first makes the plan, the second finds its counters as they were
-            out = chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=None, softcap=None)
-        return out
-
-    def check(self, case: Case) -> Tensor:
-        out = self.attend(on_device(case)).cpu()
-        assert out.isfinite().all()
-        for row, expected in dense(case, case.q.shape[-1] ** -0.5, None, None).items():
-            error = (out[row].double() - expected.double()).norm() / expected.double().norm()
-            assert error < ERROR[out.dtype], (row, float(error))
-        return out
+    kernel = chunks
+    error = ERROR
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("shape", [MULTI, GROUPED, SEVEN])
@@ -90,13 +61,9 @@ class TestOnAGpu:
 
     def test_many_splits(self, calls: list[int]) -> None:
         """Contexts whose steps of keys are no multiple of their splits, in as many as key heads leave room for."""
-        for start, rows, heads, kv_heads in (
-            (3000, 100, 28, 4),
-            (4100, 140, 8, 8),
-            (4100, 64, 32, 8),
-            (6100, 100, 2, 1),
-        ):
-            self.check(make_case([(start, rows)], heads, kv_heads, width=128, dtype=torch.bfloat16))
+        spans, heads = [(3000, 100), (4100, 140), (4100, 64), (6100, 100)], [(28, 4), (8, 8), (32, 8), (2, 1)]
+        for span, numbers in zip(spans, heads, strict=True):
+            self.check(make_case([span], *numbers, width=128, dtype=torch.bfloat16))
         assert len(calls) == 8 and min(calls) >= 6
 
     def test_chunks_of_all_lengths(self, calls: list[int]) -> None:
@@ -159,15 +126,7 @@ class TestOnAGpu:
                 )  # fmt: skip
             return q
 
-        expected = layers().clone()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = layers()
-        for _ in range(20):
-            found.zero_()
-            graph.replay()
-            assert torch.equal(found, expected)
+        expected = replayed(layers)
         assert len(calls) == 16
         monkeypatch.setattr(chunks, "suits", lambda *args: False)
         prepared = chosen.prepare(case.layout)

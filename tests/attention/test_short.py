@@ -10,13 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.attention.test_backends import Case, dense, make_case
+from tests.attention.on_gpu import CUDA, AgainstDense, replayed
+from tests.attention.test_backends import make_case
 from tests.attention.test_triton import on_device
 from tests.kernels.structures import in_python, in_source
 from verifypd.attention import arguments, short, tiling
-from verifypd.attention.triton import Prepared, TritonAttention
+from verifypd.attention.triton import TritonAttention
 
-CUDA = torch.device("cuda", 0)
 ERROR = {torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of a row's result, against its norm
 MULTI = {"heads": 6, "kv_heads": 6, "width": 128}
 GROUPED = {"heads": 32, "kv_heads": 4, "width": 64}
@@ -49,37 +49,11 @@ def test_not_on_a_cpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not short._available(CUDA), reason="needs a Hopper GPU and NVRTC")
-class TestOnAGpu:
+class TestOnAGpu(AgainstDense):
     """Against float64."""
 
-    @pytest.fixture(autouse=True)
-    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Most splits of each launch of this kernel."""
-        found, attend = [], short.attend
-
-        def remembered(*args, **options) -> None:
-            found.append(args[3].splits)
-            attend(*args, **options)
-
-        monkeypatch.setattr(short, "attend", remembered)
-        return found
-
-    def attend(self, case: Case, prepared: Prepared | None = None) -> Tensor:
-        chosen = TritonAttention()
-        prepared = prepared or chosen.prepare(case.layout)
-        q, k, v = (x.to(case.cache.k.dtype) for x in (case.q, case.k, case.v))
-        scale = q.shape[-1] ** -0.5
-        for _ in range(2):  # the first makes the plan, the second may start early
-            out = chosen.attend(q, k, v, case.cache, case.layout, prepared, scale=scale, window=None, softcap=None)
-        return out
-
-    def check(self, case: Case) -> Tensor:
-        out = self.attend(on_device(case)).cpu()
-        assert out.isfinite().all()
-        for row, expected in dense(case, case.q.shape[-1] ** -0.5, None, None).items():
-            error = (out[row].double() - expected.double()).norm() / expected.double().norm()
-            assert error < ERROR[out.dtype], (row, float(error))
-        return out
+    kernel = short
+    error = ERROR
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize(("shape", "rows"), [(MULTI, 1), (MULTI, 5), (MULTI, 16), (GROUPED, 1), (GROUPED, 2)])
@@ -127,15 +101,7 @@ class TestOnAGpu:
                 )  # fmt: skip
             return q
 
-        expected = layers().clone()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = layers()
-        for _ in range(20):
-            found.zero_()
-            graph.replay()
-            assert torch.equal(found, expected)
+        expected = replayed(layers)
         assert len(calls) == 16
         monkeypatch.setattr(short, "suits", lambda *args: False)
         prepared = chosen.prepare(case.layout)
