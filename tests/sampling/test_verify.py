@@ -291,6 +291,19 @@ def test_draw_follows_the_weights(vocab):
     assert p_value > 1e-6
 
 
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
+def test_a_draft_as_likely_as_another_token_stands_half_the_time_at_the_lowest_temperature(kernels):
+    """Scores over it are 1e8, where neighbouring float32 numbers are 8 apart."""
+    slots = Slots(400, kernels=kernels)
+    for slot in range(400):
+        slots.assign(slot, temperature=1e-5)
+        slots.propose([1], slot)
+    logits = torch.zeros(800, 40)
+    logits[:, [1, 6]] = 1000.0
+    stood = slots.judge_logits(logits, [1] * 400).accepted.sum().item()
+    assert 150 < stood < 250
+
+
 def test_equal_distributions_that_differ_by_rounding_still_give_a_token():
     """The draft falls (u says so), but nothing is left of p: the likeliest token is taken."""
     slots = Slots()

@@ -226,7 +226,7 @@ INLINE void exps(const int N, vf *x) {
     vf n[EXPS], p[EXPS];
     EACH low[i] = x[i] < splat(-87.0f);
     EACH n[i] = fused(x[i], splat(0x1.715476p+0f), magic);
-    EACH { e[i] = (vi)n[i] << 23; n[i] -= magic; }
+    EACH { e[i] = (vi)((vu)n[i] << 23); n[i] -= magic; }
     EACH x[i] = fused(n[i], splat(-0x1.62e400p-1f), x[i]);
     EACH x[i] = fused(n[i], splat(-0x1.7f7d1cp-20f), x[i]);
     EACH p[i] = fused(splat(1.9875691500e-4f), x[i], splat(1.3981999507e-3f));
@@ -236,7 +236,7 @@ INLINE void exps(const int N, vf *x) {
     EACH p[i] = fused(p[i], x[i], splat(5.0000001201e-1f));
     EACH p[i] *= x[i];
     EACH p[i] = fused(p[i], x[i], x[i]);
-    EACH x[i] = (vf)(~low[i] & ((vi)(p[i] + splat(1.0f)) + e[i]));
+    EACH x[i] = (vf)(~low[i] & (vi)((vu)(p[i] + splat(1.0f)) + (vu)e[i]));
 }
 
 INLINE vf vexp(vf x) {

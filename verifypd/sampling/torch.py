@@ -87,7 +87,7 @@ def _accepted(case: Case, own: Tensor, top: Tensor, noise: Tensor) -> Tensor:
     stands = (own == case.row_draft) & (top > -torch.inf)  # [N]; right for greedy and coupled rows
     if needs.tried:
         x, draft = needs.tried.of(case.x), needs.tried.of(case.row_draft)
-        p = (x.gather(1, draft[:, None]).squeeze(1) - x.logsumexp(-1)).exp()  # NaN in a hopeless row: falls
+        p = x.softmax(-1).gather(1, draft[:, None]).squeeze(1)  # NaN in a hopeless row: falls
         needs.tried.put(stands, needs.tried.of(noise[0, :, 0]) * _draft_probability(case, draft) < p)
     if needs.synthetic:
         rows = case.rows.take(needs.synthetic)
