@@ -80,7 +80,7 @@ def gpu_expect() -> str:
     }
     for name in OTHERS:
         own = read(name)["figures"]
-        found[name.replace("-", "_")] = f"{own['tok_s_1']:.0f} for {own['plain_tok_s_1']:.0f}"
+        found[name.replace("-", "_")] = f"{own['tok_s_1']:.0f} ({own['plain_tok_s_1']:.0f})"
     return text("gpu-expect", **found) + source(CLOSED, MIXED, PLAIN, PLAIN_MIXED, AUTO, STEPS, LONE, *OTHERS, FP8)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
+
 from tests.cli.speller import run
-from verifypd import cli
+from verifypd import cli, config
 from verifypd.cli import flags
+from verifypd.cluster.config import NOT_HERE
 from verifypd.config import EngineConfig
 from verifypd.request import SamplingParams
 
@@ -56,3 +59,11 @@ def test_acceptance_asked_for_by_name_holds_for_a_seeded_request(llm):
     assert llm.params.acceptance == "rejection"
     run("generate", "x", "--seed", "7")
     assert llm.params.acceptance is None  # the library decides: coupled
+
+
+def test_the_help_of_deploy_leaves_out_what_it_refuses(capsys):
+    with pytest.raises(SystemExit):
+        run("deploy", "--help")
+    shown = capsys.readouterr().out
+    assert "--ingress-replicas" in shown
+    assert not [name for name in NOT_HERE if config.flag(name) in shown]

@@ -38,6 +38,8 @@ STORE = 128 << 20  # bytes of Ray's object store on one machine: calls and token
 
 def register(command: Command) -> None:
     """Add the command."""
+    from verifypd.cluster.config import NOT_HERE
+
     parser = command("deploy", "serve with several engines, as a Ray Serve application", run, "%(prog)s [OPTION …]")
     parser.add_argument("--local", action="store_true", help="start Ray on this machine, and end it with this command")
     parser.add_argument("--address", default="auto", help="of a running Ray cluster (default: this machine's)")
@@ -45,7 +47,7 @@ def register(command: Command) -> None:
         "--print-config", action="store_true", help="print a config file for `serve deploy` and KubeRay, and do nothing"
     )
     add_cluster_flags(parser)
-    add_server_flags(parser)
+    add_server_flags(parser, hidden=NOT_HERE)
     add_engine_flags(parser)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +28,15 @@ def register(command: Command) -> None:
     add_engine_flags(parser)
 
 
-def add_server_flags(parser: Parser) -> None:
-    """One flag for every field of ServerConfig."""
+def add_server_flags(parser: Parser, hidden: Container[str] = ()) -> None:
+    """One flag for every field of ServerConfig; of those that are hidden the help says nothing."""
     from verifypd.server.config import ServerConfig
 
     group = parser.add_argument_group("server")
     hints = typing.get_type_hints(ServerConfig)
     for f in fields(ServerConfig):
         meta = dict(f.metadata)
-        text = argparse.SUPPRESS if meta.get("hidden") else meta["help"]
+        text = argparse.SUPPRESS if meta.get("hidden") or f.name in hidden else meta["help"]
         extra: dict[str, Any] = {key: meta[key] for key in ("choices", "metavar") if meta.get(key)}
         if f.name in REPEATED:
             extra["action"] = "append"

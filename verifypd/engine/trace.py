@@ -240,7 +240,7 @@ def explain(record: Record) -> str:
     if record.beliefs:
         lines.append("policy at the end: " + ", ".join(f"{name} {_short(v)}" for name, v in record.beliefs.items()))
     if not record.decisions:
-        return "\n".join([*lines, "no change of architecture recorded; --step N explains the plan of a step"])
+        return "\n".join([*lines, "no decision of the policy recorded; --step N explains the plan of a step"])
     lines.append(f"{len(record.decisions)} decisions:")
     first = min((batch.start for batch in record.batches), default=0.0)
     return "\n".join(lines + [_decision_line(decision, first) for decision in record.decisions])
