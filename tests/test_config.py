@@ -13,6 +13,7 @@ from verifypd.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
+        ({"model": ""}, "--model is empty"),
         ({"arch": "magic"}, "plain, baseline, pd, pdv, unified"),
         ({"controller": "x"}, "fixed"),
         ({"max_draft": -1}, "--max-draft"),

@@ -170,6 +170,8 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if not self.model:  # which as a path would be this folder
+            raise ConfigError("--model is empty: give a folder, a GGUF file or a name")
         object.__setattr__(self, "draft", None if self.draft in ("none", "") else self.draft)
         models = [name for name in self.drafts if name != "ngram"]
         if len(models) > 1 or "" in models or len(self.drafts) != len(set(self.drafts)):

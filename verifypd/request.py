@@ -66,7 +66,7 @@ class SamplingParams:
         _integer(self, "seed", -(2**63), MAX_SEED, optional=True)
         _number(self, "presence_penalty", -2.0, 2.0)
         _number(self, "frequency_penalty", -2.0, 2.0)
-        _number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
+        _number(self, "repetition_penalty", 1e-3, 100.0)
         _integer(self, "min_tokens", 0, 2**31 - 1)
         _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
         _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)

@@ -109,6 +109,20 @@ def test_splits_are_merged(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert max(check("triton", make_case([(150, 3), (20, 2)], heads=4, kv_heads=4, width=64), fixed=fixed)) > 2
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "triton"])
+@pytest.mark.parametrize("held", ["k", "v"])
+def test_what_is_not_a_number_stays_so(name: str, held: str) -> None:
+    """A pass that overflowed ends in an error, not in plausible words."""
+    case, _ = in_e4m3(make_case([(70, 1), (5, 20)], heads=2, kv_heads=2, width=64))
+    getattr(case.cache, held).view(torch.uint8).fill_(0x7F)
+    chosen = backend(name)
+    prepared = chosen.prepare(case.layout)
+    out = chosen.attend(
+        case.q, case.k, case.v, case.cache, case.layout, prepared, scale=0.125, window=None, softcap=None
+    )
+    assert out.isnan().all()
+
+
 def test_a_padded_launch() -> None:
     """As a captured pass has it: room for more rows than there are, and a void span."""
     case, meant = in_e4m3(make_case([(30, 3), (2, 2), (90, 20)], heads=2, kv_heads=2, width=64))

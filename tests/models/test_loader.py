@@ -188,6 +188,9 @@ def test_missing_weights(folder: Path) -> None:
     refuses(folder, "holds no safetensors file")
     (folder / "pytorch_model.bin").touch()
     refuses(folder, "PyTorch pickles")
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "small.gguf").touch()
+    refuses(folder, "small.gguf itself")
 
 
 def test_missing_shard(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -172,6 +173,15 @@ def test_noise_that_is_as_good_is_torchs(calls: list[str]) -> None:
     calls.clear()
     chosen("native", logits + torch.tensor([0.0, 1e-3]), 2, acceptance="coupled")
     assert calls == ["direct"]
+
+
+def test_tokens_of_one_weight_are_told_apart_as_torch_does() -> None:
+    """Their scores differ by a bit, and exp makes them one; with top_k, too, torch keeps the first alone."""
+    score = np.float32(0.3)
+    logits = torch.tensor([[score, np.nextafter(score, np.float32(0)), -1.0]]).repeat(50, 1)
+    cuts = {"acceptance": "coupled", "top_p": 0.5}
+    for more in ({}, {"top_k": 2}):
+        assert chosen("native", logits, 3, **cuts, **more) == chosen("torch", logits, 3, **cuts, **more)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.9999])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -146,3 +149,24 @@ def test_ids_outside_the_vocabulary_are_refused(name, params, words):
     with pytest.raises(RequestError, match=r"is not in 0\.\.9") as refused:
         state.assign(0, SamplingParams(**params), seed=1, prompt_len=1, max_len=5, bad_words_ids=words)
     assert refused.value.param == name
+
+
+def test_what_was_replaced_stays_until_other_streams_have_passed():
+    """A pass on a stream of its own may still read it; memory of the engine's stream may be taken again at once."""
+    state = SamplingState(2, 10, 2)
+    assign(state, 0)
+    old, passed = weakref.ref(state.stop_ids), []
+    assign(state, 1, stop_token_ids=[2, 3, 4, 5])  # the table grows
+    assert old() is not None
+    mark = SimpleNamespace(query=lambda: bool(passed))
+    state.settle(lambda: [mark])
+    state.settle(lambda: [mark])
+    assert old() is not None, "the stream has not passed"
+    passed.append(True)
+    state.settle(lambda: [mark])
+    assert old() is None
+
+    old = weakref.ref(state.stop_ids)
+    assign(state, 0, stop_token_ids=list(range(20)))
+    state.settle()
+    assert old() is None, "without other streams there is nothing to wait for"

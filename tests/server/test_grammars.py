@@ -236,7 +236,7 @@ def test_many_heavy_formats_in_one_step_are_ended_together(compiler: GrammarComp
             grammar.close()
         return seconds
 
-    assert calmest(attempt, float, 5.0) < 5.0, "each takes longer alone"
+    assert calmest(attempt, float, 5.0) < 10.0, "without an end each takes longer alone"
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"compile_seconds": 0.02}, "0.02 s"), ({"memory": 8 << 20}, "8 MB")])

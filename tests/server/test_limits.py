@@ -139,7 +139,7 @@ def test_deadlines(small: Server) -> None:
 
 
 def test_sizes(small: Server) -> None:
-    for fields, param in (({"max_tokens": 381}, "max_tokens"), ({"n": 5}, "n"), ({"prompt": [IDS] * 5}, "n")):
+    for fields, param in (({"max_tokens": 381}, "max_tokens"), ({"n": 5}, "n"), ({"prompt": [IDS] * 5}, "prompt")):
         status, body, _ = small.post("/v1/completions", {**LONG, **fields}, **auth("first-key"))
         assert status == 400 and body["error"]["param"] == param
     chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "temperature": 0}

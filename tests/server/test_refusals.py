@@ -59,6 +59,11 @@ def test_hints_for_a_prompt_cache_pass(server, path, fields):
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"suffix": "end"}, "suffix"),
+    ({"prompt": [[5]] * 129}, "prompt"),
+    ({"guided_json": {"type": "nope"}}, "guided_json"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_choice": ["a" * 40_000]}, "guided_choice"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
     ({"best_of": 4}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"nonsense": 1}, "nonsense"),
@@ -112,6 +117,9 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "alien", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "txt": "hi"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "refusal", "text": "no"}]}]}, "messages"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"functions": [{"name": "f"}]}, "functions"),
@@ -140,6 +148,23 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_chat_names_what_it_refuses(server, fields, param):
     status, body, _ = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
     assert status == 400 and body["error"]["param"] == param, body
+
+
+def test_a_tool_that_cannot_be_followed_is_not_called_an_output_format(server):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}
+    asked = {"messages": HI, "tools": [tool], "tool_choice": "required"}
+    status, body, _ = server.post("/v1/chat/completions", asked)
+    error = body["error"]
+    assert (status, error["param"]) == (400, "tools"), error
+    assert error["message"].startswith("the parameters of a tool cannot be followed: ") and "nope" in error["message"]
+    assert "function.invalid" not in error["message"]
+
+
+def test_what_is_refused_is_counted(server):
+    name = 'verifypd:refused_total{code="context_length_exceeded"}'
+    before = server.metrics().get(name, 0)
+    assert server.post("/v1/completions", {"prompt": [5] * 400})[0] == 400
+    assert server.metrics()[name] == before + 1
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "special_in_content", "args", "values", "messages ", ""])

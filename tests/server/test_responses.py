@@ -305,6 +305,25 @@ def test_many_calls_after_one_another_are_read_at_once():
     assert made.tool_calls is not None and len(made.tool_calls) == 50_000
 
 
+@pytest.mark.parametrize("words", ["hi there", "hi there " * 3000])
+def test_tokens_are_counted_before_they_are_sent(client, server, words):
+    """Long ones are read by another process, and what is too long is refused as in the call itself."""
+    fields = {"instructions": "be brief", "input": words}
+    if len(words) > 100:
+        with pytest.raises(openai.BadRequestError, match="tokens"):
+            client.responses.input_tokens.count(model="tiny", **fields)
+        return
+    found = client.responses.input_tokens.count(model="tiny", **fields)
+    made = client.responses.create(model="tiny", max_output_tokens=1, **fields)
+    assert found.object == "response.input_tokens" and found.input_tokens == made.usage.input_tokens
+    assert server.metrics()['verifypd:http_requests_total{path="/v1/responses/input_tokens",status="200"}'] >= 1
+
+
+def test_an_endpoint_that_is_not_here_is_no_response_that_was_lost(server):
+    status, body, _ = server.post("/v1/responses/compact", {"model": "tiny"})
+    assert status in (404, 405) and "keeps no responses" not in body["error"]["message"]
+
+
 def test_there_is_nothing_to_get_back(client, server):
     for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="keeps no responses"):

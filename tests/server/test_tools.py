@@ -12,6 +12,7 @@ HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments")
 MISTRAL = ToolFormat("[TOOL_CALLS]", "", "arguments", many=True)
 BARE = ToolFormat("", "", "parameters")
 CALL = FoundCall("f", '{"a": 1}')
+HERMES_CALL = '<tool_call>{{"name": "f", "arguments": {}}}</tool_call>'
 
 
 def run(form: ToolFormat, pieces: Sequence[str], one: bool = False) -> tuple[str, list[FoundCall]]:
@@ -48,6 +49,11 @@ CASES = [
     (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', "", [CALL]),
     (BARE, '{"name": "f", "parameters": {"a": 1}}', "", [CALL]),
     (BARE, '{"name": 7}', '{"name": 7}', []),
+    (BARE, '{"name": "f"}', '{"name": "f"}', []),  # any JSON with a name
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [FoundCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [FoundCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [CALL]),
+    *((HERMES, text, text, []) for text in map(HERMES_CALL.format, ("[1]", "1", '"a"', '{"a": NaN}', '{"a": 1e999}'))),
     (BARE, "plain words", "plain words", []),
 ]
 

@@ -261,9 +261,9 @@ def plan_sorted(
         item, count, members, row_offsets, slots, starts, begins, BLOCK_Q, BEGINS, LISTED
     )  # fmt: skip
     reach = tl.where(held > 0, reach_of(start, held, lowest, BLOCK_Q, WINDOW), 0)
-    order = tl.sort(reach * TILES + (TILES - 1 - item), descending=True)
-    item = TILES - 1 - order % TILES
-    reach = order // TILES
+    order = tl.sort(reach.to(tl.int64) * TILES + (TILES - 1 - item), descending=True)
+    item = (TILES - 1 - order % TILES).to(tl.int32)
+    reach = (order // TILES).to(tl.int32)
     first_row, held, start, slot, lowest = _tiles(
         item, count, members, row_offsets, slots, starts, begins, BLOCK_Q, BEGINS, LISTED
     )  # fmt: skip

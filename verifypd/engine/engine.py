@@ -288,8 +288,7 @@ class Engine:
         made = self.verify.captured, WATCH.compiled
         self.memory.publish()
         timed.beside = bool(self.inflight.away)
-        if not timed.beside:
-            self.sampling.settle()
+        self.sampling.settle(self.placements.marks)
         try:
             if plan.draft:
                 slots = [span.slot for span in plan.draft.spans]

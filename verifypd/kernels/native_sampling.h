@@ -369,7 +369,10 @@ static void judge_span(const judge_args *a, ptrdiff_t r, float *w, int *close) {
             else if (mode == COUPLED) {
                 own = best_with_noise(x, w, NULL, n, s, place, f->temperature, top, &top, close);
                 if (sure < INFINITY) {
-                    const double heavier = sum_from(w, WHOLE(n), nextafterf(w[own], INFINITY));
+                    /* where top_k cuts too, torch tells tokens of one weight apart by their scores */
+                    const double heavier = s->top_k > 0 && s->top_k < n
+                                               ? sum_from(w, WHOLE(n), w[own]) - w[own]
+                                               : sum_from(w, WHOLE(n), nextafterf(w[own], INFINITY));
                     *close |= heavier > 0.0 && heavier >= sure;
                 }
                 stands = own == draft;

@@ -118,8 +118,10 @@ INLINE vf load_f16(const f16 *p) {
 #endif
 }
 
-/* The exponent of e4m3 is read as a float's, and put right by a product; below 2^-6 that float is subnormal. */
+/* The exponent of e4m3 is read as a float's, and put right by a product; below 2^-6 that float is subnormal. Its only
+ * NaN is 0x7f, with either sign. */
 INLINE float one_e4m3(e4m3 b) {
+    if ((b.bits & 0x7f) == 0x7f) return NAN;
     uint32_t u = (uint32_t)(b.bits & 0x80) << 24 | (uint32_t)(b.bits & 0x7f) << 20;
     float f; memcpy(&f, &u, 4); return f * 0x1p120f;
 }
@@ -137,7 +139,8 @@ INLINE e4m3 to_e4m3(float f) {  /* round to nearest even; what lies beyond 448 i
 INLINE vf load_e4m3(const e4m3 *p) {
     vq b; memcpy(&b, p, sizeof b);
     vu u = __builtin_convertvector(b, vu);
-    return (vf)((u & 0x80) << 24 | (u & 0x7f) << 20) * splat(0x1p120f);
+    const vf value = (vf)((u & 0x80) << 24 | (u & 0x7f) << 20) * splat(0x1p120f);
+    return (vf)((vu)value | (vu)((u & 0x7f) == 0x7f));
 }
 
 INLINE vf load_i8(const int8_t *p) {

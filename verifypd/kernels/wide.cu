@@ -267,7 +267,8 @@ __device__ __forceinline__ void give(const Arguments &a, const float *sum, int t
     if (thread == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(a.flags + blockIdx.x) : "memory");
 }
 
-/* Until the `count` blocks behind this one have given. */
+/* Until the `count` blocks behind this one have given. Not all blocks need to run at once, but count + 1 do: they begin
+ * in the order of their numbers and give before they wait, so that the first of those that run can end. */
 __device__ __forceinline__ void await_others(const Arguments &a, int count, int thread) {
     if (thread < count) {
         word *flag = a.flags + blockIdx.x + 1 + thread, there;

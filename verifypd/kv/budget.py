@@ -60,10 +60,10 @@ def plan_budget(
     blocks = min(kv_bytes // each, -(-most_tokens // block_size) + 1)
     if blocks < needed:
         fits = max(0, (kv_bytes // each - 1) * block_size - (request_tokens - max_model_len))
-        advice = f"--max-model-len {fits}" if fits >= 16 else "a smaller model"
+        advice = f"or use --max-model-len {fits}" if fits >= 16 else "or less with a smaller --max-model-len"
         raise MemoryBudgetError(
             f"{show(kv_bytes)} of KV memory cannot hold one request of {max_model_len} tokens, which takes "
-            f"{show(needed * each)}: give --kv-memory {show(needed * each, up=True)} or use {advice}"
+            f"{show(needed * each)}: give --kv-memory {show(needed * each, up=True)} {advice}"
         )
     return Budget(parts, blocks, block_size, verifier_block_bytes, draft_block_bytes)
 

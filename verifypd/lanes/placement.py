@@ -117,6 +117,10 @@ class Placements:
             done.record(stream)
             self._last.update(dict.fromkeys(touched, done))
 
+    def marks(self) -> list[torch.cuda.Event]:
+        """An event on every stream of a lane, behind what it has to do now."""
+        return [stream.record_event() for stream in self._streams.values()]
+
     def settle(self, slot: int) -> None:
         """Order what was launched for a slot before what comes next: it and its blocks are about to change hands."""
         event = self._last.pop(slot, None)

@@ -181,7 +181,9 @@ def weight_files(folder: Path) -> list[Path]:
             f"weights of {folder} are PyTorch pickles, which can run code when loaded: convert them with transformers'"
             " save_pretrained, or download the safetensors version"
         )
-    raise ModelError(f"{folder} holds no safetensors file: download the weights, or use --load-format dummy")
+    other = next(iter(sorted(folder.glob("*.gguf"))), None)
+    advice = f"give {other} itself" if other is not None else "download the weights, or use --load-format dummy"
+    raise ModelError(f"{folder} holds no safetensors file: {advice}")
 
 
 def _indexed(folder: Path, index: Path, single: str) -> list[Path]:

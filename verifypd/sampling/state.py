@@ -8,11 +8,13 @@ models, KV memory or schedules, and does no sampling itself.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +25,13 @@ from verifypd.request import SamplingParams
 
 CACHED_BATCHES = 256  # batches whose needs are remembered
 TOP_OFF = 0  # top_k that keeps everything
+
+
+class Mark(Protocol):
+    """A place in the work of a stream."""
+
+    def query(self) -> bool:
+        """Whether it has been passed."""
 
 
 class Mode(IntEnum):
@@ -174,6 +183,7 @@ class SamplingState:
         self._slots = [NO_NEEDS] * slots  # who needs the same has the same
         self._needs: dict[tuple[tuple[int, ...], tuple[int, ...] | None], Needs] = {}
         self._retired: list[object] = []  # tensors out of use that a pass on another stream may still read
+        self._leaving: deque[tuple[Sequence[Mark], list[object]]] = deque()  # those that were, when marks were set
 
     def assign(
         self,
@@ -230,9 +240,13 @@ class SamplingState:
         """Which tensors hold what requests of any number may grow: a captured pass reads the ones of its time."""
         return tuple((t.data_ptr(), *t.shape) for t in (self.bias, self.bad_words, self.guarded_ids))
 
-    def settle(self) -> None:
-        """No pass runs beside the others: what was replaced meanwhile can go."""
-        self._retired.clear()
+    def settle(self, marks: Callable[[], Sequence[Mark]] = tuple) -> None:
+        """Let go of what was replaced, once no pass reads it. marks: behind what each other stream has to do now."""
+        if self._retired:
+            self._leaving.append((marks(), self._retired))
+            self._retired = []
+        while self._leaving and all(mark.query() for mark in self._leaving[0][0]):
+            self._leaving.popleft()
 
     def _drop_needs(self) -> None:
         self._retired.append(tuple(self._needs.values()))

@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from verifypd import __version__
 from verifypd.config import EngineConfig
+from verifypd.server.ask import Prepared
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import CallError, unavailable
 from verifypd.server.chat_render import ChatRenderer
@@ -212,8 +213,23 @@ def add_generation(app: FastAPI, service: Service) -> None:
         """Answer a conversation in the shape of OpenAI's Responses API. Nothing is stored."""
         return await service.run(request, body, "responses", ResponsesRenderer)
 
+    @app.post("/v1/responses/input_tokens", responses=ERRORS, response_class=Response, tags=["OpenAI"])
+    async def input_tokens(request: Request, body: ResponsesBody) -> Response:
+        """How many tokens the prompt of such a call has."""
+        service.check_model(body.model)
+        return counted(do("responses", body, service.desk(request)))
+
+    async def count(request: Request) -> Response:
+        return counted((await service.read(request, "responses")).value)
+
+    def counted(prepared: Prepared) -> Response:
+        tokens = sum(len(ids) for ids in prepared.ask.prompts)
+        return answer({"object": "response.input_tokens", "input_tokens": tokens})
+
+    app.state.large["/v1/responses/input_tokens"] = count
+
     async def no_response(id: str) -> Response:
-        """There is none: responses are not stored."""
+        """There is none, as responses are not stored."""
         raise CallError(
             404,
             "this server keeps no responses: what came before is sent again, as items of input",
@@ -223,7 +239,8 @@ def add_generation(app: FastAPI, service: Service) -> None:
 
     path = "/v1/responses/{id:path}"
     app.get(path, responses=ERRORS, response_class=Response, tags=["OpenAI"])(no_response)
-    app.api_route(path, methods=["POST", "DELETE"], include_in_schema=False)(no_response)
+    app.delete(path, include_in_schema=False)(no_response)
+    app.post("/v1/responses/{id}/cancel", include_in_schema=False)(no_response)
 
     def card() -> dict[str, Any]:
         info = service.bridge.info

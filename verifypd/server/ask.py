@@ -15,12 +15,13 @@ from typing import Any
 from verifypd.errors import RequestError
 from verifypd.request import SamplingParams, check_bad_words
 from verifypd.server.calls import Ask, CallError, bad, context_exceeded
-from verifypd.server.formats import grammar_of
+from verifypd.server.formats import format_field, grammar_of
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import (
     NEUTRAL,
     ChatBody,
     CompletionBody,
+    ContentPart,
     GenerationBody,
     Message,
     NamedTool,
@@ -70,6 +71,7 @@ class Prepared:
     tool_names: tuple[str, ...] = ()
     one_tool_call: bool = False
     given: dict[str, Any] | None = None  # what the answer repeats of the body, in an API where it does
+    format_field: str = "response_format"  # where the constraint on the output is from
 
     @property
     def echo_scored(self) -> bool:
@@ -270,7 +272,7 @@ def _prompt_ids(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | Non
     given: Any = body.prompt
     many: list[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
     if len(many) > limits.max_choices:
-        raise bad(f"{len(many)} prompts in one call; the limit is {limits.max_choices}", "n")
+        raise bad(f"{len(many)} prompts in one call; the limit is {limits.max_choices}", "prompt")
     special = True if body.add_special_tokens is None else body.add_special_tokens
     held_to = limits if body.truncate_prompt_tokens is None else None
     return [_encode(each, tokenizer, special, held_to) if isinstance(each, str) else list(each) for each in many]
@@ -305,6 +307,7 @@ def _prepared(body: GenerationBody, ask: Ask, logprobs: int | None) -> Prepared:
         continuous_usage=continuous,
         logprobs=logprobs,
         return_token_ids=bool(body.return_token_ids),
+        format_field=format_field(body),
     )
 
 
@@ -339,11 +342,14 @@ def chat(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     fields = sampling(body, limits, max_tokens, logprobs=logprobs)
-    grammar = _tool_grammar(body, tool_format, grammar_of(body))
+    given = grammar_of(body)
+    grammar = _tool_grammar(body, tool_format, given)
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
     ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param=param)
     prepared = _prepared(body, ask, logprobs)
+    if grammar is not given:
+        prepared.format_field = "tools"
     if names and body.tool_choice != "none":
         if body.return_token_origins:
             raise bad("return_token_origins goes with text: leave tools out", "return_token_origins")
@@ -448,6 +454,15 @@ def _chat_text(tokenizer: Tokenizer, special_in_content: bool, /, *args: Any, **
     return tokenizer.chat_text(*args, **values)
 
 
+def _words(part: ContentPart) -> str:
+    """What a part of a message says."""
+    field = "refusal" if part.type == "refusal" else "text"
+    words: str | None = getattr(part, field)
+    if words is None:
+        raise bad(f"content of type {part.type!r} has no {field}: give it", "messages")
+    return words
+
+
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates know it: content is one string, arguments are objects."""
     for name in ("audio", "function_call", "annotations"):
@@ -462,7 +477,7 @@ def _plain(message: Message) -> dict[str, Any]:
                 "messages",
                 "unsupported_parameter",
             )
-        content = "".join(part.text or part.refusal or "" for part in content)
+        content = "".join(map(_words, content))
     if message.refusal:
         if content:
             raise bad("a message has content or a refusal, not both: leave one out", "messages")

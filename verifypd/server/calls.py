@@ -23,6 +23,9 @@ HEALTHY = 60.0  # s for which a call writes in one engine, after which the death
 CACHED = 4  # place of the cached tokens in `Output.spec`
 
 
+NOT_WHOLE = "the body did not arrive whole"
+
+
 class CallError(Exception):
     """A call cannot go on: an HTTP status, and OpenAI's error fields."""
 

@@ -99,6 +99,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not self.host:  # the system takes it for every interface
             raise ConfigError("--host is empty: give 127.0.0.1, or 0.0.0.0 for every interface")
+        if self.served_model_name == "":
+            raise ConfigError("--served-model-name is empty: give a name, or leave it out")
         self._check_range("port", 0, 65535)
         self._check_range("api_workers", 1, 64)
         self._check_range("max_queue", 0, 1 << 20)
@@ -110,8 +112,9 @@ class ServerConfig:
                 self._check_range(name, 1, 1 << 30)
         self._check_range("retries", 0, 100)
         self._check_range("max_restarts", 0, 1000)
-        for name in ("drain_timeout", "step_timeout", "start_timeout"):
-            self._check_range(name, 0.0, math.inf)
+        self._check_range("drain_timeout", 0.0, math.inf)
+        for name in ("step_timeout", "start_timeout"):
+            self._check_range(name, 0.1, math.inf)
         for name in ("send_timeout", "header_timeout", "keep_alive_timeout"):
             self._check_range(name, 0.1, 86400.0)
         self._check_range("metrics_interval", 0.01, 60.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from verifypd.server.calls import bad
-from verifypd.server.messages import GrammarSpec
+from verifypd.server.calls import CallError, bad
+from verifypd.server.messages import CANNOT, FIELD, GrammarSpec
 from verifypd.server.schema import GenerationBody
 
 MOST_BYTES = 32 << 10  # of a constraint
@@ -18,14 +18,29 @@ def check(spec: GrammarSpec) -> None:
     try:
         size = len(spec.text.encode())
     except UnicodeEncodeError:
-        raise bad("the output format holds half of a surrogate pair", "response_format") from None
+        raise bad(f"{CANNOT}: it holds half of a surrogate pair", FIELD) from None
     if size > MOST_BYTES:
         reason = f"it has {size} bytes; at most {MOST_BYTES} are compiled"
     elif spec.kind == "lark" and spec.text.count(":") > MOST_RULES:
         reason = f"it has more than {MOST_RULES} rules"
     else:
         return
-    raise bad(f"the output format cannot be used: {reason}", "response_format")
+    raise bad(f"{CANNOT}: {reason}", FIELD)
+
+
+def format_field(body: GenerationBody) -> str:
+    """The field of a body that constrains the output."""
+    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return next((name for name in fields if getattr(body, name) is not None), FIELD)
+
+
+def told(error: CallError, field: str) -> CallError:
+    """An error of a constraint, told of the field that it is from."""
+    if error.param == FIELD:
+        error.param = field
+        if field == "tools":
+            error.message = error.message.replace(CANNOT, "the parameters of a tool cannot be followed", 1)
+    return error
 
 
 def grammar_of(body: GenerationBody) -> GrammarSpec | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from verifypd.server.calls import CallError, broken, unavailable
+from verifypd.server.calls import NOT_WHOLE, CallError, broken, unavailable
 from verifypd.server.logs import event
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Arriving:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.more = False
-            raise CallError(400, "the body did not arrive whole", code="incomplete_body")
+            raise CallError(400, NOT_WHOLE, code="incomplete_body")
         self.more = message.get("more_body", False)
         piece: bytes = message.get("body", b"")
         return piece
@@ -244,7 +244,7 @@ def _request_id(given: bytes) -> str:
 def _route(path: str) -> str:
     """A path for the metrics: never what a client made up."""
     known = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/tokenizer_info")
-    ours = ("/v1/responses", ADMIN + "architecture", DASHBOARD + "/events")
+    ours = ("/v1/responses", "/v1/responses/input_tokens", ADMIN + "architecture", DASHBOARD + "/events")
     if path in known or path in ours or path in OPEN_PATHS:
         return path
     above = next((above for above in ("/v1/models/", "/v1/responses/") if path.startswith(above)), None)

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from verifypd.errors import RequestError
-from verifypd.server.messages import GrammarSpec, encode
+from verifypd.server.messages import CANNOT, FIELD, GrammarSpec, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class GrammarCompiler:
 
 
 def _refusal(reason: str) -> RequestError:
-    return RequestError(f"the output format cannot be used: {reason}", param="response_format")
+    return RequestError(f"{CANNOT}: {reason}", param=FIELD)
 
 
 class Nursery:

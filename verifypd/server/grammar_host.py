@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -98,7 +99,7 @@ def compile_format(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
             break
         probe.try_consume_tokens([_first(probe.compute_bitmask())])
     if probe.is_error():
-        raise ValueError(_reason(probe))
+        raise ValueError(_reason(probe, ours=spec.kind == "tool"))
     return fresh
 
 
@@ -175,8 +176,12 @@ class Matcher:
         return mask
 
 
-def _reason(matcher: LLMatcher) -> str:
-    return " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
+def _reason(matcher: LLMatcher, ours: bool = False) -> str:
+    """`ours`: nobody else has seen the grammar, so its lines say nothing."""
+    text = matcher.get_error().partition("<state>")[0]
+    if ours:
+        text = re.sub(r"^at \d+\(\d+\): ", "", text.partition("\n")[0])
+    return " ".join(text.split())[:300]
 
 
 # -- the processes ----------------------------------------------------------------------------------------------------

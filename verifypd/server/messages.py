@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import zmq
 
+FIELD = "response_format"  # what errors of a constraint name, until it is known which field it is from
+CANNOT = "the output format cannot be used"  # what they begin with
+
 
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """A constraint on the output: `text` in the language of `kind`: json, regex, lark, choice or tool (our Lark)."""

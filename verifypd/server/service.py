@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -15,7 +17,7 @@ from verifypd.server.ask import Limits, Prepared
 from verifypd.server.bridge import Bridge
 from verifypd.server.calls import Call, CallError, unavailable
 from verifypd.server.config import ServerConfig
-from verifypd.server.formats import check
+from verifypd.server.formats import check, told
 from verifypd.server.logs import event
 from verifypd.server.metrics import ServerMetrics
 from verifypd.server.reader import Readers
@@ -99,14 +101,26 @@ class Service:
 
     async def run(self, request: Request, body: GenerationBody, work: str, renderer: type[Renderer]) -> Response:
         """A call from body to answer."""
-        self.check_model(body.model)
-        return await self._answer(request, body.request_id, do(work, body, self.desk(request)), renderer)
+        with self._counting():
+            self.check_model(body.model)
+            prepared = do(work, body, self.desk(request))
+        return await self._answer(request, body.request_id, prepared, renderer)
 
     async def run_large(self, request: Request, work: str, renderer: type[Renderer]) -> Response:
         """The same for a large body."""
         with self.bridge.reading(request.scope["state"]["arrival"]):  # until the call is open
-            done = await self.read(request, work)
+            with self._counting():
+                done = await self.read(request, work)
             return await self._answer(request, done.request_id, done.value, renderer)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count what is refused in here."""
+        try:
+            yield
+        except CallError as error:
+            self.metrics.refused.labels(error.code or str(error.status)).inc()
+            raise
 
     async def _answer(
         self, request: Request, request_id: str | None, prepared: Prepared, renderer: type[Renderer]
@@ -115,12 +129,12 @@ class Service:
         name = state["request_id"] = request_id or state["request_id"]
         state["log"] = self._log_fields(prepared)
         try:
-            if prepared.ask.grammar is not None:
-                check(prepared.ask.grammar)
-            call = await self.bridge.open(name, prepared.ask, state["arrival"])
+            with self._counting():
+                if prepared.ask.grammar is not None:
+                    check(prepared.ask.grammar)
+                call = await self.bridge.open(name, prepared.ask, state["arrival"])
         except CallError as error:
-            self.metrics.refused.labels(error.code or str(error.status)).inc()
-            raise renderer.told(error) from None
+            raise renderer.told(told(error, prepared.format_field)) from None
 
         def finished(call: Call, outcome: str) -> None:
             self.metrics.finished(call, outcome)
@@ -136,7 +150,7 @@ class Service:
             try:
                 await whole(call, self.bridge, request.receive, finished)
             except CallError as error:
-                raise renderer.told(error) from None
+                raise renderer.told(told(error, prepared.format_field)) from None
             return Response(await made.whole(), media_type="application/json")
 
     def _log_fields(self, prepared: Prepared) -> dict[str, Any]:

@@ -130,10 +130,15 @@ class ToolFormat:
             return None
         found = []
         for call in value if isinstance(value, list) else [value]:
-            arguments = call.get(self.arguments, call.get("arguments")) if isinstance(call, dict) else None
-            if arguments is None or not isinstance(call.get("name"), str):
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 return None
-            found.append(FoundCall(call["name"], _json(arguments)))
+            given = {"arguments", self.arguments} & call.keys()
+            if not given and not self.begin:
+                return None  # any JSON with a name
+            arguments = _arguments(call.get(self.arguments, call.get("arguments")))
+            if arguments is None:
+                return None
+            found.append(FoundCall(call["name"], arguments))
         return found or None
 
 
@@ -156,9 +161,18 @@ def _own(function: Any, index: int, taken: set[str]) -> dict[str, Any]:
     return schema
 
 
+def _arguments(value: Any) -> str | None:
+    """A call's arguments as the JSON of an object; None where they are none, or have numbers that JSON cannot say."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else {} if value is None else value
+        return _json(value) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def _json(value: Any) -> str:
     """Readable JSON, or escaped where the text holds half of a surrogate pair, which no UTF-8 can carry."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:

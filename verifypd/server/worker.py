@@ -23,7 +23,7 @@ from verifypd.config import EngineConfig
 from verifypd.errors import TokenizerError
 from verifypd.metrics.pauses import freeze_heap
 from verifypd.server.bridge import Bridge
-from verifypd.server.calls import CallError, unavailable
+from verifypd.server.calls import NOT_WHOLE, CallError, unavailable
 from verifypd.server.config import ServerConfig
 from verifypd.server.lifeline import die_with, give_up, obey_parent
 from verifypd.server.logs import set_up_logs
@@ -72,6 +72,7 @@ LONG_HEAD = refusal(
         code="headers_too_large",
     )
 )
+INCOMPLETE = refusal(CallError(400, NOT_WHOLE, code="incomplete_body"))
 NO_HTTP = refusal(CallError(400, "that is not a valid HTTP request", code="invalid_http"))
 NO_LENGTH = refusal(
     CallError(411, "the body has no length: send Content-Length or Transfer-Encoding: chunked", code="invalid_http")
@@ -239,8 +240,11 @@ class Protocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it
         """The client has ended its side; whether the connection stays open for answers it is owed."""
-        if self._full or self._deaf or self.cycle is None or self.cycle.more_body or is_ssl(self.transport):
+        if self._full or self._deaf or self.cycle is None or is_ssl(self.transport):
             return False
+        if self.cycle.more_body:
+            self._give_up(INCOMPLETE)
+            return not self.transport.is_closing()
         if not self._ended:
             self._ended = True
             self._stop_clock()
