@@ -54,7 +54,7 @@ def test_the_last_frame_adds_up(recorded: tuple[Path, Any]) -> None:
 def test_frames_follow_the_run(recorded: tuple[Path, Any]) -> None:
     made = records.frames(recorded[0])
     times = [frame["time"] for frame in made]
-    assert times[0] == 0 and times == sorted(times) and len(made) > 10
+    assert times[0] == 0 and times == sorted(times) and len(made) > 3  # one for every 50 ms
     steps = {step[0] for frame in made for step in frame["live"]["steps"]}
     planned = [line for line in trace.lines(recorded[0]) if line["event"] == "plan"]
     assert steps == {line["step"] for line in planned}
