@@ -14,6 +14,9 @@ from verifypd.errors import ConfigError
     ("settings", "word"),
     [
         ({"model": ""}, "--model is empty"),
+        ({"model": 5}, "--model 5 is no name"),
+        ({"draft": 5}, "--draft 5 is no name"),
+        ({"batch_size": 2.5}, "--batch-size 2.5 must be a whole number"),
         ({"arch": "magic"}, "plain, baseline, pd, pdv, unified"),
         ({"controller": "x"}, "fixed"),
         ({"max_draft": -1}, "--max-draft"),

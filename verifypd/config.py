@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -170,6 +171,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        for name in ("model", "draft"):
+            if not isinstance(getattr(self, name) or "", str | os.PathLike):
+                raise ConfigError(f"{flag(name)} {getattr(self, name)!r} is no name")
+        for f in fields(self):
+            if str(f.type).startswith("int") and isinstance(getattr(self, f.name), float):
+                raise ConfigError(f"{flag(f.name)} {getattr(self, f.name)!r} must be a whole number")
         if not self.model:  # which as a path would be this folder
             raise ConfigError("--model is empty: give a folder, a GGUF file or a name")
         object.__setattr__(self, "draft", None if self.draft in ("none", "") else self.draft)

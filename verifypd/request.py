@@ -177,7 +177,7 @@ def _number(
     value = getattr(params, name)
     if value is None and optional:
         return
-    wrong = isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or value != value
     if wrong or not low <= value <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise RequestError(f"{name}={value!r} must be a number in {bracket}{low:g}, {high:g}]", param=name)

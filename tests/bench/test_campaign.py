@@ -259,6 +259,35 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         campaign(tmp_path, [Pacer("one"), Pacer("one")])
 
 
+def test_two_workloads_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The second would be kept in the place of the first."""
+    with pytest.raises(ConfigError, match="two workloads are called"):
+        Campaign(Folder(tmp_path), [Pacer("one")], [*scenarios(), *scenarios()[:1]], SEEDS, limits=Limits(10.0, 10.0),
+                 files="tracked:0", control=None)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["summary.md", "cells"])
+def test_what_lies_in_a_folder_is_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"holds {name} of something else"):
+        Folder(tmp_path).begin(plan_of([Pacer("one")], scenarios(), SEEDS, Targets(), None), SITTING)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_files_that_are_no_runs_are_named(tmp_path: Path) -> None:
+    made = campaign(tmp_path, [Pacer("one")])
+    asyncio.run(made.run(Watch()))
+    [first, *_] = sorted((tmp_path / "cells").glob("*.json"))
+    strange = json.dumps(json.loads(first.read_text()) | {"arm": "other"})
+    for text, words in (("{}", "is no run"), ("[]", "is no run"), (strange, "of no arm")):
+        first.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            Folder(tmp_path).cells()
+    (tmp_path / "run.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="none of a benchmark's"):
+        Folder(tmp_path)
+
+
 def test_a_run_that_goes_on_keeps_its_note(tmp_path: Path) -> None:
     plan = plan_of([Pacer("one")], scenarios(), SEEDS, Targets(), None)
     for more, note in (({"note": "random"}, "random"), ({}, "random"), ({"note": ""}, "")):

@@ -155,6 +155,13 @@ def test_unknown_sources_are_refused(name: str) -> None:
         '{"requests": [{"at": -1, "prompt": "a", "output_tokens": 4}]}',
         '{"requests": [{"at": 0, "prompt": "a", "output_tokens": 0}]}',
         '{"clients": 0, "requests": [{"at": 0, "prompt": "a", "output_tokens": 4}]}',
+        '{"clients": 1.5, "requests": [{"at": 0, "prompt": "a", "output_tokens": 4}]}',
+        '{"name": 5, "requests": [{"at": 0, "prompt": "a", "output_tokens": 4}]}',
+        '{"rate": "x", "requests": [{"at": 0, "prompt": "a", "output_tokens": 4}]}',
+        '{"requests": [{"at": NaN, "prompt": "a", "output_tokens": 4}]}',
+        '{"requests": [{"at": 0, "prompt": 5, "output_tokens": 4}]}',
+        '{"requests": [{"at": 0, "prompt_tokens": 5.5, "output_tokens": 4}]}',
+        '{"requests": [{"at": 0, "prompt": "a", "output_tokens": true}]}',
     ],
 )
 def test_bad_workload_files_are_refused(tmp_path: Path, content: str) -> None:

@@ -101,6 +101,12 @@ def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "acceptance rate 0.50 of 6 drafted" in text
     assert "1 by length" in text
     assert main(["explain", str(tmp_path / "nothing")]) == 2
+    for content in (b'{"event": "plan", "draft": [{"rows": 1}]}\n', b"\xff\n"):
+        (tmp_path / trace.FILE).write_bytes(content)
+        capsys.readouterr()
+        for command in ("explain", "trace", "replay"):
+            assert main([command, str(tmp_path)]) == 2
+            assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_decisions_are_told_with_reasons(folder: Path) -> None:

@@ -94,7 +94,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "regex", "pattern": "[0-9"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, "response_format"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "response_format"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    ({"structured_outputs": {}, "response_format": {"type": "regex", "pattern": "("}}, "response_format"),
+    ({"repetition_penalty": 1e-4}, "repetition_penalty"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"deadline_ms": -3}, "deadline_ms"),
     ({"deadline_ms": 86_400_001}, "deadline_ms"),
@@ -150,14 +153,22 @@ def test_chat_names_what_it_refuses(server, fields, param):
     assert status == 400 and body["error"]["param"] == param, body
 
 
-def test_a_tool_that_cannot_be_followed_is_not_called_an_output_format(server):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "nope"}, "tool 'f': parameters are those of an object, not 'nope'"),
+        ({"type": ["array", "null"]}, "tool 'f': parameters are those of an object"),
+        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "the parameters of a tool cannot be followed: "),
+    ],
+)
+def test_a_tool_that_cannot_be_followed_is_not_called_an_output_format(server, parameters, words):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     asked = {"messages": HI, "tools": [tool], "tool_choice": "required"}
     status, body, _ = server.post("/v1/chat/completions", asked)
     error = body["error"]
     assert (status, error["param"]) == (400, "tools"), error
-    assert error["message"].startswith("the parameters of a tool cannot be followed: ") and "nope" in error["message"]
-    assert "function.invalid" not in error["message"]
+    assert error["message"].startswith(words) and "function.invalid" not in error["message"]
+    assert "unclosed" in error["message"] or "object" in words
 
 
 def test_what_is_refused_is_counted(server):
@@ -165,6 +176,11 @@ def test_what_is_refused_is_counted(server):
     before = server.metrics().get(name, 0)
     assert server.post("/v1/completions", {"prompt": [5] * 400})[0] == 400
     assert server.metrics()[name] == before + 1
+    name = 'verifypd:refused_total{code="invalid_value"}'
+    for size in (1, 40_000):  # a large body is read elsewhere
+        before = server.metrics().get(name, 0)
+        assert server.post("/v1/completions", {"prompt": IDS, "max_tokens": "q", "user": "x" * size})[0] == 400
+        assert server.metrics()[name] == before + 1
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "special_in_content", "args", "values", "messages ", ""])

@@ -53,7 +53,9 @@ CASES = [
     (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [FoundCall("f", "{}")]),
     (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [FoundCall("f", "{}")]),
     (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [CALL]),
-    *((HERMES, text, text, []) for text in map(HERMES_CALL.format, ("[1]", "1", '"a"', '{"a": NaN}', '{"a": 1e999}'))),
+    (HERMES, HERMES_CALL.format('" "'), "", [FoundCall("f", "{}")]),
+    (HERMES, HERMES_CALL.format('{"a": 1e999}'), "", [FoundCall("f", '{"a": 1.7976931348623157e+308}')]),
+    *((HERMES, text, text, []) for text in map(HERMES_CALL.format, ("[1]", "1", '"a"', '{"a": NaN}'))),
     (BARE, "plain words", "plain words", []),
 ]
 

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from verifypd.bench.play import (
 from verifypd.bench.workload import Workload
 from verifypd.errors import ConfigError, VerifyPDError
 
+PLAN = ("scenarios", "arms", "seeds", "sittings", "targets")  # what it has at least
+MADE = ("cells", "results.json", "summary.md", "report.html")  # beside the plan
 AGAIN = " again"  # the name of an arm that runs twice has this behind it the second time
 
 
@@ -82,7 +85,7 @@ class Cell:
     @classmethod
     def unpacked(cls, data: dict[str, Any]) -> Cell:
         """What `packed` made."""
-        drafts = Drafts.unpacked(data.pop("drafts"))
+        drafts = Drafts.unpacked(data["drafts"])
         parts, outcome = Parts.unpacked(data.get("parts")), Outcome.unpacked(data["outcome"])
         return cls(**{**data, "outcome": outcome, "drafts": drafts, "parts": parts})
 
@@ -95,6 +98,10 @@ class Folder:
         self.head: dict[str, Any] = {}
         if (path / "run.json").exists():
             self.head = _read(path / "run.json")
+            if lacking := [
+                name for name in ("scenarios", "arms", "seeds", "sittings", "targets") if name not in self.head
+            ]:
+                raise ConfigError(f"{path / 'run.json'} is none of a benchmark's: it has no {lacking[0]}")
 
     def begin(self, plan: dict[str, Any], sitting: dict[str, Any] | None) -> None:
         """Write down what is run, and by which code. A folder takes one plan; more arms or seeds may join it.
@@ -103,6 +110,9 @@ class Folder:
         """
         if self.head.get("targets", plan["targets"]) != plan["targets"]:
             raise ConfigError(f"{self.path} holds a run with other targets; choose another --out")
+        other = next((name for name in MADE if not self.head and (self.path / name).exists()), None)
+        if other is not None:
+            raise ConfigError(f"{self.path} holds {other} of something else: choose another --out")
         before = self.head.get("arms", {})
         known = before | {name: before.get(name, {}) | arm for name, arm in plan["arms"].items()}
         seeds = sorted({*self.head.get("seeds", []), *plan["seeds"]})
@@ -131,7 +141,7 @@ class Folder:
     def find(self, scenario: str, seed: int, arm: str) -> Cell | None:
         """A cell that was run before."""
         path = self.file(scenario, seed, arm)
-        return Cell.unpacked(_read(path)) if path.exists() else None
+        return _cell(path) if path.exists() else None
 
     def keep(self, cell: Cell) -> None:
         """Write a cell."""
@@ -139,8 +149,12 @@ class Folder:
 
     def cells(self) -> list[Cell]:
         """All of them, in the order of the plan."""
-        found = [Cell.unpacked(_read(path)) for path in sorted((self.path / "cells").glob("*.json"))]
+        found = [_cell(path) for path in sorted((self.path / "cells").glob("*.json"))]
         scenarios, arms = list(self.head["scenarios"]), list(self.head["arms"])
+        for cell in found:
+            if cell.scenario not in scenarios or cell.arm.removesuffix(AGAIN) not in arms:
+                path = self.file(cell.scenario, cell.seed, cell.arm)
+                raise ConfigError(f"{path} is of no arm or workload of {self.path / 'run.json'}: remove it")
         return sorted(
             found,
             key=lambda c: (scenarios.index(c.scenario), arms.index(c.arm.removesuffix(AGAIN)), c.arm, c.seed),
@@ -172,10 +186,17 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
+def _cell(path: Path) -> Cell:
+    try:
+        return Cell.unpacked(_read(path))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path} is no run ({error!r}); remove it to measure again") from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); remove it to measure again") from None
 
 
@@ -242,6 +263,11 @@ class Campaign:
         self.folder, self.arms, self.scenarios, self.seeds = folder, list(arms), scenarios, seeds
         self.limits, self.files, self.control = limits, files, control
         self.errors: list[str] = []
+        twice = [name for name, count in Counter(file_name(each.name) for each in scenarios).items() if count > 1]
+        if twice:
+            raise ConfigError(
+                f"two workloads are called {twice[0]!r}: give each a name of its own, or run one at a time"
+            )
         names = [arm.name for arm in arms]
         if len(set(names)) < len(names):
             raise ConfigError(

@@ -40,11 +40,11 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         """`http://host:8000`, with or without /v1 behind it."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError:
-            port = -1
+            parts, port = urlsplit(""), -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigError(f"{url!r} is no URL of a server; give for example http://127.0.0.1:8000")
         path = parts.path.rstrip("/").removesuffix("/v1")

@@ -52,8 +52,15 @@ def read_kept(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict) or not {"scenarios", "sittings", "arms"} <= set(found):
+    if not isinstance(found, dict) or not all(found.get(name) for name in ("scenarios", "sittings", "arms")):
         raise ConfigError(f"{file} is no result of `verifypd bench`: it has no scenarios")
+    try:
+        return _filled_in(found)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{file} is no result of `verifypd bench`: {error!r}") from None
+
+
+def _filled_in(found: dict[str, Any]) -> dict[str, Any]:
     for scenario in found["scenarios"].values():
         scenario["arms"] = {arm: {"parts": None, "drafts": None} | own for arm, own in scenario["arms"].items()}
         for own in scenario["arms"].values():

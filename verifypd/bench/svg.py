@@ -84,8 +84,9 @@ def _bars(chart: Chart) -> str:
     for i, series in enumerate(chart.series):
         for k, (group, y) in enumerate(zip(series.xs, series.ys, strict=True)):
             x = LEFT + room * (group + 0.5) + width * (-0.5 if stacked else i - len(chart.series) / 2)
-            if math.isnan(y):
-                inside.append(f'<text class="mid" x="{x + width / 2:.1f}" y="{ground - 3}">–</text>')
+            if math.isnan(y) or (y == 0.0 and not stacked):
+                word = "–" if math.isnan(y) else "0"
+                inside.append(f'<text class="mid" x="{x + width / 2:.1f}" y="{ground - 3}">{word}</text>')
                 continue
             base = bases[int(group)]
             bases[int(group)] += y * stacked

@@ -55,8 +55,12 @@ class Arrival:
             messages = tuple({"role": str(each["role"]), "content": str(each["content"])} for each in messages)
         if not messages and not prompt and not tokens:
             raise ValueError("a request needs prompt, messages or prompt_tokens")
-        if data["output_tokens"] < 1 or tokens < 0 or data["at"] < 0:
-            raise ValueError("lengths and times must not be negative, and output_tokens at least 1")
+        if not _whole(data["output_tokens"], 1) or not _whole(tokens, 0):
+            raise ValueError("lengths are whole numbers, and output_tokens at least 1")
+        if not isinstance(data["at"], int | float) or not 0 <= data["at"] < math.inf:
+            raise ValueError("times are seconds from the start, and not negative")
+        if prompt is not None and not isinstance(prompt, str):
+            raise ValueError("a prompt is a text")
         return cls(float(data["at"]), tokens, data["output_tokens"], prompt, messages)
 
     def marked(self, mark: str) -> Self:
@@ -131,6 +135,10 @@ class Workload:
         path.write_text(f'{head}, "requests": [\n  {requests}\n]}}\n', encoding="utf-8")
 
 
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def read(path: Path) -> Workload:
     """A workload file: {"name", "rate", "clients", "seed", "requests": [{"at", "prompt_tokens", "output_tokens"}]}.
 
@@ -140,11 +148,12 @@ def read(path: Path) -> Workload:
         found = json.loads(path.read_text(encoding="utf-8"))
         arrivals = sorted((Arrival.unpacked(each) for each in found["requests"]), key=lambda each: each.at)
         clients = found.get("clients")
-        if not arrivals or (clients is not None and clients < 1):
-            raise ValueError("it needs requests, and clients must be at least 1")
-        return Workload(
-            found.get("name", path.stem), found.get("rate", 0), tuple(arrivals), clients, found.get("seed", 0)
-        )
+        if not arrivals or not (clients is None or _whole(clients, 1)):
+            raise ValueError("it needs requests, and clients must be a whole number from 1 on")
+        name, rate, seed = found.get("name", path.stem), found.get("rate", 0), found.get("seed", 0)
+        if not isinstance(name, str) or not isinstance(rate, int | float) or not _whole(seed, 0):
+            raise ValueError("name is a text, rate a number and seed a whole number")
+        return Workload(name, rate, tuple(arrivals), clients, seed)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no workload: {error!r}") from error
 

@@ -104,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader has gone: nothing to say, and nothing to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:  # a disk that is full, a place that cannot be written
+        say(f"error: {one_line(error)}")
+        return 1
     except KeyboardInterrupt:
         say("")
         return INTERRUPTED

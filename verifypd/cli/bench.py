@@ -272,7 +272,7 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
         say(f"{chosen.name}: {sum(skipped.values())} of {chosen.about['records']} records left out: {reasons}")
     rates = numbers(args.rate, "--rate") if args.rate else []
     wanted = args.concurrency or ("" if rates or args.at_once else ("1,4" if args.quick else "1,8"))
-    processes = [Process(clients=int(each)) for each in numbers(wanted, "--concurrency")]
+    processes = [Process(clients=int(each)) for each in numbers(wanted, "--concurrency", whole=True)]
     processes += [Process(rate=rate, cv=args.cv) for rate in rates] + ([Process()] if args.at_once else [])
     made = []
     for process in processes:

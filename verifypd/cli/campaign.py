@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import shlex
 import sys
 from collections import Counter
@@ -90,14 +91,15 @@ def chosen_seeds(args: argparse.Namespace, default: int = SEEDS) -> list[int]:
     return list(range(args.seed, args.seed + count))
 
 
-def numbers(text: str, name: str) -> list[float]:
+def numbers(text: str, name: str, *, whole: bool = False) -> list[float]:
     """A comma-separated list."""
     try:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         found = [-1.0]
-    if any(not each > 0 for each in found):
-        raise ConfigError(f"{name} {text!r} is not a comma-separated list of numbers above 0")
+    if any(not 0 < each < math.inf or (whole and each % 1) for each in found) or (text and not found):
+        kind = "whole numbers" if whole else "numbers"
+        raise ConfigError(f"{name} {text!r} is not a comma-separated list of {kind} above 0")
     return found
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from verifypd.cli.flags import Command, Parser
 from verifypd.cli.terminal import emit
-from verifypd.errors import ConfigError
+from verifypd.errors import ConfigError, RequestError
 
 
 def register(command: Command) -> None:
@@ -38,17 +40,29 @@ def run_replay(args: argparse.Namespace) -> int:
         from verifypd.watch.site import Site
     except ModuleNotFoundError as error:
         raise ConfigError(f"the page needs {error.name}: pip install 'verifypd[server]'") from None
-    with Site(replay.show([Path(folder) for folder in args.folders]), args.host, args.port) as site:
+    with _reading(" or ".join(args.folders)):
+        show = replay.show([Path(folder) for folder in args.folders])
+    with Site(show, args.host, args.port) as site:
         emit(f"watch it at {site.address}/\n  Ctrl-C ends it\n")
         threading.Event().wait()
     return 0
+
+
+@contextmanager
+def _reading(folder: str) -> Iterator[None]:
+    """Say of lines that are none of a record's that they are not."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise RequestError(f"{folder} holds no record, or a damaged one: {error!r}") from None
 
 
 def run_trace(args: argparse.Namespace) -> int:
     """`verifypd trace`."""
     from verifypd.engine import trace
 
-    batches = trace.write(args.folder, args.out)
+    with _reading(args.folder):
+        batches = trace.write(args.folder, args.out)
     emit(f"{batches} batches written to {args.out}; open it at ui.perfetto.dev\n")
     return 0
 
@@ -57,8 +71,8 @@ def run_explain(args: argparse.Namespace) -> int:
     """`verifypd explain`."""
     from verifypd.engine import trace
 
-    if args.step is not None:
-        emit(trace.explain_step(args.folder, args.step) + "\n")
-    else:
-        emit(trace.explain(trace.read(args.folder)) + "\n")
+    with _reading(args.folder):
+        step = args.step
+        told = trace.explain(trace.read(args.folder)) if step is None else trace.explain_step(args.folder, step)
+    emit(told + "\n")
     return 0

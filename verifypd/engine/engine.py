@@ -177,6 +177,7 @@ class Engine:
     def started(self) -> None:
         """All that comes before the first request has been done; `pauses` and `memory_taken` count from here on."""
         self._paused, self._taken = WATCH.total, taken(self.slots.device)
+        self.recent.clear()
 
     @property
     def pauses(self) -> Pauses:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +20,12 @@ from verifypd.tokenizer import ChatText, Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
+MESSAGES = "messages are a list of mappings with role and content"
 PURGE = 64  # deadlines kept before those of requests that have ended are thrown out
 
 
 class LLM:
-    """A model and an engine in this process.
+    """A model and an engine in this process. Threads may share it; a process that is forked from this one may not.
 
     >>> with LLM("smollm2", draft="ngram") as llm:
     ...     [output] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
@@ -41,6 +44,8 @@ class LLM:
         self._ended = 0  # requests that have ended
         self._deadlines: list[tuple[float, int]] = []  # heap of (s of the engine's clock, request order)
         self._closed = False
+        self._lock = threading.RLock()  # of all that follows requests
+        self._process = os.getpid()
 
     # -- prompts ------------------------------------------------------------------------------------------------------
 
@@ -103,8 +108,9 @@ class LLM:
         Special tokens spelt out in messages, tools and template variables are text: who is quoted there cannot end a
         turn. special_tokens_in_content: they act as such.
         """
-        single = isinstance(messages, str | Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
-        conversations: Any = [messages] if single else messages
+        conversations: Any = messages if isinstance(messages, str | Mapping) else _listed(messages)
+        if isinstance(conversations, str | Mapping) or (conversations and isinstance(conversations[0], Mapping)):
+            conversations = [conversations]
         prompts = [
             self._chat_ids(c, add_generation_prompt, special_tokens_in_content, **template_arguments)
             for c in conversations
@@ -169,6 +175,12 @@ class LLM:
 
     def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Job]:
         """Make and queue the requests of all prompts, or of none when one is invalid."""
+        if self._process != os.getpid():
+            raise ConfigError("this LLM was made before the process was forked; make one in the new process")
+        with self._lock:
+            return self._queue(prompts, params)
+
+    def _queue(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[_Job]:
         if self._closed:
             raise ConfigError("this LLM was shut down; make a new one")
         jobs = [self._job(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
@@ -234,9 +246,10 @@ class LLM:
         return self.get_tokenizer().encode_chat(chat)
 
     def _chat_text(self, messages: Sequence[Message], generate: bool, special: bool, **arguments: Any) -> ChatText:
-        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
-            raise RequestError("messages are a list of mappings with role and content", param="messages")
-        tokenizer, plain = self.get_tokenizer(), [dict(message) for message in messages]
+        given = [] if isinstance(messages, str | Mapping) else _listed(messages)
+        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in given):
+            raise RequestError(MESSAGES, param="messages")
+        tokenizer, plain = self.get_tokenizer(), [dict(message) for message in given]
         if special:
             return ChatText(tokenizer.apply_chat_template(plain, generate, **arguments))
         return tokenizer.chat_text(plain, generate, **arguments)
@@ -277,6 +290,11 @@ class LLM:
 
     def _step(self) -> None:
         """One engine step, and the text that came of it."""
+        with self._lock:
+            if self._jobs or self.engine.busy:  # another thread's step may have ended all
+                self._advance()
+
+    def _advance(self) -> None:
         self._stop_overdue()
         for request in self.engine.step():
             job = self._jobs.get(request.order)
@@ -303,12 +321,13 @@ class LLM:
 
     def _drop(self, jobs: Sequence[_Job]) -> None:
         """Abort what is left of these jobs and free their slots."""
-        for job in jobs:
-            for text in job.texts:
-                self.engine.finish(text.request)
-                self._jobs.pop(text.request.order, None)
-        if not self._jobs:
-            self.engine.drain()
+        with self._lock:
+            for job in jobs:
+                for text in job.texts:
+                    self.engine.finish(text.request)
+                    self._jobs.pop(text.request.order, None)
+            if not self._jobs:
+                self.engine.drain()
 
 
 class _Job:
@@ -392,6 +411,14 @@ def _added(a: list[int], b: list[int]) -> list[int]:
     return [sum(pair) for pair in zip(a + [0] * (width - len(a)), b + [0] * (width - len(b)), strict=True)]
 
 
+def _listed(messages: Any) -> list[Any]:
+    """Messages, or conversations, that may come from an iterator."""
+    try:
+        return list(messages)
+    except TypeError:
+        raise RequestError(MESSAGES, param="messages") from None
+
+
 def _token_ids(value: Any) -> list[int]:
     """A prompt given as ids."""
     whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -404,7 +431,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a string, a mapping or a list of ints is one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
         raise RequestError("prompts are a string, a list of token ids, or a list of either", param="prompt")
     many: Any = list(prompts)
     if many and all(isinstance(item, int) for item in many):

@@ -70,6 +70,8 @@ def pull(
     name: str, *, progress: bool = True, hub: bool = False, hf_token: str | None = None, revision: str | None = None
 ) -> Path:
     """Fetch a model into this machine's cache and return its folder. `hub`: take a built-in name from the hub too."""
+    if not name:
+        raise HubError("the name is empty: give a built-in name or owner/name")
     known = builtin.find(name)
     if known and known.artifact and not hub:
         return smollm2.pull(known.artifact, progress=progress)

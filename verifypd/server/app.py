@@ -50,10 +50,12 @@ REASONS = {
     501: "the body has a transfer coding besides chunked",
     503: "the engine is starting, restarting or shutting down",
 }
+GENERATION = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text} for status, text in REASONS.items()
 }
-PAGE = """<!doctype html><meta charset="utf-8"><title>Verify-PD</title>
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Verify-PD</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>body{font:16px/1.5 sans-serif;max-width:42em;margin:3em auto;padding:0 1em}code{background:#8882}</style>
 <h1>Verify-PD</h1><p>An OpenAI-compatible server with exact speculative decoding.</p>
 <ul><li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code>,
@@ -167,7 +169,7 @@ def make_app(
     if config.admin_key:
         add_admin(app, service)
     add_heads(app)
-    add_errors(app)
+    add_errors(app, service)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(
         Gate,
@@ -383,7 +385,7 @@ def add_heads(app: FastAPI) -> None:
             )
 
 
-def add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI, service: Service) -> None:
     """Every error in OpenAI's shape."""
 
     @app.exception_handler(CallError)
@@ -392,7 +394,10 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refusal(request, wrong_form(error.errors()))
+        told = wrong_form(error.errors())
+        if request.scope["path"] in GENERATION:
+            service.count(told)
+        return refusal(request, told)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -15,7 +15,7 @@ from typing import Any
 from verifypd.errors import RequestError
 from verifypd.request import SamplingParams, check_bad_words
 from verifypd.server.calls import Ask, CallError, bad, context_exceeded
-from verifypd.server.formats import format_field, grammar_of
+from verifypd.server.formats import grammar_of
 from verifypd.server.messages import GrammarSpec
 from verifypd.server.schema import (
     NEUTRAL,
@@ -260,8 +260,10 @@ def completion(body: CompletionBody, limits: Limits, tokenizer: Tokenizer | None
             )
         prompt_logprobs = body.logprobs
     fields = sampling(body, limits, max(1, max_tokens), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
-    ask = make_ask(body, prompts, fields, grammar_of(body), limits, tokenizer, key, asked=body.max_tokens)
+    grammar, field = grammar_of(body)
+    ask = make_ask(body, prompts, fields, grammar, limits, tokenizer, key, asked=body.max_tokens)
     prepared = _prepared(body, ask, body.logprobs)
+    prepared.format_field = field
     prepared.score_only = score_only
     if body.echo:
         prepared.echo = [_text(ids, tokenizer) for ids in prompts]
@@ -307,7 +309,6 @@ def _prepared(body: GenerationBody, ask: Ask, logprobs: int | None) -> Prepared:
         continuous_usage=continuous,
         logprobs=logprobs,
         return_token_ids=bool(body.return_token_ids),
-        format_field=format_field(body),
     )
 
 
@@ -342,14 +343,13 @@ def chat(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     fields = sampling(body, limits, max_tokens, logprobs=logprobs)
-    given = grammar_of(body)
+    given, field = grammar_of(body)
     grammar = _tool_grammar(body, tool_format, given)
     if tools and tool_format is not None and "skip_special_tokens" not in fields and tool_format.special:
         fields["skip_special_tokens"] = False
     ask = make_ask(body, [ids], fields, grammar, limits, tokenizer, key, asked=max_tokens, param=param)
     prepared = _prepared(body, ask, logprobs)
-    if grammar is not given:
-        prepared.format_field = "tools"
+    prepared.format_field = field if grammar is given else "tools"
     if names and body.tool_choice != "none":
         if body.return_token_origins:
             raise bad("return_token_origins goes with text: leave tools out", "return_token_origins")
@@ -386,9 +386,10 @@ def _tool_grammar(body: ChatBody, form: ToolFormat | None, given: GrammarSpec | 
         return given
     if given is not None:
         raise bad("tools that must be followed and an output format cannot both fix the output", "tool_choice")
-    if forced is not None:
-        return form.grammar(body.tools or [], forced)
-    made = form.strict_grammar(body.tools or [])
+    try:
+        made = form.strict_grammar(body.tools or []) if forced is None else form.grammar(body.tools or [], forced)
+    except RequestError as error:
+        raise bad(str(error), error.param) from None
     if made is None:
         raise bad(
             "function.strict: this model does not mark its calls, so they can be followed only where tool_choice is"

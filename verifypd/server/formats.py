@@ -28,12 +28,6 @@ def check(spec: GrammarSpec) -> None:
     raise bad(f"{CANNOT}: {reason}", FIELD)
 
 
-def format_field(body: GenerationBody) -> str:
-    """The field of a body that constrains the output."""
-    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return next((name for name in fields if getattr(body, name) is not None), FIELD)
-
-
 def told(error: CallError, field: str) -> CallError:
     """An error of a constraint, told of the field that it is from."""
     if error.param == FIELD:
@@ -43,15 +37,16 @@ def told(error: CallError, field: str) -> CallError:
     return error
 
 
-def grammar_of(body: GenerationBody) -> GrammarSpec | None:
-    """The one constraint a body puts on the output."""
-    found = [spec for spec in (_from_format(body), *_from_guided(body)) if spec is not None]
+def grammar_of(body: GenerationBody) -> tuple[GrammarSpec | None, str]:
+    """The one constraint a body puts on the output, and the field that it is from."""
+    form = _from_format(body)
+    found = [*([] if form is None else [(FIELD, form)]), *_from_guided(body)]
     if len(found) > 1:
         raise bad(
             "the output is constrained twice: give one of response_format (text.format), structured_outputs, guided_…",
-            "response_format",
+            found[-1][0],
         )
-    return found[0] if found else None
+    return (found[0][1], found[0][0]) if found else (None, FIELD)
 
 
 def _from_format(body: GenerationBody) -> GrammarSpec | None:
@@ -71,29 +66,34 @@ def _from_format(body: GenerationBody) -> GrammarSpec | None:
     return GrammarSpec("regex" if form.type == "regex" else "lark", text)
 
 
-def _from_guided(body: GenerationBody) -> list[GrammarSpec | None]:
+def _from_guided(body: GenerationBody) -> list[tuple[str, GrammarSpec]]:
+    """Each with its field."""
     structured = body.structured_outputs
-    schemas = [("guided_json", body.guided_json)]
-    regexes, choices, grammars = [body.guided_regex], [body.guided_choice], [body.guided_grammar]
-    found: list[GrammarSpec | None] = []
+    given: list[tuple[str, str, Any]] = [
+        ("guided_json", "json", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        ("guided_grammar", "lark", body.guided_grammar),
+    ]
     if structured is not None:
-        schemas.append(("structured_outputs", structured.json_))
-        regexes.append(structured.regex)
-        choices.append(structured.choice)
-        grammars.append(structured.grammar)
+        parts = {
+            "json": structured.json_,
+            "regex": structured.regex,
+            "choice": structured.choice,
+            "lark": structured.grammar,
+        }
+        given += [("structured_outputs", kind, value) for kind, value in parts.items()]
         if structured.json_object:
-            found.append(GrammarSpec("json", '{"type":"object"}'))
-    for name, schema in schemas:
-        if schema is not None:
-            found.append(GrammarSpec("json", schema if isinstance(schema, str) else _dump(schema, name)))
-    found += [GrammarSpec("regex", text) for text in regexes if text is not None]
-    found += [GrammarSpec("lark", text) for text in grammars if text is not None]
-    for options in choices:
-        if options is not None:
-            if not options or not all(options):
-                raise bad("a choice needs at least one option, and none may be empty", "guided_choice")
-            found.append(GrammarSpec("choice", json.dumps(options)))
-    return found
+            given.append(("structured_outputs", "json", {"type": "object"}))
+    return [(field, _spec(field, kind, value)) for field, kind, value in given if value is not None]
+
+
+def _spec(field: str, kind: str, value: Any) -> GrammarSpec:
+    if kind == "choice":
+        if not value or not all(value):
+            raise bad("a choice needs at least one option, and none may be empty", field)
+        value = json.dumps(value)
+    return GrammarSpec(kind, value if isinstance(value, str) else _dump(value, field))
 
 
 def _dump(schema: Any, name: str) -> str:

@@ -180,7 +180,7 @@ def _reason(matcher: LLMatcher, ours: bool = False) -> str:
     """`ours`: nobody else has seen the grammar, so its lines say nothing."""
     text = matcher.get_error().partition("<state>")[0]
     if ours:
-        text = re.sub(r"^at \d+\(\d+\): ", "", text.partition("\n")[0])
+        text = re.sub(r"^at \d+\(\d+\): ", "", re.split(r"\n\s*\d+ \| ", text, maxsplit=1)[0])
     return " ".join(text.split())[:300]
 
 

@@ -67,7 +67,10 @@ class ServerMetrics:
         self.http = Counter("verifypd:http_requests", "answers by path and status", ["path", "status"], registry=own)
         self.outcomes = Counter("verifypd:calls", "calls by how they ended for the client", ["outcome"], registry=own)
         self.refused = Counter(
-            "verifypd:refused", "calls turned away by limits, formats and the engine", ["code"], registry=own
+            "verifypd:refused",
+            "generation calls turned away by form, limits or the engine",
+            ["code"],
+            registry=own,
         )
         self.resumed = Counter("verifypd:calls_taken_up", "calls that went on after an engine had died", registry=own)
         self.good = Counter(
@@ -156,7 +159,7 @@ class EngineFigures:
         bridge, f = self.bridge, self.bridge.figures
         yield self.gauge("verifypd:build", "which version runs", ({"version": __version__}, 1.0))
         yield self.gauge("verifypd:engine_up", "1: the engine takes requests", ({}, float(bridge.ready)))
-        yield self.counter("verifypd:engine_restarts", "times the engine died", ({}, bridge.restarts))
+        yield self.counter("verifypd:engine_restarts", "times the engine was started again", ({}, bridge.restarts))
         if f:
             yield from self._vllm(f)
             yield from self._speculation(f)

@@ -9,7 +9,7 @@ from typing import Any
 STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}code{background:#8882}"
     "table{border-collapse:collapse}td{border-top:1px solid #8884;padding:.2em .8em;vertical-align:top}"
-    "summary{cursor:pointer;margin:.4em 0}"
+    "summary{cursor:pointer;margin:.4em 0}details{overflow-x:auto}"
 )
 
 
@@ -18,11 +18,18 @@ def page(document: dict[str, Any]) -> str:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
         f'<h1>{title}</h1><p>The same for programs: <a href="openapi.json">/openapi.json</a>.</p>',
     ]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             parts += _operation(document, f"{method.upper()} {path}", operation)
+    parts.append("<h2>Shapes</h2><p>What fields above have as their kind.</p>")
+    for name, schema in document["components"]["schemas"].items():
+        if "properties" in schema:
+            parts.append(
+                f"<details><summary><code>{escape(name)}</code></summary>{_fields(document, schema)}</details>"
+            )
     return "\n".join(parts)
 
 
@@ -66,7 +73,7 @@ def _kind(schema: dict[str, Any]) -> str:
         return " | ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
-    bounds = [f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema]
+    bounds = [f"{sign} {schema[key]:.15g}" for key, sign in _BOUNDS.items() if key in schema]
     return " ".join([schema.get("type", "any"), *bounds])
 
 

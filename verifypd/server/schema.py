@@ -104,7 +104,7 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = 1.0
+    repetition_penalty: Annotated[Number, Field(ge=1e-3, le=100)] | None = 1.0
     logit_bias: Annotated[
         dict[StrictStr, Annotated[Number, Field(ge=-100, le=100)]] | None,
         BeforeValidator(lambda value: _few(value, MAX_BIASES)),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -108,18 +108,23 @@ class Service:
 
     async def run_large(self, request: Request, work: str, renderer: type[Renderer]) -> Response:
         """The same for a large body."""
-        with self.bridge.reading(request.scope["state"]["arrival"]):  # until the call is open
+        with ExitStack() as open_:  # until the call is open
             with self._counting():
+                open_.enter_context(self.bridge.reading(request.scope["state"]["arrival"]))
                 done = await self.read(request, work)
             return await self._answer(request, done.request_id, done.value, renderer)
 
+    def count(self, error: CallError) -> None:
+        """Count a generation call that is turned away."""
+        if not isinstance(error, ClientGoneError):
+            self.metrics.refused.labels(error.code or str(error.status)).inc()
+
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Count what is refused in here."""
         try:
             yield
         except CallError as error:
-            self.metrics.refused.labels(error.code or str(error.status)).inc()
+            self.count(error)
             raise
 
     async def _answer(

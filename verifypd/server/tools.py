@@ -6,11 +6,13 @@ Knows the formats of a few model families; nothing of requests or of HTTP.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urldefrag, urljoin
 
+from verifypd.errors import RequestError
 from verifypd.server.messages import GrammarSpec
 from verifypd.tokenizer import Tokenizer
 
@@ -125,7 +127,7 @@ class ToolFormat:
     def read(self, text: str) -> list[FoundCall] | None:
         """The calls in the JSON between two markers; None when it is none."""
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_float=_finite)
         except (ValueError, RecursionError):
             return None
         found = []
@@ -151,6 +153,10 @@ def _own(function: Any, index: int, taken: set[str]) -> dict[str, Any]:
     none: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # as OpenAI has it
     schema = dict(none if function.parameters is None else function.parameters or {"type": "object"})
     schema.pop("$schema", None)
+    kinds = schema.get("type", "object")
+    if kinds != "object" and (not isinstance(kinds, list) or "object" not in kinds):
+        raise RequestError(f"tool {function.name!r}: parameters are those of an object, not {kinds!r}", param="tools")
+    schema["type"] = "object"
     base, given = f"https://function.invalid/{index}/", schema.get("$id")
     try:
         name = urljoin(base, urldefrag(given).url) if isinstance(given, str) else base
@@ -162,12 +168,19 @@ def _own(function: Any, index: int, taken: set[str]) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> str | None:
-    """A call's arguments as the JSON of an object; None where they are none, or have numbers that JSON cannot say."""
+    """A call's arguments as the JSON of an object, {} where there are none; None where they are anything else."""
     try:
-        value = json.loads(value) if isinstance(value, str) else {} if value is None else value
+        if isinstance(value, str):
+            value = json.loads(value, parse_float=_finite) if value.strip() else None
+        value = {} if value is None else value
         return _json(value) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can say again."""
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
 def _json(value: Any) -> str:

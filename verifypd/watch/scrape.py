@@ -73,7 +73,8 @@ class Scraper:
     async def frame(self, name: str) -> dict[str, Any]:
         """A frame of the dashboard: all its figures, and nothing of what only our engine tells."""
         metrics = await self.read()
-        server = {"version": None, "model": name, "ready": True, "epoch": 1, "drafter": metrics.get(DRAFTS)}
+        ready = metrics.get("verifypd:engine_up", 1.0) > 0.0  # others do not say
+        server = {"version": None, "model": name, "ready": ready, "epoch": 1, "drafter": metrics.get(DRAFTS)}
         return {
             "time": time.monotonic(),
             "server": server,

@@ -24,7 +24,11 @@ export function number(value) {
 }
 
 /** The same without zeros at the end, for axes. */
-export const short = (value) => (number(value).includes(".") ? number(value).replace(/\.?0+(M?)$/, "$1") : number(value));
+export function short(value) {
+  if (known(value) && value && Math.abs(value) < 0.01) return String(+value.toPrecision(2));
+  return number(value).includes(".") ? number(value).replace(/\.?0+(M?)$/, "$1") : number(value);
+}
+
 export const percent = (share) => (known(share) ? `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)} %` : "–");
 
 /** Milliseconds, or seconds where they are many. */

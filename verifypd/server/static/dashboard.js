@@ -11,6 +11,7 @@ const MODE = document.documentElement.dataset.mode || "live"; // "arm": one of s
 const FRAMED = window.parent !== window; // a part of another page
 const SILENCE = 5000; // ms without a frame after which the connection is given up
 const LANES = ["prefill", "decode", "verify"];
+const NOT_UP = "the engine is not up";
 const NAMES = { waiting: "waiting", prefill: "prefill", decode: "draft", verify: "verify" };
 const SINCE = [
   ["Tokens written", "vllm:generation_tokens_total"],
@@ -97,10 +98,10 @@ function drawTiles(frame) {
   const good = growth(frame, "verifypd:requests_within_slo_total", SPREAD);
   const { slo_ttft: first, slo_tpot: each } = frame.server;
   const targets = `first token ${known(first) ? duration(first) : "any"}, then ${known(each) ? duration(each) : "any"} each`;
-  say($("t-good-sub"), ended ? `${percent(good / ended)} within ${targets}` : `targets: ${targets}`);
-  say($("t-running"), number(m["vllm:num_requests_running"]).replace(/\.00?$|\.0$/, ""));
+  say($("t-good-sub"), ended ? `of the last ${SPREAD} s ${percent(good / ended)} within ${targets}` : `targets: ${targets}`);
+  say($("t-running"), frame.server.ready ? number(m["vllm:num_requests_running"]).replace(/\.00?$|\.0$/, "") : "–");
   say($("t-slots"), known(frame.server.slots) ? `of ${frame.server.slots} slots` : "");
-  say($("t-waiting"), `${whole.format(m["vllm:num_requests_waiting"] || 0)} wait for a slot`);
+  say($("t-waiting"), frame.server.ready ? `${whole.format(m["vllm:num_requests_waiting"] || 0)} wait for a slot` : NOT_UP);
   say($("t-gain"), known(d.gain) ? `×${d.gain.toFixed(2)}` : "–");
   say($("t-gain-sub"), known(d.perPass) ? `${d.perPass.toFixed(2)} tokens a pass${known(d.stretch) ? `, ×${d.stretch.toFixed(2)} its cost` : ""}` : "nothing decodes now");
   const drafted = growth(frame, "vllm:spec_decode_num_draft_tokens_total", LONG);
@@ -114,8 +115,15 @@ const dots = new Map(); // request number -> element
 function drawLanes(frame) {
   const m = frame.metrics, live = frame.live;
   const steps = live.steps || [], step = steps[steps.length - 1];
+  placeDots(frame);
   for (const lane of document.querySelectorAll(".lane")) {
     const name = lane.dataset.lane, [wait, batch] = lane.querySelectorAll("[data-say]");
+    if (!frame.server.ready) {
+      say(lane.querySelector("b"), "–");
+      say(wait, NOT_UP);
+      say(batch, "");
+      continue;
+    }
     if (name === "waiting") {
       say(lane.querySelector("b"), whole.format(m["vllm:num_requests_waiting"] || 0));
       const waits = (live.waiting || []).map((each) => each[1]);
@@ -123,11 +131,10 @@ function drawLanes(frame) {
       continue;
     }
     say(lane.querySelector("b"), whole.format(m[`verifypd:lane_depth{lane="${name}"}`] || 0));
-    const quantile = (q) => duration(1e3 * m[`verifypd:lane_wait_seconds{lane="${name}",quantile="0.${q}"}`]);
+    const quantile = (q) => duration(1e3 * m[`verifypd:lane_wait_seconds{lane="${name}",quantile="0.${q}"}`] || null);
     say(wait, `wait p50 ${quantile(50)}, p95 ${quantile(95)}`);
     say(batch, step ? `latest batch: ${batchWords(name, step)}` : "no batch yet");
   }
-  placeDots(frame);
 }
 
 function batchWords(name, [, , , , , , drafting, longest, verifying, chunk]) {
@@ -137,7 +144,7 @@ function batchWords(name, [, , , , , , drafting, longest, verifying, chunk]) {
 }
 
 function placeDots(frame) {
-  const holder = $("dots"), origin = holder.getBoundingClientRect(), live = frame.live;
+  const holder = $("dots"), origin = holder.getBoundingClientRect(), live = frame.server.ready ? frame.live : {};
   const places = (live.waiting || []).map(([order]) => [order, "waiting", 0]);
   for (const [order, lane, carried] of live.requests || []) places.push([order, LANES[lane], carried]);
   const pens = {};
@@ -187,7 +194,8 @@ function drawLatency(frame) {
   const shown = first < 0 ? [] : spread.slice(Math.max(0, first - 1), Math.min(spread.length, last + 2));
   spreadLabels = shown.map(({ bound }) => (bound === Infinity ? "more" : String(+(1e3 * bound).toPrecision(3))));
   charts["c-spread"].draw([shown.map((_, i) => i), shown.map((bucket) => bucket.count)]);
-  say($("spread-note"), `${about.text} Of the last two minutes, ${about.of} by bucket.`);
+  const span = Math.round(now - base(frame, WINDOW).at);
+  say($("spread-note"), `${about.text} Of the last ${span < WINDOW ? `${span} s` : "two minutes"}, ${about.of} by bucket.`);
 }
 
 function drawSteps(frame) {
@@ -297,15 +305,17 @@ function drawMemory(frame) {
     const match = /^verifypd:kv_blocks\{pool="([^"]*)",state="([^"]*)"\}$/.exec(key);
     if (match) (found[match[1]] = found[match[1]] || {})[match[2]] = frame.metrics[key];
   }
-  const holder = $("pools"), names = Object.keys(found);
+  const holder = $("pools"), names = frame.server.ready ? Object.keys(found) : [];
+  if (holder.firstChild?.tagName === "P") holder.replaceChildren();
   while (holder.children.length > Math.max(1, names.length)) holder.lastChild.remove();
   names.forEach((name, i) => {
     const { used = 0, cached = 0, free = 0 } = found[name], total = used + cached + free || 1;
     const row = holder.children[i] || holder.appendChild(bar());
     fill(row, `${name === "draft" ? "Draft model" : "Verifier"}: ${whole.format(used)} of ${whole.format(used + cached + free)} blocks in use (${percent(used / total)}), ${whole.format(cached)} kept for prefixes (hatched)`, [["used", used / total], ["cached", cached / total]]);
   });
+  if (!frame.server.ready) holder.replaceChildren(make("p", NOT_UP, "quiet"));
   const usage = frame.metrics["vllm:kv_cache_usage_perc"];
-  if (!names.length && known(usage)) fill(holder.children[0] || holder.appendChild(bar()), `${percent(usage)} of the KV cache in use`, [["used", usage]]);
+  if (frame.server.ready && !names.length && known(usage)) fill(holder.children[0] || holder.appendChild(bar()), `${percent(usage)} of the KV cache in use`, [["used", usage]]);
   const hits = frame.metrics["vllm:prefix_cache_hits_total"] || 0, asked = frame.metrics["vllm:prefix_cache_queries_total"] || 0;
   say($("prefix"), asked ? `${whole.format(hits)} of ${whole.format(asked)} prompt tokens were found there (${percent(hits / asked)}).` : "No prompt has been looked up yet.");
 }
@@ -396,7 +406,7 @@ function status(state, text) {
 function take(frame) {
   const { server } = remember(frame);
   if (server.draining) status("down", "Shutting down");
-  else if (!server.ready) status("down", server.lost ? "The engine is gone" : "The engine is starting");
+  else if (!server.ready) status("down", server.lost ? "The engine is gone" : server.epoch ? "The engine stopped; it is being started again" : "The engine is starting");
   else status("live", "Live");
   draw();
 }

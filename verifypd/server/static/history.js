@@ -56,7 +56,7 @@ export function makeHistory() {
 
   function rate(frame, name, seconds) {
     const passed = frame.at - base(frame, seconds).at;
-    return passed > 0.1 ? growth(frame, name, seconds) / passed : null;
+    return passed >= seconds / 2 ? growth(frame, name, seconds) / passed : null;
   }
 
   /** Buckets of a histogram over the last `seconds`: [{bound, count}], by rising bound, not cumulative. */

@@ -51,7 +51,7 @@ class Written {
   tell(begun, spec) {
     const ms = this.first === null ? null : this.first - begun;
     const drafts = spec && spec.num_spec_steps ? `, ${spec.num_accepted_draft_tokens} of ${spec.num_draft_tokens} draft tokens stood` : "";
-    say(this.stats, `${this.tokens} tokens, first after ${duration(ms)}, then ${number(this.speed)} tokens/s${drafts}`);
+    say(this.stats, `${this.tokens} token${this.tokens === 1 ? "" : "s"}, first after ${duration(ms)}, then ${number(this.speed)} tokens/s${drafts}`);
   }
 }
 
@@ -153,8 +153,9 @@ export function startPlayground(server) {
     fail("");
     say($("play-verdict"), "");
     arms.forEach((arm) => arm.clear());
-    $("p-run").disabled = true;
     $("p-stop").disabled = false;
+    if (document.activeElement === $("p-run")) $("p-stop").focus();
+    $("p-run").disabled = true;
     try {
       const runs = form.race ? [true, false] : [true];
       const starts = runs.map((drafts, i) => () => stream(arms[i], form, body(form, seed, drafts)));
@@ -167,6 +168,7 @@ export function startPlayground(server) {
     } finally {
       stop = null;
       $("p-run").disabled = false;
+      if (document.activeElement === $("p-stop")) $("p-run").focus();
       $("p-stop").disabled = true;
     }
   }
