@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -52,17 +51,3 @@ class AgainstDense:
             error = (out[row].double() - expected.double()).norm() / expected.double().norm()
             assert error < self.error[out.dtype], (row, float(error))
         return out
-
-
-def replayed(layers: Callable[[], Tensor]) -> Tensor:
-    """What layers give, and give again and again when they are captured."""
-    expected = layers().clone()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = layers()
-    for _ in range(20):
-        found.zero_()
-        graph.replay()
-        assert torch.equal(found, expected)
-    return expected

@@ -10,9 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.attention.on_gpu import CUDA, AgainstDense, replayed
+from tests.attention.on_gpu import CUDA, AgainstDense
 from tests.attention.test_backends import make_case
 from tests.attention.test_triton import on_device
+from tests.graphs import replayed
 from verifypd.attention import chunks, tiling
 from verifypd.attention.triton import TritonAttention
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.attention.on_gpu import CUDA, AgainstDense, replayed
+from tests.attention.on_gpu import CUDA, AgainstDense
 from tests.attention.test_backends import make_case
 from tests.attention.test_triton import on_device
+from tests.graphs import replayed
 from tests.kernels.structures import in_python, in_source
 from verifypd.attention import arguments, short, tiling
 from verifypd.attention.triton import TritonAttention

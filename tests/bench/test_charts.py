@@ -109,6 +109,13 @@ def test_stacked_bars_stand_on_each_other() -> None:
     assert "nan" not in drawn and len(heights) == 2
 
 
+def test_a_bar_of_nothing_says_so() -> None:
+    drawn = svg.draw(
+        Chart("x", "T", "", "s", (Series("a", (0.0, 1.0, 2.0), (0.0, 3.0, math.nan)),), "bars", ("p", "q", "r"))
+    )
+    assert drawn.count(">0</text>") == 2 and drawn.count(">–</text>") == 1  # one 0 is the axis's
+
+
 def test_acceptance_is_of_the_drafts_that_had_the_place() -> None:
     """One draft in ten has a second token, and half of those stand; of a third there are too few to say."""
     data = found()

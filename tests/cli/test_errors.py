@@ -33,6 +33,7 @@ from verifypd.errors import ModelError
         ["generate", "-", "-"],
         ["generate", "five", "--token-ids"],
         ["chat", "--n", "2"],
+        ["pull", ""],
     ],
 )
 def test_bad_input_is_one_line_and_code_2(llm, capsys, args):
@@ -75,6 +76,12 @@ from verifypd.cli import flags, running
 running.load = Speller("x\\n" * 100_000)
 sys.exit(cli.main(["generate", "x"]))
 """
+
+
+def test_a_full_disk_is_one_line():
+    command = f"{sys.executable} -m verifypd models > /dev/full"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
 
 
 def test_closed_pipe_is_quiet():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.graphs import replayed
 from tests.kernels.structures import in_python, in_source
 from verifypd.kernels import nvrtc, skinny
 from verifypd.kernels.base import Normed, Rows, whole
@@ -212,15 +213,7 @@ class TestOnAGpu:
                 rows, stream = skinny.PRODUCTS.linear_add_norm(rows, weight, None, stream, norm, 1e-5, False)
             return stream
 
-        expected = chain()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = chain()
-        for _ in range(20):
-            found.zero_()
-            graph.replay()
-            assert torch.equal(found, expected)
+        replayed(chain)
 
     def test_what_does_not_compile_says_why(self) -> None:
         with pytest.raises(nvrtc.NvrtcError, match=r"(?s)broken\.cu did not compile.*error"):

@@ -44,6 +44,8 @@ def test_refuses_when_one_request_does_not_fit_and_the_advice_works() -> None:
     assert "\n" not in message and "100 tokens" in message
     advised = message.split("--kv-memory ")[1].split()[0]
     assert plan(kv_bytes=parse_bytes(advised)).blocks >= 8
+    with pytest.raises(MemoryBudgetError, match="or less with a smaller --max-model-len"):
+        plan(kv_bytes=10)
     shorter = int(message.split("--max-model-len ")[1])
     assert plan(kv_bytes=5_000, max_model_len=shorter, request_tokens=shorter + 10).blocks == 5
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import socketserver
 import threading
@@ -22,6 +24,14 @@ pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.slow, NEEDS]
 
 MARKUP = "<img src=x onerror=window.hacked=1><script>window.hacked=2</script>"
 DRAWN = ["c-tokens", "c-steps", "c-length", "c-position", "c-context", "c-device"]
+
+
+NOTHING_OF_NOW = """
+document.getElementById("status").textContent.startsWith("The engine stopped")
+&& [...document.querySelectorAll(".lane b, #t-running")].every((each) => each.textContent === "–")
+&& !document.querySelector(".dot:not(.left)")
+&& ["t-waiting", "pools"].every((id) => document.getElementById(id).textContent === "the engine is not up")
+"""
 
 
 @pytest.fixture
@@ -167,6 +177,8 @@ def test_a_key_a_name_full_of_markup_and_a_restart(
         assert page.input_value("#key") == "" and "secret" not in page.content()
         assert page.evaluate("localStorage.length + sessionStorage.length") == 0 and page.context.cookies() == []
         assert all("secret" not in url for url in watched.requests)
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        watched.until(NOTHING_OF_NOW)
     watched.state("down")
     unexpected = [error for error in watched.errors if "Failed to load resource" not in error]
     assert unexpected == [], "what a browser says of refused requests is not the page's"

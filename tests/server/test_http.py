@@ -206,6 +206,7 @@ def test_the_documentation_needs_no_other_host(tokenizer: Tokenizer) -> None:
     assert re.findall(r"(?:src|href)=\"([^\"]*)\"", answer.text) == ["data:,", "openapi.json"]
     assert all(f" {path}<" in answer.text for path in document["paths"])
     assert "continue_final_message" in answer.text and "number ≥ 0 ≤ 100" in answer.text
+    assert "<code>StructuredOutputs</code></summary>" in answer.text and "integer ≥ -1 &lt; 2147483648" in answer.text
 
 
 def test_a_server_that_ends_while_it_loads_leaves_nothing_behind(

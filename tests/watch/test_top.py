@@ -11,7 +11,7 @@ import pytest
 from verifypd.bench.client import Address, Client
 from verifypd.cli import main
 from verifypd.watch.essentials import lines, percentiles
-from verifypd.watch.scrape import as_ours, by_label, samples
+from verifypd.watch.scrape import Samples, Scraper, as_ours, by_label, samples
 
 TEXT = r"""# HELP vllm:x Something.
 # TYPE vllm:x counter
@@ -37,6 +37,17 @@ def test_samples_are_read_and_named_as_ours() -> None:
     assert ours['verifypd:inter_token_latency_seconds_bucket{le="0.1"}'] == 2
     assert ours["vllm:kv_cache_usage_perc"] == 0.5
     assert as_ours({'verifypd:calls_total{outcome="ok"}': 2.0}) == {'verifypd:calls_total{outcome="ok"}': 2.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "ready"), [({}, True), ({"verifypd:engine_up": 1.0}, True), ({"verifypd:engine_up": 0.0}, False)]
+)
+def test_a_server_without_its_engine_is_not_ready(told: Samples, ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(self: Scraper) -> Samples:
+        return told
+
+    monkeypatch.setattr(Scraper, "read", read)
+    assert asyncio.run(Scraper("http://127.0.0.1:1").frame("m"))["server"]["ready"] is ready
 
 
 def test_percentiles_are_prometheus_s() -> None:

@@ -98,9 +98,7 @@ class Folder:
         self.head: dict[str, Any] = {}
         if (path / "run.json").exists():
             self.head = _read(path / "run.json")
-            if lacking := [
-                name for name in ("scenarios", "arms", "seeds", "sittings", "targets") if name not in self.head
-            ]:
+            if lacking := [name for name in PLAN if name not in self.head]:
                 raise ConfigError(f"{path / 'run.json'} is none of a benchmark's: it has no {lacking[0]}")
 
     def begin(self, plan: dict[str, Any], sitting: dict[str, Any] | None) -> None:

@@ -6,7 +6,7 @@ import heapq
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -108,8 +108,8 @@ class LLM:
         Special tokens spelt out in messages, tools and template variables are text: who is quoted there cannot end a
         turn. special_tokens_in_content: they act as such.
         """
-        conversations: Any = messages if isinstance(messages, str | Mapping) else _listed(messages)
-        if isinstance(conversations, str | Mapping) or (conversations and isinstance(conversations[0], Mapping)):
+        conversations = _listed(messages)
+        if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         prompts = [
             self._chat_ids(c, add_generation_prompt, special_tokens_in_content, **template_arguments)
@@ -246,8 +246,8 @@ class LLM:
         return self.get_tokenizer().encode_chat(chat)
 
     def _chat_text(self, messages: Sequence[Message], generate: bool, special: bool, **arguments: Any) -> ChatText:
-        given = [] if isinstance(messages, str | Mapping) else _listed(messages)
-        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in given):
+        given = _listed(messages)
+        if not all(isinstance(message, Mapping) for message in given):
             raise RequestError(MESSAGES, param="messages")
         tokenizer, plain = self.get_tokenizer(), [dict(message) for message in given]
         if special:
@@ -291,7 +291,7 @@ class LLM:
     def _step(self) -> None:
         """One engine step, and the text that came of it."""
         with self._lock:
-            if self._jobs or self.engine.busy:  # another thread's step may have ended all
+            if self.engine.busy:  # another thread's step may have ended all
                 self._advance()
 
     def _advance(self) -> None:
@@ -413,10 +413,9 @@ def _added(a: list[int], b: list[int]) -> list[int]:
 
 def _listed(messages: Any) -> list[Any]:
     """Messages, or conversations, that may come from an iterator."""
-    try:
-        return list(messages)
-    except TypeError:
-        raise RequestError(MESSAGES, param="messages") from None
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise RequestError(MESSAGES, param="messages")
+    return list(messages)
 
 
 def _token_ids(value: Any) -> list[int]:
